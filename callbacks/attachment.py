@@ -251,7 +251,7 @@ class Attachment:
             self._loader,
             batches,
             places,
-            self._measured_s,
+            lambda: [] if self.ending.session is None else self.ending.session.measured_s(),
         )
         forward = ForwardTraffic()
         return Instruments(
@@ -279,8 +279,7 @@ class Attachment:
 
     @property
     def _together(self) -> bool:
-        """Whether there are other ranks, and the marks are on the machine's own clock, on which collectives are
-        recorded."""
+        """Whether there are other ranks, and the marks are on the clock of their flight recorders."""
         return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
@@ -319,9 +318,6 @@ class Attachment:
             return RanksWatch(arrivals, rank, wrapped)
         waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
         return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
-
-    def _measured_s(self) -> list[float]:
-        return [] if self.ending.session is None else self.ending.session.measured_s()
 
     def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part

@@ -88,8 +88,7 @@ class Collector:
             self._copy = _kept(on_host, batch)
 
     def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
-        """Return what was ``measured`` with what Trainer and machine say at once. What they cannot say becomes a
-        note."""
+        """Return what was ``measured``, with what Trainer and machine say; what they cannot say becomes a note."""
         trainer, options, notes = self.trainer, self.options, list(measured.notes)
         self._machine = {
             **self._machine,
@@ -196,8 +195,7 @@ def _multiplied(evidence: Evidence, device: torch.device) -> list[str]:
 
 
 def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
-    """Return the note that a trace of ``device`` shows the host alone; empty where it shows the device, or there is
-    none."""
+    """Return the note that a trace of ``device`` shows the host alone; empty where that is not so."""
     if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
         return []
     driver = f"the driver of this {device.type} device does not permit profiling"

@@ -34,7 +34,7 @@ class Measured:
     rows: Sequence[StepRow]
     steps_planned: Mapping[str, int]
     batch_counts: Sequence[Sequence[BatchCount]] = ()
-    """Of each rank, the steps at which batches or samples of a step change."""
+    """Steps at which a rank's batches or samples of a step change, for each rank."""
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     device_idle: float | None = None

@@ -73,8 +73,7 @@ def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batc
 
 
 def _clip_bytes(trainer: Trainer, gradients: int | None) -> int | None:
-    """Return the bytes that clipping moves. The loop always calls the hook: without a limit Lightning's own does
-    nothing, and what an overridden one does is unknown."""
+    """Return the bytes that clipping moves; None where an overridden hook decides without the Trainer's limit."""
     if trainer.gradient_clip_val:
         return gradients
     return None if overrides(trainer.lightning_module, "configure_gradient_clipping") else 0

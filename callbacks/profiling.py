@@ -89,8 +89,7 @@ class TrainingProfiler(Callback):
         self._last: Ending | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options alone: a copy, or a pickle, can profile a run of its own and knows nothing of this
-        one's."""
+        """Return the options alone: a copy or a pickle can profile a run of its own, and knows nothing of this one."""
         return {"_options": self._options, "_run": None, "_last": None}
 
     @property
@@ -270,5 +269,7 @@ def _pass_over(signum: int, frame: object) -> None:
 
 
 _NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")
-"""Attributes of a profiler that is done: it stays in the user's list of callbacks, and Lightning skips hooks that are
-None. ``on_exception`` stays, because writing the record may be interrupted."""
+"""Hooks of a profiler that is done, as None, which Lightning skips: it stays in the user's list of callbacks.
+
+``on_exception`` stays, because writing the record may be interrupted.
+"""

@@ -26,8 +26,7 @@ _KEEP_NS = 1_000_000_000
 """Nanoseconds between two writes of rows, and two draws of progress: a killed process loses no more."""
 
 _APART_NS = 5_000_000
-"""Least nanoseconds between two readings of memory and counters. A reading takes some ten microseconds, so it stays
-within a few thousandths of the time; steps that are shorter share one."""
+"""Least nanoseconds between two readings of memory and counters, which take some ten microseconds each."""
 
 _NAMED = 3
 """Number of recompilations that a note names."""
@@ -90,8 +89,7 @@ class Session:
         self._begin_stage()
 
     def step_ended(self) -> int:
-        """Keep the step that ended, begin the next stage if it was its stage's last, and return how many steps are
-        left."""
+        """Keep the step that ended, begin the next stage where this one is over, and return how many steps are left."""
         schedule = self.schedule
         stage = schedule.stage
         assert stage is not None
@@ -221,8 +219,7 @@ class Session:
             self._read(self._pending.popleft(), finished.popleft())
 
     def _read_all(self) -> None:
-        """Wait for the device, once, and read all marks; where the device is dead, the host's times are what is
-        left."""
+        """Wait for the device, and read all marks; only the host's where the device is dead."""
         alive = True
         if self.stream is not None:
             try:

@@ -73,8 +73,7 @@ class StoppingRule:
         self.look_at = sys.maxsize if self.options.until_ci is None else 1
 
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
-        """Return whether ``steps`` measured steps are enough; ``step_s`` are their seconds, as far as they are
-        known."""
+        """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds."""
         assert self.options.until_ci is not None
         known = known_to(step_s) if len(step_s) >= FEWEST_STEPS else None
         self._enough = known is not None and known <= self.options.until_ci
@@ -86,8 +85,7 @@ class StoppingRule:
         return self._take_answer(steps, more)
 
     def follow(self, steps: int) -> bool:
-        """Return whether the ranks agree that ``steps`` measured steps are enough, where this rank's instruments
-        failed."""
+        """Return whether the ranks agree that ``steps`` are enough, where this rank's instruments failed."""
         return self._over or (steps >= self.look_at and self._take_answer(steps, 0))
 
     def _take_answer(self, steps: int, more: int) -> bool:
@@ -96,8 +94,7 @@ class StoppingRule:
         return self._over
 
     def missed(self, step_s: Sequence[float]) -> list[str]:
-        """Return the note that a limit ended the measuring of ``step_s`` before they were precise enough; empty for
-        none."""
+        """Return the note that a limit ended the measuring of ``step_s`` before they were precise enough, if it did."""
         if self._enough or self.options.until_ci is None:
             return []
         width = known_to(step_s)

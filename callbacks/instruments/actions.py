@@ -51,8 +51,7 @@ _LIGHTNINGS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
 _EMPTY: Owner = (LIGHTNING, "empty hooks")
 _LOGGED: Owner = (LIGHTNING, "logged metrics")
 _CONNECTOR = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "update_eval_step_metrics")
-"""Methods that collect what ``self.log`` was given: Lightning computes metrics there, and sends them from rank to
-rank."""
+"""Methods in which Lightning computes the metrics that ``self.log`` was given, and sends them between ranks."""
 
 
 @dataclass(eq=False)

@@ -18,10 +18,10 @@ STEPS = 6
 
 
 def steps_of_stage(device_type: str, ddp: bool) -> int:
-    """Return how many steps the ``collectives`` stage has.
+    """Return how many steps the ``collectives`` stage has: first those for NCCL's durations, then those for DDP's
+    reducer.
 
-    On CUDA it begins with steps for NCCL's own durations. Under DDP steps for its reducer follow: to read that waits
-    for the device, which would disturb the former.
+    Reading the reducer waits for the device, which would disturb the former.
     """
     return STEPS * (device_type == "cuda") + STEPS * ddp
 

@@ -64,8 +64,7 @@ class DelayedLoader:
         return collate.delays if isinstance(collate, DelayedCollate) else None
 
     def why_not(self, held_s: float) -> str | None:
-        """Return why the workers cannot be delayed and held for ``held_s`` in all; None where they can, or there are
-        none."""
+        """Return why the workers cannot be delayed, and held for ``held_s`` in all; None if there is no reason."""
         loader = self._loader
         if self.is_on_host:
             return None

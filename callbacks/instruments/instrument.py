@@ -114,6 +114,5 @@ class Instruments:
             instrument.part.run(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
-        """Return what they know, by the names of the fields of ``Measured``; of one that failed, what it knew by
-        then."""
+        """Return what all of them know by now, by the names of the fields of ``Measured``."""
         return {name: value for instrument in self._all for name, value in instrument.facts.items()}

@@ -1,5 +1,4 @@
-"""Keeps what this rank did in each measured step, and when it came to each collective: that tells who waits for
-whom."""
+"""Keeps each rank's phases and collectives in the measured steps, which tell who waits for whom."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class RanksWatch:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
     def _told_apart(self, timeline: RankTimeline, arrivals: Arrivals) -> RankTimeline | None:
-        """Return ``timeline`` with DDP's buckets told apart from other calls amid backward; None where that is
-        impossible."""
+        """Return ``timeline`` with DDP's buckets told apart from other calls amid backward; None if they cannot be."""
         buckets = bucket_bytes(self.wrapped())
         if buckets is None:
             return timeline

@@ -94,8 +94,7 @@ def without_data(batch: Any) -> Any:
 
 
 def on_meta(value: Any) -> Any:
-    """Return a copy of a module or a batch whose tensors have no data; raises UncopyableError where there can be
-    none."""
+    """Return a copy of a module or a batch whose tensors have no data; raises UncopyableError."""
     return ModuleCopy(partial(shape_of, device=META), META)(value)
 
 

@@ -22,8 +22,7 @@ from lm_profiler.measure.collectives.streams import StreamWaits
 
 
 class _Stood(NamedTuple):
-    """A wait of the computing stream: when the host asked for it, from when until when it was, and as which call it
-    counts."""
+    """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
 
     at_ns: int
     since_ns: int
@@ -108,8 +107,7 @@ class StreamRanksWatch(RanksWatch):
         drain_timed(arrivals)
 
     def _stands(self, step: int, marks: StepMarks, begins: int) -> list[_Stood]:
-        """Return the computing stream's waits in ``step``, which begins there at ``begins``; none where one is
-        unreadable."""
+        """Return the computing stream's waits in ``step``, which begins at ``begins``; none if one is unreadable."""
         if self.stream is None or self.waits is None:
             return []
         within = [each for each in self.waits.stands if marks.host_ns[0] <= each.at_ns < marks.host_ns[-1]]

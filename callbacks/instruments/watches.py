@@ -85,8 +85,7 @@ def loader_watch(trainer: Trainer) -> Watch:
 
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
-    """Return the iterators that the loop takes batches from (Lightning 2.6: FitLoop, CombinedLoader); none before it
-    has made them."""
+    """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), as far as there are any."""
     fetcher = FETCHER.of(trainer.fit_loop)
     combined = None if fetcher is None else COMBINED.of(fetcher.combined_loader)
     return [] if combined is None else combined.iterators

@@ -95,8 +95,7 @@ class Samples:
 
 
 def _paths_to_rows(batch: Any, combined: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each loader's part, the path to a tensor whose rows are the samples; none where the part has a
-    count."""
+    """Yield the path to a tensor whose rows are the samples, in each part that does not give its own count."""
     if combined:
         parts = list(batch.items() if isinstance(batch, Mapping) else enumerate(batch))
         paths = [[(key, *path) for path in _paths_to_rows(part, combined=False)] for key, part in parts]

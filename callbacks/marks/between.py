@@ -20,8 +20,7 @@ class Passed(NamedTuple):
 
 
 def outside_of(step: StepMarks, last_ns: int | None) -> list[tuple[int, int]]:
-    """Return the spans in which the loop was in no step: since ``last_ns``, the end of the step before, and amid this
-    one."""
+    """Return the spans in which the loop was in no step: since ``last_ns``, where the last one ended, and amid this."""
     ends = [*step.host_ns[1:], step.host_ns[-1]]
     spans = [(begin, end) for code, begin, end in zip(step.codes, step.host_ns, ends, strict=True) if code == OUTSIDE]
     return [*([] if last_ns is None else [(last_ns, step.host_ns[0])]), *spans]

@@ -1,7 +1,6 @@
 """Divides the time of ``other`` among the loop's actions, which run inside each other.
 
-The time is cut at the timeline's own marks, so the shares add up to ``other``. Beside it stands what the training
-thread did in each phase: it ran, waited, or had no CPU.
+It is cut at the timeline's own marks, so the shares add up. Beside it stands for how long the thread ran in each phase.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import NameMissing, missing
 
 _DRY = 1000
-"""Batches in a row without a step, as a multiple of those that a step is made of, after which the loop is ended: its
-loader has nothing to train on."""
+"""Batches in a row without a step, times those of a step, that show that a loader has nothing to train on."""
 
 
 class PhaseProfiler(Profiler):

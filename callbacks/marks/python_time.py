@@ -17,8 +17,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import PythonTime
 
 MOST_EVENTS = 200_000
-"""Most calls and returns that are followed. Each costs one or two microseconds, so a step takes at most 0.4 s
-longer."""
+"""Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer."""
 
 _KEPT = 16
 """Most lines in the result."""
@@ -146,8 +145,7 @@ _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 def package_of(file: str) -> str:
-    """Return whether ``file`` is Python's, torch's, Lightning's, numpy's or ours; empty for the program that is
-    profiled."""
+    """Return the package or library of ``file``; empty for the program that is profiled."""
     path = Path(file).as_posix()
     if any(folder in path for folder in _PROGRAMS):
         return ""
@@ -167,8 +165,7 @@ def _line_of(frame: FrameType) -> Line:
 
 
 def _name_of(function: Any) -> str:
-    """Return a C function's name like ``time.sleep``; ``torch`` for operators and tensor methods, empty for
-    builtins."""
+    """Return ``torch`` for operators and tensor methods, a name like ``time.sleep``, or nothing for builtins."""
     owner = getattr(function, "__self__", None)
     module = getattr(function, "__module__", None) or getattr(type(owner), "__module__", "") or ""
     if "torch" in (module.partition(".")[0], type(owner).__module__.partition(".")[0]):

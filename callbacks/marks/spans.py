@@ -15,8 +15,7 @@ Marked = AbstractContextManager[None]
 
 
 class Nothing(AbstractContextManager[None]):
-    """A context that does nothing, some thirty times a step. Built-in methods cost a tenth of Python functions
-    there."""
+    """A context that does nothing, some thirty times a step: built-in methods cost a tenth of Python functions."""
 
     __enter__ = staticmethod("".format)  # type: ignore[assignment]
     __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
@@ -87,8 +86,7 @@ class Saved(Nothing):
 
 @dataclass(eq=False)
 class Died(Nothing):
-    """Another callback's ``on_exception``. Where that raises, ours is never called, so ``told`` gets the run's error
-    here."""
+    """Another callback's ``on_exception``. Where that raises, ours is not called, and ``told`` gets the error here."""
 
     told: Callable[[BaseException], object]
 
@@ -134,8 +132,10 @@ class OptimizerStep(Nothing):
 
 @dataclass(eq=False)
 class Epoch(Nothing):
-    """An epoch of the training loop. Where it is cut, StopIteration is raised at its end: the loop takes that for the
-    end of training, and skips its own work at the end of an epoch."""
+    """An epoch of the training loop.
+
+    Where it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
+    """
 
     loop: Loop
     part: Guard

@@ -39,8 +39,7 @@ _PATIENCE_S = 8.0
 """Seconds to wait for how the other ranks ended, where a watchdog ends those that are stuck: it needs less."""
 
 _UNKEPT_S = 2.0
-"""Seconds to wait where nothing ends ranks that are stuck. Enough where this rank's end followed from another's: the
-other told of its own before."""
+"""Seconds to wait where nothing ends ranks that are stuck: the rank whose end came first has told of it by now."""
 
 
 @dataclass(eq=False)

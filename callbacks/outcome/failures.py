@@ -33,8 +33,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
-    """Return the phase in which the run died after ``steps`` steps: ``setup`` before the first one, ``other`` in
-    none."""
+    """Return the phase in which the run died after ``steps`` steps: also ``setup``, and ``other`` between phases."""
     known = timeline.reading()
     if steps == 0 and not known.running:
         return "setup"
@@ -47,8 +46,7 @@ def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
 
 
 def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device | None = None) -> Failure:
-    """Return the failure for the record; where ``device`` ran out of memory, with the cause as far as the error tells
-    it."""
+    """Return the failure for the record, with the cause where ``device`` ran out of memory."""
     return Failure(
         phase=phase,
         step=step if phase != "setup" else None,

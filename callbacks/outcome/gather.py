@@ -41,8 +41,7 @@ _NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 """Matches a note of another rank than the first, as ``Attachment.tell`` writes it."""
 
 _RUNS = count()
-"""Numbers the runs of this process. Every rank begins the same runs in the same order, so a number names the same run
-on all of them."""
+"""Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree."""
 
 Value = TypeVar("Value", str, int)
 
@@ -118,8 +117,7 @@ class Exchange:
         return value
 
     def gather(self, measured: Measured) -> Measured:
-        """Return on rank 0 what all ranks measured, with a note on those that sent nothing in time; elsewhere
-        ``measured``."""
+        """Return what all ranks measured, with a note on silent ones; on other ranks than the first, ``measured``."""
         if self.store is None:
             return measured
         if self.rank > 0:
@@ -147,8 +145,7 @@ class Exchange:
         return "/".join(("lm_profiler", str(self._run), *map(str, what)))
 
     def _send(self, key: str, content: bytes) -> None:
-        """Send ``content`` in pieces that the store takes. Their number comes last: whoever reads it finds all of
-        them."""
+        """Send ``content`` in pieces. Their number comes last: whoever reads it finds all of them."""
         pieces = [content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)]
         for number, piece in enumerate(pieces):
             self.store.set(f"{key}/{number}", piece)
@@ -222,8 +219,7 @@ def with_clocks(timelines: Sequence[RankTimeline], clocks: ClockComparison) -> t
 
 
 def _said_once(notes: Iterable[str]) -> list[str]:
-    """Return ``notes`` with those that several ranks wrote made one. Only other ranks than the first name
-    themselves."""
+    """Return ``notes``, each once, with the ranks that wrote it. Rank 0 alone does not name itself in a note."""
     saying: dict[str, set[int]] = {}
     for note in notes:
         named = _NOTE_OF_RANK.fullmatch(note)

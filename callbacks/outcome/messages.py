@@ -16,8 +16,7 @@ from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import StepTable
 
 MOST_BYTES = 256 * 1024**2
-"""Most that one rank sends, which is about a million steps. The steps of a rank that has more are read from its
-file."""
+"""Most bytes that a rank sends: about a million steps. Those of a rank with more are read from its file."""
 
 
 class _Message(BaseModel):

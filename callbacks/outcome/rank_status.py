@@ -112,8 +112,7 @@ class RankStatus:
             self.exchange.store.set(self._key("over"), str(self.exchange.rank))
 
     def is_over(self, store: Any) -> bool:
-        """Return whether another rank has ended, or rank 0 is gone with its store; ``store`` is a connection of the
-        caller's."""
+        """Return whether another rank has ended, or rank 0 is gone, by the caller's own connection to the store."""
         try:
             return bool(store.check([self._key("over")]))
         except Exception:
@@ -128,8 +127,7 @@ class RankStatus:
         return True
 
     def others(self, folder: Path | None, patience_s: float) -> tuple[dict[int, RankEnd], list[int]]:
-        """Return how the other ranks ended, as far as they tell within ``patience_s``, and the ranks that tell
-        nothing."""
+        """Return how other ranks ended, as far as they tell within ``patience_s``, and the ranks that do not."""
         waiting = set(range(self.exchange.ranks)) - {self.exchange.rank}
         ends: dict[int, RankEnd] = {}
         until = self.clock() + patience_s
@@ -151,7 +149,7 @@ class RankStatus:
         return any(self.codes().values())
 
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
-        """Return the end that ended the run: the earliest that followed from no other; else who is gone; else who is
+        """Return the end that caused the others: the first that followed from none, or of a rank that is gone or
         late."""
         # Clocks of machines differ, so an end that followed is left out whatever its time.
         first = cause_of([own, *ends.values()])

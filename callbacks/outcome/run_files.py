@@ -1,5 +1,4 @@
-"""Writes the files of a run, and finds the folder for them: beside the user's checkpoints and logs, never among
-them."""
+"""Writes the files of a run, and finds the folder for them, apart from the user's checkpoints and logs."""
 
 from __future__ import annotations
 

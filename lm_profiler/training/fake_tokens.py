@@ -56,8 +56,7 @@ class TokenSequences(Dataset[Batch]):
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return token ids [B, T + 1], from a counter-based generator: to seed one for each sequence would cost
-        more."""
+        """Return token ids [B, T + 1], from counters: to seed a generator for each sequence would cost more."""
         keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64)))
         counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
         bits = _splitmix64(keys[:, None] + counters[None, :])
