@@ -113,7 +113,7 @@ class Attachment:
 
     def begin(self) -> None:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
-        self.begun = True
+        self.begun = True  # first: where what follows fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
         self._too_few = self._too_few_delays()
         if self._too_few is not None and trainer.is_global_zero:
@@ -121,7 +121,7 @@ class Attachment:
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
         ending.folder = folder
         self._begin_counting()
-        self._begin_files(folder)
+        self._begin_files(folder)  # before the instruments, which may fail: a killed run shall have a record
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
@@ -138,7 +138,7 @@ class Attachment:
             tell=self.tell,
             keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
         )
-        self._stand_in(timeline, session)
+        self._replace_profiler(timeline, session)
         Guard("watching the ranks", self.tell).run(self._watch_ranks, session)
         if options.verb == "fit":
             OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
@@ -185,10 +185,10 @@ class Attachment:
 
     def leave(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
-        phases = self.phases or self._stand_in(Timeline(part=self.part), None)
+        phases = self.phases or self._replace_profiler(Timeline(part=self.part), None)
         phases.count_only()
         if self.ending.session is not None:
-            self._optimizers.close()
+            self._optimizers.close()  # its hooks would go on marking a timeline that nobody reads
             self.ending.session.instruments.discard()
         if self.ending.watch is not None:
             self.ending.watch.end()  # it would see no step end any more
@@ -289,7 +289,9 @@ class Attachment:
         timed = self._together and self.options.verb == "fit"
         steps = steps_of_stage(strategy.root_device.type, is_a(strategy, "DDPStrategy")) if timed else 0
         planned = self.options.steps(steps)
-        return planned if self._too_few is None else {of: planned[of] for of in planned if of != "whatif"}
+        if self._too_few is not None:
+            planned.pop("whatif", None)
+        return planned
 
     @property
     def _delayed(self) -> tuple[int, Sequence[str]]:
@@ -319,7 +321,7 @@ class Attachment:
         waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
         return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
 
-    def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
+    def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part
         self.phases = PhaseProfiler(
             self.trainer,

@@ -42,7 +42,7 @@ _OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
 """Profilers of Lightning's and ours that stand in the Trainer where the user chose none."""
 
 
-def _kept(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
+def _look_now(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
     """Call ``look`` on ``batch`` now, and return a function that gives its result, or raises its error, when called.
 
     A batch may be of anybody's type, and an error must not stop training.
@@ -83,9 +83,9 @@ class Collector:
     def see(self, batch: Any) -> None:
         """Remember ``batch``."""
         self.seen = True
-        self._shapes = _kept(without_data, batch)
+        self._shapes = _look_now(without_data, batch)
         if self.options.numerics.audit:
-            self._copy = _kept(on_host, batch)
+            self._copy = _look_now(on_host, batch)
 
     def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
         """Return what was ``measured``, with what Trainer and machine say; what they cannot say becomes a note."""
@@ -95,7 +95,7 @@ class Collector:
             "model": try_or_note("model", lambda: model_facts(trainer), notes),
             "environment": try_or_note("environment", self._environment, notes),
         }
-        kept = {of.name for of in fields(Evidence)} & measured.__dataclass_fields__.keys() - {"notes", "flops"}
+        kept = {each.name for each in fields(Evidence)} & measured.__dataclass_fields__.keys() - {"notes", "flops"}
         return Evidence(
             **self.launch.facts(),
             **{name: getattr(measured, name) for name in kept},
@@ -134,7 +134,7 @@ class Collector:
         known = replace(evidence, by_dtype=_by_dtype(work), work=phases, kernels=kernels, traced=traced)
         timed = any(row.stage == "measure" for row in measured.rows) and not trainer.fast_dev_run  # type: ignore[attr-defined]
         numerics, ceilings = None, dict[str, float | None]()
-        for name in _multiplied(known, device) if timed else ():
+        for name in _matmul_dtypes(known, device) if timed else ():
             factors = getattr(torch, name)
             ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
         copied = None
@@ -142,7 +142,7 @@ class Collector:
             copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
         if self.options.numerics.audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
-        batches = mean_counts(measured.batch_counts, _looked_at(measured)).batches
+        batches = mean_counts(measured.batch_counts, _counted_steps(measured)).batches
         if measured.flops.flops is None or batches is None:
             # They are those of a copy then, with all batches of a step.
             batches = batches_per_step(trainer, verb)
@@ -167,7 +167,7 @@ class Collector:
         return phase_work(trainer, work, measured.traffic, batch_bytes)
 
     def _work(self, measured: Measured, notes: list[str]) -> StepWork | None:
-        steps = len(_looked_at(measured))
+        steps = len(_counted_steps(measured))
         if not steps and (measured.steps_planned.get("memory") or not measured.steps_planned.get("trace")):
             return None  # the run ended before; or nothing but times is asked for, and another process takes seconds
         try:
@@ -187,7 +187,7 @@ def _by_dtype(work: StepWork | None) -> Counter[str]:
     return flops
 
 
-def _multiplied(evidence: Evidence, device: torch.device) -> list[str]:
+def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
     """Return torch's names of the dtypes of all matmuls: the dtype of the run, and those that were seen."""
     dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
     run = [] if dtype is None else [torch_name(dtype)]
@@ -203,7 +203,7 @@ def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[s
     return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]
 
 
-def _looked_at(measured: Measured) -> list[int]:
+def _counted_steps(measured: Measured) -> list[int]:
     """Return the steps whose work was counted."""
     return sorted({row.step for row in measured.rows if row.stage == "memory"})
 
@@ -238,6 +238,7 @@ def switches(trainer: Trainer) -> Settings:
         half_precision=units.half_precision,
         compiled=is_compiled_in(trainer.lightning_module),
         num_workers=getattr(loader, "num_workers", None),
+        # Each device of this machine has a process, whose loader has workers of its own.
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if device.type == "cuda" else None,
         fused_optimizer=_are_fused(trainer),

@@ -43,6 +43,7 @@ def phase_work(
     moved["forward"] = _forward_bytes(traffic, on_shapes, batch_bytes)
     if "clip" in moved and trainer.lightning_module.automatic_optimization:
         moved["clip"] = _clip_bytes(trainer, moved["clip"])
+    # What no single rank holds whole cannot be told from its own tensors.
     strategy = nearest(trainer.strategy)
     if strategy not in WHOLE or _is_partitioned(trainer):
         known = _FROM_SHARDS if strategy in _SHARDED else ()

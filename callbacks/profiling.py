@@ -159,6 +159,7 @@ class TrainingProfiler(Callback):
         run = Attachment(self, trainer, options, trainer.max_steps)
         if options.launch is not None and options.launch.kept:
             Guard("keeping Lightning's broadcast out of signal handlers", run.tell).run(_quiet_signals, trainer)
+        # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
         run.part = Guard("the profiler", run.tell, run.leave)
         launch = options.launch or Launch()
         ending = run.ending = Ending(trainer, options, launch, run.part, self._take_out, run.tell, run.notes)

@@ -92,7 +92,7 @@ class Session:
         """Keep the step that ended, begin the next stage where this one is over, and return how many steps are left."""
         schedule = self.schedule
         stage = schedule.stage
-        assert stage is not None
+        assert stage is not None  # no step is counted after the last stage
         self.steps += 1
         done = schedule.done + 1
         look = stage == "measure" and done >= self.stopping.look_at
@@ -126,7 +126,7 @@ class Session:
     def _look_around(self, stage: str) -> None:
         """Read memory, and in ``measure`` what else the step that has just ended suffered from."""
         memory, counters = self.instruments.memory, self.instruments.counters
-        self._peaks = UNKNOWN
+        self._peaks = UNKNOWN  # else an interrupt in the next line would leave those of an earlier step
         self._peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
         if stage == "measure":
             counters.part.run(counters.reader.read, self.steps)
@@ -238,7 +238,7 @@ class Session:
             ranks.part.run(ranks.keep, stage, step, marks)
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if alive else None
-            self.stream.release(marks.instants)
+            self.stream.release(marks.instants)  # reused, so that steps make no new events
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])

@@ -90,12 +90,12 @@ class OwnersWatch:
         observe = self.part.guard(owners.observe)
         self._undo.callback(self.timeline.unobserve, observe)
         self.timeline.observers += (observe,)
-        for thing, name, owner in self._methods():
+        for thing, name, owner in self._calls_without_action():
             # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
             with suppress(AttributeError):
                 bracket(thing, name, Owned(owners, owner), self.part, self._undo)
         self._undo.callback(profiler.surround, None)
-        profiler.surround(self._named)
+        profiler.surround(self._owned_span)
 
     def end(self, stage: str) -> None:
         if stage == "actions" and self._owners is not None:
@@ -108,7 +108,7 @@ class OwnersWatch:
     def discard(self) -> None:
         self._undo.close()
 
-    def _named(self, action_name: str, span: Marked) -> Marked:
+    def _owned_span(self, action_name: str, span: Marked) -> Marked:
         if isinstance(span, (Epoch, Died)) or (isinstance(span, Span) and span._code != at.OTHER):
             return span  # phases keep their own time, and these two take none within a step
         assert self._owners is not None
@@ -123,14 +123,14 @@ class OwnersWatch:
         if bracketed is None:
             return (LIGHTNING if action_name in _LIGHTNINGS else "", action_name)
         kind, _, hook = bracketed.groups()
-        those = candidates(self.trainer, kind, action_name, hook)
-        if any(each is self.callback for each in those):
+        owners_of_hook = candidates(self.trainer, kind, action_name, hook)
+        if any(owner is self.callback for owner in owners_of_hook):
             return (OURS, hook)
-        if not any(overrides(each, hook) for each in those):
+        if not any(overrides(owner, hook) for owner in owners_of_hook):
             return _EMPTY if hook.startswith("on_") else (LIGHTNING, hook)
-        return (type(those[0]).__name__, hook)
+        return (type(owners_of_hook[0]).__name__, hook)
 
-    def _methods(self) -> Iterator[tuple[Any, str, Owner]]:
+    def _calls_without_action(self) -> Iterator[tuple[Any, str, Owner]]:
         """Yield objects, methods and owners of what Lightning calls without an action around it."""
         trainer = self.trainer
         for name in _CONNECTOR:

@@ -19,6 +19,8 @@ from lm_profiler.torch_names import tree_leaves, tree_map
 
 META = torch.device("meta")
 
+_PLAIN = (bool, int, float, str)
+
 
 @dataclass(frozen=True)
 class SentOptimizer:
@@ -36,12 +38,13 @@ class SentOptimizer:
         """
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
+        # Options that are no plain values, such as a learning rate in a tensor, do not change what a step moves.
         groups = [
-            {name: of for name, of in group.items() if name == "params" or isinstance(of, (bool, int, float, str))}
+            {name: value for name, value in group.items() if name == "params" or isinstance(value, _PLAIN)}
             for group in optimizer.param_groups
         ]
         states = [tree_leaves(optimizer.state.get(each, {})) for group in groups for each in group["params"]]
-        return cls(groups, [[s for s in of if isinstance(s, Tensor) and s.device == device] for of in states])
+        return cls(groups, [[s for s in each if isinstance(s, Tensor) and s.device == device] for each in states])
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _shape_of_leaf(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
+    if leaf is None or isinstance(leaf, (*_PLAIN, bytes)):
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.to("meta")

@@ -21,7 +21,7 @@ from lm_profiler.measure.collectives.recorder import Arrivals, CollectiveCall
 from lm_profiler.measure.collectives.streams import StreamWaits
 
 
-class _Stood(NamedTuple):
+class _StreamWait(NamedTuple):
     """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
 
     at_ns: int
@@ -55,7 +55,7 @@ class StreamRanksWatch(RanksWatch):
     waits: StreamWaits | None = None
     backend: Callable[[], str] = lambda: torch.distributed.get_backend()  # which a torch without ranks lacks
     _on_stream: list[StepMarks] = field(default_factory=list)
-    _stood: list[_Stood] = field(default_factory=list)
+    _stood: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
@@ -75,7 +75,7 @@ class StreamRanksWatch(RanksWatch):
         if on_stream is not None:
             super().keep(stage, step, marks)
             self._on_stream.append(replace(marks, host_ns=on_stream, instants=[]))
-            self._stood += self._stands(step, marks, on_stream[0])
+            self._stood += self._waits_in(step, marks, on_stream[0])
         if len(self._marks) == STEPS:
             self.discard()
 
@@ -106,7 +106,7 @@ class StreamRanksWatch(RanksWatch):
     def _drain(self, arrivals: Arrivals) -> None:
         drain_timed(arrivals)
 
-    def _stands(self, step: int, marks: StepMarks, begins: int) -> list[_Stood]:
+    def _waits_in(self, step: int, marks: StepMarks, begins: int) -> list[_StreamWait]:
         """Return the computing stream's waits in ``step``, which begins at ``begins``; none if one is unreadable."""
         if self.stream is None or self.waits is None:
             return []
@@ -117,22 +117,23 @@ class StreamRanksWatch(RanksWatch):
             if since is None or until is None:
                 return []
             since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
-            stood.append(_Stood(stand.at_ns, since_ns, until_ns, f"streams, step {step}", number))
+            stood.append(_StreamWait(stand.at_ns, since_ns, until_ns, f"streams, step {step}", number))
         return stood
 
-    def _that_hold(self, arrivals: Arrivals) -> Arrivals:
+    def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
         """Return ``arrivals`` with the computing stream's waits in the place of calls on other streams."""
-        calls = [each for each in zip(arrivals.at_ns, arrivals.calls, strict=True) if not self._beside(each[0])]
+        everything = zip(arrivals.at_ns, arrivals.calls, strict=True)
+        calls = [(at_ns, call) for at_ns, call in everything if not self._on_other_stream(at_ns)]
         if len(calls) == len(arrivals.calls):
             self._stood.clear()
         calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])
         return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
 
-    def _beside(self, at_ns: int) -> bool:
+    def _on_other_stream(self, at_ns: int) -> bool:
         return self.waits is not None and bool(self._stood) and self.waits.beside(at_ns)
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
-        arrivals = self._that_hold(arrivals)
+        arrivals = self._with_stream_waits(arrivals)
         on_host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
         calls = on_host.arrivals_ns

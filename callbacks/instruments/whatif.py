@@ -142,7 +142,9 @@ class WhatIf:
                 self._delays_s[at_work] += seconds
         workers = 0 if self._of_loader is None else self._of_loader.workers
         self.discard()
-        a_step = [taken_s / (of.end - of.kept) for of, taken_s in zip(self._blocks, self._delays_s, strict=True)]
+        a_step = [
+            taken_s / (block.end - block.kept) for block, taken_s in zip(self._blocks, self._delays_s, strict=True)
+        ]
         self.facts["experiment"] = Experiment(self._blocks, a_step, workers)
 
     def discard(self) -> None:

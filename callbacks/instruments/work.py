@@ -58,9 +58,9 @@ class StepWork:
 
 def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
     """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown where one of them does not know."""
-    known = [one.flops for one in seen if one.flops is not None]
+    known = [rank.flops for rank in seen if rank.flops is not None]
     if len(known) < len(seen):
-        return next(one for one in seen if one.flops is None)
+        return next(rank for rank in seen if rank.flops is None)
     return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)), by_dtype=seen[0].by_dtype)
 
 
@@ -117,6 +117,8 @@ class FlopsWatch:
 
 
 def _has_cuda_graphs() -> bool:
+    # Torch keeps no list of its graphs, so all objects are looked through. By type(), since isinstance would ask
+    # each object for its `__class__`, which in somebody's proxy is code of theirs.
     return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
 
 
@@ -139,7 +141,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:
-        return StepWork(seen.flops.times(1 / steps), _each(seen.by_dtype, steps))
+        return StepWork(seen.flops.times(1 / steps), _per_step(seen.by_dtype, steps))
     counted = count_elsewhere(trainer, verb, batch())
     assert counted.traffic is not None
     by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
@@ -178,8 +180,8 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
     return answer
 
 
-def _each(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:
-    return {work: {dtype: round(n / over) for dtype, n in of.items()} for work, of in by_dtype.items()}
+def _per_step(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:
+    return {work: {dtype: round(n / over) for dtype, n in flops.items()} for work, flops in by_dtype.items()}
 
 
 def _flops(of: Callable[[str], int]) -> Flops:

@@ -36,16 +36,16 @@ def between_steps(
     """
     seconds: dict[str, float] = {}
     times: dict[str, int] = {}
-    saved = [of for of in passed if of.what == CHECKPOINT and within[0] <= of.begin_ns < within[1]]
+    saved = [event for event in passed if event.what == CHECKPOINT and within[0] <= event.begin_ns < within[1]]
     for begin_ns, end_ns in outside:
-        inside = [of for of in passed if begin_ns <= of.begin_ns <= end_ns]
-        kinds = {of.what for of in inside}
+        inside = [event for event in passed if begin_ns <= event.begin_ns <= end_ns]
+        kinds = {event.what for event in inside}
         what = VALIDATION if VALIDATION in kinds else EPOCH if EPOCH in kinds else INSTRUMENTS
-        own_ns = end_ns - begin_ns - sum(min(of.end_ns, end_ns) - of.begin_ns for of in inside if of in saved)
-        seconds[what] = seconds.get(what, 0.0) + own_ns * 1e-9
+        saving_ns = sum(min(event.end_ns, end_ns) - event.begin_ns for event in inside if event in saved)
+        seconds[what] = seconds.get(what, 0.0) + (end_ns - begin_ns - saving_ns) * 1e-9
         times[what] = times.get(what, 0) + 1
     if saved:
-        seconds[CHECKPOINT] = sum(of.end_ns - of.begin_ns for of in saved) * 1e-9
+        seconds[CHECKPOINT] = sum(event.end_ns - event.begin_ns for event in saved) * 1e-9
         times[CHECKPOINT] = len(saved)
     between = [BetweenSteps(what=what, seconds=s, times=times[what]) for what, s in seconds.items() if s > 0.0]
-    return sorted(between, key=lambda of: -of.seconds)
+    return sorted(between, key=lambda each: -each.seconds)

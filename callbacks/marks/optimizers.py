@@ -51,6 +51,8 @@ class OptimizerMarks:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         timeline = self._timeline
         try:
+            # Torch fires the hooks once for each class whose `step` runs: only the outermost call ends the phase. Where
+            # no pre-hook counts, each call is one.
             self._depth -= 1
             if self._depth <= 0:
                 self._depth = 0
@@ -65,10 +67,10 @@ class OptimizerMarks:
         if closure is None:
             self._timeline.mark(at.OPTIMIZER)
             return None
-        around = update_wrapper(partial(self._without, closure), closure)
+        around = update_wrapper(partial(self._run_closure, closure), closure)
         return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
 
-    def _without(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the ``closure`` outside the optimizer's phase, whose arithmetic goes on whenever it returns."""
         part = self._timeline.part
         part.run(self._timeline.mark, at.OPTIMIZED)

@@ -77,8 +77,10 @@ class Owners:
         self._thread = now
         if before is None or now is None or len(self._steps) >= self.timed:
             return
-        for at_, ns in enumerate((now_ns - began_ns, now.ran_ns - before.ran_ns, now.no_cpu_ns - before.no_cpu_ns)):
-            self._use[self._code][at_] += ns
+        use = self._use[self._code]
+        use[0] += now_ns - began_ns
+        use[1] += now.ran_ns - before.ran_ns
+        use[2] += now.no_cpu_ns - before.no_cpu_ns
 
     def enter(self, owner: Owner) -> None:
         """Note that an action of ``owner`` begins."""

@@ -112,7 +112,7 @@ class PhaseProfiler(Profiler):
         self._spans.surround(around)
 
     def start(self, action_name: str) -> None:
-        if self._user is not None:
+        if self._user is not None:  # before our mark, so that its cost is in no phase that begins here
             self._user.start(action_name)
         if action_name != self._fetch:
             return
@@ -157,7 +157,7 @@ class PhaseProfiler(Profiler):
                 timeline.mark(at.OPTIMIZED)
         except BaseException as error:
             self._part.failed(error)
-        if self._user is not None:
+        if self._user is not None:  # after our mark, for the same reason
             self._user.stop(action_name)
 
     def __getattr__(self, name: str) -> Any:

@@ -101,7 +101,7 @@ class PythonTimes:
             if what == "torch" and inside != "python":
                 what = _INSIDE if inside == _TORCH else inside
             self._stack.append((owner, what or inside))
-        elif whose := self._whose(frame.f_code):
+        elif whose := self._package_of(frame.f_code):
             self._stack.append((owner, whose))
         elif owner is not None and frame.f_code.co_name.startswith("<"):
             # A comprehension or lambda counts as the function that it is in.
@@ -120,7 +120,7 @@ class PythonTimes:
             what = self._stack[-1][1]
             self._ns[self.phase(), _line_of(frame), what][0] += passed_ns if "." in what else ran_ns
 
-    def _whose(self, code: CodeType) -> str:
+    def _package_of(self, code: CodeType) -> str:
         """Return the package that ``code`` belongs to; empty for the program's own."""
         known = self._files.get(code)
         if known is None:

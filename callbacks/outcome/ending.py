@@ -86,7 +86,7 @@ class Ending:
 
     def begin(self, planned: Mapping[str, int]) -> None:
         """Write a record with the status ``unfinished`` and no steps: a killed process leaves that one."""
-        folder = self._a_folder()
+        folder = self._folder_or_new()
         if self.launch.config_yaml is not None:
             write_whole(folder / "config.yaml", self.launch.config_yaml)
         begin_rows(folder, 0)
@@ -126,8 +126,8 @@ class Ending:
         """Record the run, and print its table."""
         self.leaving = True
         if self.watch is not None:
-            self.watch.end()
-        self.take_out()
+            self.watch.end()  # no step ends any more while this rank waits for the others below
+        self.take_out()  # before anything that may fail: training goes on with the Trainer as it was
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:
@@ -140,19 +140,19 @@ class Ending:
             elif not measured.rows:
                 status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
-            # The other ranks may not answer any more, so each saves its own steps.
-            write_steps(rank_file(self._a_folder(), trainer.global_rank), measured.rows)
+            # The other ranks may not answer any more, so each saves its own steps and nothing is gathered.
+            write_steps(rank_file(self._folder_or_new(), trainer.global_rank), measured.rows)
         if failure is not None and self.end is not None and self.folder is not None:
             self.ranks.tell(self.end, self.folder)
         if trainer.is_global_zero:
             self._record(measured, status, failure)
         elif self.end is not None:
-            self._stand_in(measured)
+            self._record_for_rank_0(measured)
         elif failure is None and session is not None:
             tracer = session.instruments.tracer
             try_or_note("kernels", lambda: tracer.kernels(tracer.work([])), [])  # only rank 0 writes notes
         self.over = True
-        self.session = None
+        self.session = None  # the callback may live as long as the program; its rows and instruments need not
 
     def abandon(self) -> None:
         """Recording failed: restore the Trainer, and save what can be saved."""
@@ -185,21 +185,22 @@ class Ending:
         So no error or signal in what follows the first can lose what was measured.
         """
         evidence = self.collector.evidence(measured, status, failure)
-        evidence = self._write(with_rows_left_behind(evidence, self._a_folder()))
-        self.over = True
-        settled = None
+        evidence = self._write(with_rows_left_behind(evidence, self._folder_or_new()))
+        self.over = True  # from here on there is a record, whatever ends the process
+        of_all_ranks = None
         if self.end is not None and not self.ranks.alone:
-            settled = try_or_note("how the ranks ended", lambda: self._settled(evidence), self.notes)
+            of_all_ranks = try_or_note("how the ranks ended", lambda: self._with_all_ranks(evidence), self.notes)
         elif failure is None and measured.rows and self.session is not None:
             evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
-        self._write(settled or evidence, rows=settled is not None, last=True)
+        # Rows are written again only where other ranks' were added to them.
+        self._write(of_all_ranks or evidence, rows=of_all_ranks is not None, last=True)
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
 
-    def _settled(self, evidence: Evidence) -> Evidence:
+    def _with_all_ranks(self, evidence: Evidence) -> Evidence:
         """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""
         assert self.end is not None
-        folder = self._a_folder()
+        folder = self._folder_or_new()
         patience_s = _PATIENCE_S if self.launch.kept else _UNKEPT_S if self.end.followed else 0.0
         ends, silent = self.ranks.others(folder, patience_s)
         cause = self.ranks.cause(self.end, ends, silent)
@@ -211,9 +212,9 @@ class Ending:
             notes += without_steps(missing, folder, self.ranks.host_of)
         return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
 
-    def _stand_in(self, measured: Measured) -> None:
+    def _record_for_rank_0(self, measured: Measured) -> None:
         """Record the run in the place of rank 0 where that is gone; the first rank to come here does it for all."""
-        folder = self._a_folder()
+        folder = self._folder_or_new()
         if self.end is None or self.ranks.is_there():
             return
         lost = self.ranks.cause(self.end.model_copy(update={"followed": True}), {}, [0])
@@ -222,7 +223,7 @@ class Ending:
             with (folder / end_file(0)).open("x", encoding="utf-8") as file:
                 file.write(lost.model_dump_json(indent=1) + "\n")
             if read_run(folder).status == "unfinished":
-                self._write(self._settled(self.collector.evidence(measured, self.end.status, self.end.failure)))
+                self._write(self._with_all_ranks(self.collector.evidence(measured, self.end.status, self.end.failure)))
         except (OSError, RecordError):  # another rank or rank 0 has done it, or this node does not see the folder
             return
 
@@ -244,27 +245,27 @@ class Ending:
         measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
         self.ranks.tell(self.end, folder)
         if self.exchange.rank > 0:
-            self._stand_in(measured)
+            self._record_for_rank_0(measured)
             return True
         evidence = self._write(self.collector.evidence(measured, status, self.end.failure))
         if not self.ranks.alone:
-            self._write(self._settled(evidence))
+            self._write(self._with_all_ranks(evidence))
         return True
 
     def _show(self) -> None:
         """Print the table in one call, so that nothing else is printed between its lines."""
         assert self.record is not None
-        tables = end_tables(self.record, self._a_folder(), self.options.verbose)
+        tables = end_tables(self.record, self._folder_or_new(), self.options.verbose)
         put(sys.stdout, render(tables, "terminal", sys.stdout))
 
-    def _a_folder(self) -> Path:
+    def _folder_or_new(self) -> Path:
         """Return the run's folder; where there is none, make one at the second place."""
         self.folder = self.folder or second_place(self.launch.name, self.tell)
         return self.folder
 
     def _write(self, evidence: Evidence, rows: bool = True, last: bool = False) -> Evidence:
         """Call ``write_run``; once more at the second place where the run's folder cannot be written to any more."""
-        folder = self._a_folder()
+        folder = self._folder_or_new()
         try:
             evidence, self.record = write_run(folder, evidence, rows, last)
         except OSError as error:

@@ -110,7 +110,7 @@ class Exchange:
             return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
-        except BaseException as error:
+        except BaseException as error:  # also Ctrl-C: the other ranks wait for an answer
             self.store.set(key, Answer(error=said(error)).model_dump_json())
             raise
         self.store.set(key, Answer(value=value).model_dump_json())
@@ -123,6 +123,7 @@ class Exchange:
         if self.rank > 0:
             self._send(self.key("measured", self.rank), packed(measured))
             return measured
+        # One limit for all ranks together: one for each would add up to hours.
         everyone, missing, unread, until = [measured], [], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             try:
@@ -180,7 +181,7 @@ class Exchange:
 def merge(measured: Sequence[Measured]) -> Measured:
     """Merge what the ranks ``measured``, rank 0 first. Fields that are not merged are rank 0's."""
     parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
-    experiment, unlike = _delays(measured)
+    experiment, unlike = _common_experiment(measured)
     return replace(
         measured[0],
         rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
@@ -195,7 +196,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         experiment=experiment,
         timelines=[timeline for m in measured for timeline in m.timelines],
         reducers=[reducer for m in measured for reducer in m.reducers],
-        notes=[*_said_once(note for m in measured for note in m.notes), *unlike],
+        notes=[*_merge_notes(note for m in measured for note in m.notes), *unlike],
     )
 
 
@@ -218,7 +219,7 @@ def with_clocks(timelines: Sequence[RankTimeline], clocks: ClockComparison) -> t
     return known, [f"{who}, whose clock could not be compared with rank 0's"]
 
 
-def _said_once(notes: Iterable[str]) -> list[str]:
+def _merge_notes(notes: Iterable[str]) -> list[str]:
     """Return ``notes``, each once, with the ranks that wrote it. Rank 0 alone does not name itself in a note."""
     saying: dict[str, set[int]] = {}
     for note in notes:
@@ -227,7 +228,7 @@ def _said_once(notes: Iterable[str]) -> list[str]:
     return [note if ranks == {0} else f"{ranks_text(ranks)}: {note}" for note, ranks in saying.items()]
 
 
-def _delays(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:
+def _common_experiment(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:
     """Return rank 0's experiment where all ranks had the same plan, since a step waits for the slowest; else a note."""
     plans = [None if m.experiment is None else m.experiment.blocks for m in measured]
     if all(plan == plans[0] for plan in plans):

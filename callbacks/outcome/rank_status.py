@@ -104,6 +104,7 @@ class RankStatus:
         if self.alone or self.told is not None:
             return
         self.told = end
+        # The file first, because it outlives the store; "over" last, so that who sees it finds what was left before.
         if folder is not None:
             with suppress(OSError):
                 end.write(folder / end_file(self.exchange.rank))

@@ -89,9 +89,10 @@ class LoaderOptions:
         """Have the ``hook`` of ``source``, such as the train_dataloader of a data module, return a changed loader."""
         if self.num_workers is None and self.pin_memory is None:
             return
-        setattr(source, hook, partial(self._made_anew, getattr(source, hook)))  # unlike a closure, it can be pickled
+        # A partial, because unlike a closure it can be pickled.
+        setattr(source, hook, partial(self._changed_loader, getattr(source, hook)))
 
-    def _made_anew(self, make: Callable[[], Any]) -> DataLoader[Any]:
+    def _changed_loader(self, make: Callable[[], Any]) -> DataLoader[Any]:
         return self.changed(make())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
