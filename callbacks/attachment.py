@@ -238,36 +238,22 @@ class Attachment:
     def _instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
         trainer, trace = self.trainer, self.options.trace
         device, rank = trainer.strategy.root_device, trainer.global_rank
+        on_cuda, user = device.type == "cuda", trainer.profiler  # type: ignore[attr-defined]
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
-        taken = is_a(trainer.profiler, "PyTorchProfiler")  # type: ignore[attr-defined]
+        taken = is_a(user, "PyTorchProfiler")
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
         batches, places = self._delayed
-        whatif = WhatIf(
-            self.options.whatif,
-            timeline,
-            stream,
-            device.type == "cuda",
-            self._loader,
-            batches,
-            places,
-            lambda: [] if self.ending.session is None else self.ending.session.measured_s(),
-        )
+        measured_s = lambda: [] if self.ending.session is None else self.ending.session.measured_s()  # noqa: E731
+        stream_to_delay = stream if on_cuda else None
         forward = ForwardTraffic()
         return Instruments(
             MemoryReader(probe, timeline, device, parties, forward),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
-                whatif,
-                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * (device.type == "cuda")),
-                OwnersWatch(
-                    trainer,
-                    timeline,
-                    lambda: self.phases,
-                    self.callback,
-                    trainer.profiler,  # type: ignore[attr-defined]
-                    self.options.actions.steps,
-                ),
+                WhatIf(self.options.whatif, timeline, stream_to_delay, self._loader, batches, places, measured_s),
+                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * on_cuda),
+                OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, self.options.actions.steps),
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),

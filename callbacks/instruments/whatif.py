@@ -87,8 +87,7 @@ class WhatIf:
     Args:
         options: how many steps there are.
         timeline: its marks tell where the loop is.
-        stream: the device's clock; None where there is only the host's.
-        on_cuda: whether the device's stream can be delayed.
+        stream: the device's stream, where that can be delayed; else None.
         loader: the loader whose workers are delayed; None where no delays were asked for.
         batches: batches of a step.
         host: places on the host where the verb can be delayed.
@@ -99,7 +98,6 @@ class WhatIf:
     options: WhatIfOptions
     timeline: Timeline
     stream: EventStream | None
-    on_cuda: bool
     loader: DelayedLoader | None
     batches: int
     host: Sequence[str]
@@ -117,8 +115,7 @@ class WhatIf:
             return
         self._median_s = median(self.step_s())
         self._ahead = self.loader.ahead
-        device = self.on_cuda and self.stream is not None
-        what = Delayable.of(self.loader, self._hold_s(max(LEVELS)), self.batches, self.host, device)
+        what = Delayable.of(self.loader, self._hold_s(max(LEVELS)), self.batches, self.host, self.stream is not None)
         if what.why_not is not None:
             self.part.tell(f"whatif: the loader is not delayed: {what.why_not}")
         self._of_loader = None if what.why_not is not None else self.loader.delays
@@ -126,7 +123,7 @@ class WhatIf:
             self.part.leave_out(why)
             return
         self._blocks = plan(what.places, self.options.steps, what.settle, what.workers)
-        if device and self.stream is not None:
+        if self.stream is not None:
             self._device = DeviceDelays(self.stream)
         self._delays_s = [0.0] * len(self._blocks)
         self._step, self._at, self._due, self._before = -1, -1, False, (0.0, 0)

@@ -150,8 +150,7 @@ class RankStatus:
         return any(self.codes().values())
 
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
-        """Return the end that caused the others: the first that followed from none, or of a rank that is gone or
-        late."""
+        """Return the end that caused the others: the first that followed from none, or that of a missing rank."""
         # Clocks of machines differ, so an end that followed is left out whatever its time.
         first = cause_of([own, *ends.values()])
         if first is not None:
@@ -274,8 +273,7 @@ def how_it_ended(code: int | None) -> str:
 
 @dataclass(eq=False)
 class StallWatch:
-    """A thread beside training that notices when no step ends any more, and tells where this rank is and who is
-    missing.
+    """A thread beside training that tells where this rank is, and who is missing, when no step ends any more.
 
     While steps end it reads one number a second, and nothing else. It reaches the store over a connection of its own,
     because training may be waiting in the other.
