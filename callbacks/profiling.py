@@ -229,7 +229,7 @@ class TrainingProfiler(Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        if self._options.verb == "validate":
+        if self._options.verb == "validate":  # validation amid a fit belongs to no step
             self.on_train_batch_end(*args)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -250,6 +250,7 @@ class TrainingProfiler(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if (run := self._run) is not None:
             run.ending.part.run(run.end)
+            # Once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps
 
     def _take_out(self) -> None:

@@ -39,6 +39,7 @@ class Progress:
             if not new and now - self._drawn_at < _REDRAW_S:
                 return
             self._drawn_at = now
+            # To the beginning of the line, and erase it.
             put(self._out, f"\r\x1b[K{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
             limit = self._measured if stage == "measure" else ""

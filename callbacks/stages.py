@@ -70,6 +70,7 @@ class StoppingRule:
     """Measured steps after which to look again; never where no precision was asked for."""
 
     def __post_init__(self) -> None:
+        # From the first step on, because max_seconds may be over before the tenth.
         self.look_at = sys.maxsize if self.options.until_ci is None else 1
 
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:

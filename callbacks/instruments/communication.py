@@ -57,7 +57,7 @@ class CommunicationWatch:
         self.timeline.observers += (self._observer,)
 
     def _mark(self, code: int) -> None:
-        if self._timer is None or len(self.timeline.reading().step.codes) != 1:
+        if self._timer is None or len(self.timeline.reading().step.codes) != 1:  # not the first mark of a step
             return
         self._step += 1
         if self._step == self.after + 1:

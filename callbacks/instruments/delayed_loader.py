@@ -91,6 +91,7 @@ class DelayedLoader:
             self._part.run(self._wrap, loader)
             return loader
 
+        # To undo this, our attribute is deleted where the method is the class's: else it would stay in pickles.
         strategy.process_dataloader = update_wrapper(processed, process)
         give_back: Callable[[], None] = partial(delattr, strategy, "process_dataloader")
         self._undo.callback(partial(setattr, strategy, "process_dataloader", process) if had else give_back)

@@ -79,7 +79,7 @@ class MemoryReader:
         return parts.take_step()
 
     def begin(self, stage: str) -> None:
-        self.probe.reset()
+        self.probe.reset()  # each stage has peaks of its own
         if stage != "memory":
             return
         module, optimizers = self.parties()
@@ -94,7 +94,7 @@ class MemoryReader:
         self._readers[0].start()
         self._observers = tuple(self.part.guard(reader) for reader in self._readers)
         self.timeline.observers += self._observers
-        self.step_peaks = self._step_peaks
+        self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
 
     def end(self, stage: str) -> None:
         if stage == "measure":

@@ -84,6 +84,7 @@ class KeptLosses(Callback):
 
 def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
+    # In float32: squares of float16 overflow beyond 256.
     norm: torch.Tensor = torch.stack([_values(each).float().norm() for each in gradients]).norm()
     return norm
 

@@ -125,6 +125,7 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
             activities.append(TRACED[self.device.type])
+        # One warm-up step: the profiler's first one is slow, and is thrown away.
         tracing = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=self.options.steps, repeat=1),

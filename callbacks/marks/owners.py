@@ -70,6 +70,7 @@ class Owners:
         else:
             self._cut(now_ns)
             self._add_use(step.host_ns[-2], now_ns)
+        # The clock is read last: what this method took is then counted as ours.
         self._code, self._cut_ns, self._looked_ns = code, now_ns, timeline.clock()
 
     def _add_use(self, began_ns: int, now_ns: int) -> None:

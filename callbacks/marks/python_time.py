@@ -89,6 +89,7 @@ class PythonTimes:
             self._left -= 1
             if self._left <= 0:
                 self.stop()
+            # Read again: what passed since the reading above is the cost of following.
             self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
             self.stop()

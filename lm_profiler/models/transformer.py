@@ -30,6 +30,7 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
     softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
     """
     context, width = q_BHTE.shape[-2:]
+    # Queries are scaled and not scores: T·E numbers instead of T·T.
     scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
     future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
     weights_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1)
@@ -82,6 +83,7 @@ def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[T
 
 def rotate(x_BHTE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (i, i + E/2) of every head by its position's angle; the pairing is that of GPT-NeoX."""
+    # In the dtype of x: float32 tables would make half-precision heads float32.
     cos, sin = (table.to(x_BHTE.dtype) for table in rope)
     first, second = x_BHTE.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -155,6 +157,7 @@ class Transformer(nn.Module):
         config = self.config
         x_BTD = self.embedding(tokens_BT)
         rope = rope_tables(tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD)
+        # Without gradients nothing is kept for a backward pass, so there is nothing to save.
         recompute = config.activation_checkpointing and torch.is_grad_enabled()
         for block in self.blocks:
             if recompute:

@@ -57,7 +57,7 @@ class AttentionAlone(LightningModule):
 
     def configure_model(self) -> None:
         """Make Q, K and V once, in this hook, so that the strategy decides their device and dtype."""
-        if hasattr(self, "model"):
+        if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
         batch_size, context_length = batches_of(getattr(self.trainer, "datamodule", None))
         self.model = LoneAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))

@@ -194,7 +194,7 @@ class LanguageModel(LightningModule):
 
     def configure_model(self) -> None:
         """Build the Transformer once, in this hook, so that the strategy decides its device, dtype and sharding."""
-        if hasattr(self, "model"):
+        if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
         self.model = Transformer(self.config)
         if self.compile_model:

@@ -104,6 +104,7 @@ class LoaderOptions:
         if type(loader) is not DataLoader:
             raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
         workers = loader.num_workers if self.num_workers is None else self.num_workers
+        # torch refuses a prefetch factor without workers, and a loader that had none has no factor to hand on.
         with_workers = {
             "prefetch_factor": loader.prefetch_factor,
             "persistent_workers": loader.persistent_workers,
