@@ -1,4 +1,4 @@
-"""The instruments: they work on anybody's ``LightningModule``.
+"""The Lightning callback that profiles the training of any ``LightningModule``.
 
 ``trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=40))``
 

@@ -1,4 +1,4 @@
-"""What a run adds to its Trainer when the loop starts, and removes when the record is made."""
+"""Attaches the instruments of a run to its Trainer when the loop starts, and removes them when the record is made."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from lm_profiler.callbacks.instruments.actions import OwnersWatch
 from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
-from lm_profiler.callbacks.instruments.loader import loader_watch
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
-from lm_profiler.callbacks.instruments.watches import watches_of
+from lm_profiler.callbacks.instruments.watches import loader_watch, watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
@@ -62,12 +61,13 @@ class Attachment:
     """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail.
 
     Args:
-        callback: whose run it is.
-        trainer: of the run.
-        options: what is to be done.
-        max_steps: the Trainer's own, which it gets back.
+        callback: the profiler whose run it is.
+        trainer: the run's.
+        options: what the run is to do.
+        max_steps: the Trainer's own, which is restored at the end.
 
-    ``part`` guards every call. ``notes`` is what was reported so far.
+    ``part`` guards every call. ``notes`` is what was reported so far. ``begun`` is true once there is a session.
+    ``tokens_in`` and ``samples_in`` count a batch, and are None once their guards ``tokens`` and ``samples`` are out.
     """
 
     callback: Callback
@@ -89,10 +89,10 @@ class Attachment:
     _too_few: str | None = None
 
     def prepare(self) -> None:
-        """Before there is a loader, whose workers start before the loop does, or an optimizer.
+        """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.
 
-        A schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``): of a run that ends
-        with its stages, theirs.
+        A learning-rate schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``): in a run
+        that ends with its stages, as many as those have.
         """
         if self.options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
             self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
@@ -100,71 +100,80 @@ class Attachment:
             self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
 
     def meet(self) -> None:
-        """The ranks know of each other from here on."""
+        """Connect the ranks: from here on each can tell the others how it ended."""
         self.ending.exchange = exchange = Exchange.of_process_group()
-        self.ending.roll = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
-        self.ending.roll.present()
+        self.ending.ranks = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
+        self.ending.ranks.present()
 
     def start(self) -> None:
-        """The loop begins, on all ranks."""
+        """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
         self.begin()
         compare = self.ending.exchange.compare_clocks
         Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(compare)
 
     def begin(self) -> None:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
-        self.begun = True
+        self.begun = True  # first: where what follows fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
         self._too_few = self._too_few_delays()
         if self._too_few is not None and trainer.is_global_zero:
             self.tell(f"whatif left out: {self._too_few}")
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
         ending.folder = folder
-        self.tokens = Guard("tokens_in", self.tell)
-        self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
-        self.samples = Guard("samples", self.tell)
-        loader = trainer.train_dataloader if options.verb == "fit" else None
-        self.samples_in = Samples(combined=isinstance(loader, (dict, list, tuple)))
+        self._begin_counting()
+        self._begin_files(folder)  # before the instruments, which may fail: a killed run shall have a record
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
             timeline.observers += (Guard("trace.nvtx", self.tell).guard(NvtxRanges()),)
-        progress, rank = None, trainer.global_rank
-        if rank > 0:
-            Guard("writing the steps while they come", self.tell).run(begin_rows, folder, rank)
-        if trainer.is_global_zero:
-            Guard("writing an unfinished record", self.tell).run(ending.begin, self._steps)
-            if not options.quiet:
-                until_sure = bool(options.stages.until_ci)
-                progress = try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
         self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
-        session = Session(
-            timeline,
-            stream,
-            StageCounter(self._steps),
-            self._instruments(timeline, stream, folder),
-            progress,
-            trainer.global_rank,
-            self._stopping,
-            self.tell,
-            partial(append_steps, rank_file(folder, rank)),
+        session = ending.session = Session(
+            timeline=timeline,
+            stream=stream,
+            schedule=StageCounter(self._steps),
+            instruments=self._instruments(timeline, stream, folder),
+            progress=self._progress(),
+            rank=trainer.global_rank,
+            stopping=self._stopping,
+            tell=self.tell,
+            keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
         )
-        ending.session = session
-        self._stand_in(timeline, session)
-        Guard("watching the ranks", self.tell).run(self._join, session)
+        self._replace_profiler(timeline, session)
+        Guard("watching the ranks", self.tell).run(self._watch_ranks, session)
         if options.verb == "fit":
             OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
 
-    def _join(self, session: Session) -> None:
-        """From here on it is noticed that no step ends any more."""
+    def _begin_counting(self) -> None:
+        self.tokens = Guard("tokens_in", self.tell)
+        self.tokens_in = self.tokens.run(Tokens, self.trainer.lightning_module)
+        self.samples = Guard("samples", self.tell)
+        loader = self.trainer.train_dataloader if self.options.verb == "fit" else None
+        self.samples_in = Samples(combined=isinstance(loader, (dict, list, tuple)))
+
+    def _begin_files(self, folder: Path) -> None:
+        """Write what a process that is killed leaves: on rank 0 an unfinished record, elsewhere a file for rows."""
+        if self.trainer.is_global_zero:
+            Guard("writing an unfinished record", self.tell).run(self.ending.begin, self._steps)
+        else:
+            rows = Guard("writing the steps while they come", self.tell)
+            rows.run(begin_rows, folder, self.trainer.global_rank)
+
+    def _progress(self) -> Progress | None:
+        if self.options.quiet or not self.trainer.is_global_zero:
+            return None
+        until_sure = bool(self.options.stages.until_ci)
+        return try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
+
+    def _watch_ranks(self, session: Session) -> None:
+        """Start the watch that notices when no step ends any more, where there are other ranks."""
         trainer, ending = self.trainer, self.ending
-        if (roll := ending.roll).alone:
+        if (ranks := ending.ranks).alone:
             return
-        roll.first_host = roll.host_of(0)  # whose store ends with it
-        limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's own
+        ranks.first_host = ranks.host_of(0)  # asked now, because the store ends with rank 0
+        limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's default for gloo
         calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
         place = partial(position_of, session, calls)
-        ending.watch = StallWatch(roll, lambda: session.steps, place, self.tell, limit.total_seconds())
+        ending.watch = StallWatch(ranks, lambda: session.steps, place, self.tell, limit.total_seconds())
         ending.watch.start()
 
     def tell(self, text: str) -> None:
@@ -175,11 +184,11 @@ class Attachment:
         say(text)
 
     def leave(self) -> None:
-        """The profiler itself failed: only count steps from here on."""
-        phases = self.phases or self._stand_in(Timeline(part=self.part), None)
+        """Only count steps from here on, because the profiler itself failed."""
+        phases = self.phases or self._replace_profiler(Timeline(part=self.part), None)
         phases.count_only()
         if self.ending.session is not None:
-            self._optimizers.close()
+            self._optimizers.close()  # its hooks would go on marking a timeline that nobody reads
             self.ending.session.instruments.discard()
         if self.ending.watch is not None:
             self.ending.watch.end()  # it would see no step end any more
@@ -193,7 +202,7 @@ class Attachment:
             self._loader.restore()
 
     def end_evaluation(self) -> None:
-        """The loop is over, if it is an evaluation that is profiled."""
+        """Record the run, if it is an evaluation that is profiled: its loop is over."""
         if self.options.verb == "fit" or self.ending.over:
             return
         if self.phases is not None:
@@ -201,9 +210,9 @@ class Attachment:
         self.ending.early()
 
     def died(self, exception: BaseException) -> None:
-        """``exception`` ended the run."""
+        """Record a run that ``exception`` ended."""
         if not self.begun:
-            if self.ending.exchange.rank > 0:  # rank 0 has told no folder yet, and waits for this one
+            if self.ending.exchange.rank > 0:  # to begin would wait for rank 0's folder, and rank 0 waits for this rank
                 self.ending.never_began(exception)
                 return
             self.part.run(self.begin)
@@ -216,9 +225,9 @@ class Attachment:
             self.ending.died(exception, phase, step)
 
     def end(self) -> None:
-        """The Trainer is done."""
+        """Record the run if nothing has by now: the Trainer is done."""
         if not self.begun and is_a(sys.exc_info()[1], TUNER_EXIT.name):
-            self.ending.over = True  # a Tuner's fit ends before it begins
+            self.ending.over = True  # a Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException)
             return
         if not self.ending.over:
             if not self.begun:
@@ -229,36 +238,22 @@ class Attachment:
     def _instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
         trainer, trace = self.trainer, self.options.trace
         device, rank = trainer.strategy.root_device, trainer.global_rank
+        on_cuda, user = device.type == "cuda", trainer.profiler  # type: ignore[attr-defined]
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
-        taken = is_a(trainer.profiler, "PyTorchProfiler")  # type: ignore[attr-defined]
+        taken = is_a(user, "PyTorchProfiler")
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
         batches, places = self._delayed
-        whatif = WhatIf(
-            self.options.whatif,
-            timeline,
-            stream,
-            device.type == "cuda",
-            self._loader,
-            batches,
-            places,
-            self._measured_s,
-        )
+        measured_s = lambda: [] if self.ending.session is None else self.ending.session.measured_s()  # noqa: E731
+        stream_to_delay = stream if on_cuda else None
         forward = ForwardTraffic()
         return Instruments(
             MemoryReader(probe, timeline, device, parties, forward),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
-                whatif,
-                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * (device.type == "cuda")),
-                OwnersWatch(
-                    trainer,
-                    timeline,
-                    lambda: self.phases,
-                    self.callback,
-                    trainer.profiler,  # type: ignore[attr-defined]
-                    self.options.actions.steps,
-                ),
+                WhatIf(self.options.whatif, timeline, stream_to_delay, self._loader, batches, places, measured_s),
+                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * on_cuda),
+                OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, self.options.actions.steps),
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
@@ -270,27 +265,29 @@ class Attachment:
 
     @property
     def _together(self) -> bool:
-        """Whether there are other ranks, and the marks are on the machine's own clock."""
+        """Whether there are other ranks, and the marks are on the clock of their flight recorders."""
         return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
     def _steps(self) -> dict[str, int]:
-        """Of each stage: the same on all ranks, whatever becomes of the instruments of one."""
+        """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
         strategy = self.trainer.strategy
         timed = self._together and self.options.verb == "fit"
         steps = steps_of_stage(strategy.root_device.type, is_a(strategy, "DDPStrategy")) if timed else 0
         planned = self.options.steps(steps)
-        return planned if self._too_few is None else {of: planned[of] for of in planned if of != "whatif"}
+        if self._too_few is not None:
+            planned.pop("whatif", None)
+        return planned
 
     @property
     def _delayed(self) -> tuple[int, Sequence[str]]:
-        """Batches of a step, and places on the host where it can be delayed."""
+        """How many batches a step has, and in which places on the host it can be delayed."""
         if self.options.verb == "fit":
             return self.trainer.accumulate_grad_batches, ("forward", "backward", "optimizer")
         return 1, ("forward",)
 
     def _too_few_delays(self) -> str | None:
-        """Why the steps for delays are not even run: the same on all ranks, whose loaders are alike."""
+        """Return why the steps for delays are not run at all; the same on all ranks, whose loaders are alike."""
         if self._loader is None:
             return None
         on_device = self.trainer.strategy.root_device.type == "cuda"
@@ -310,28 +307,29 @@ class Attachment:
         waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
         return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
 
-    def _measured_s(self) -> list[float]:
-        return [] if self.ending.session is None else self.ending.session.measured_s()
-
-    def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
+    def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part
         self.phases = PhaseProfiler(
             self.trainer,
             timeline,
-            sum(self._steps.values()),
-            (lambda: 0) if session is None else session.step_ended,
-            lambda left: following.run(self._follow, left, otherwise=left),
-            partial(recording.run, self.ending.finish, "ok"),
-            self.options.stages.stop_when_done,
-            partial(recording.run, self.died),
-            self.callback,
-            self._no_step_in,
+            steps=sum(self._steps.values()),
+            step_ended=(lambda: 0) if session is None else session.step_ended,
+            follow=lambda left: following.run(self._follow, left, otherwise=left),
+            done=partial(recording.run, self.ending.finish, "ok"),
+            stop=self.options.stages.stop_when_done,
+            died=partial(recording.run, self.died),
+            callback=self.callback,
+            idle=self._no_step_in,
         )
         self.trainer.profiler = self.phases  # type: ignore[attr-defined]
         return self.phases
 
     def _follow(self, left: int) -> int:
-        """The other ranks ask whether enough was measured until one of them knows; all have to answer."""
+        """Return the steps left, by what the ranks agree on under ``until_ci``.
+
+        Rank 0 answers for all, and every rank has to ask as often as the others: also this one, whose instruments
+        failed.
+        """
         steps = self._steps
         later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)

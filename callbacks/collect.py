@@ -1,4 +1,4 @@
-"""The only place that asks Trainer, module, torch and the machine what they are, once the loop is over."""
+"""Asks Trainer, module, torch and the machine what they are, once the loop is over; nothing else does."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from lm_profiler.measure.device.kept_ceilings import known_ceiling, known_copy_r
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Failure, ModelFacts, Settings, Status
-
-_FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
-"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
+from lm_profiler.torch_names import FUSED_DEVICES
 
 _OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
-"""None that the user chose."""
+"""Profilers of Lightning's and ours that stand in the Trainer where the user chose none."""
 
 
-def _kept(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
-    """Tells later what ``look`` makes of ``batch`` now; also what it raises: training goes on with anybody's types."""
+def _look_now(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
+    """Call ``look`` on ``batch`` now, and return a function that gives its result, or raises its error, when called.
+
+    A batch may be of anybody's type, and an error must not stop training.
+    """
     try:
         result = look(batch)
     except Exception as error:
@@ -61,12 +62,13 @@ def _raise(error: Exception) -> NoReturn:
 class Collector:
     """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over.
 
-    Keeps what the first batch looks like, once it was ``seen``. The constructor asks nothing.
+    The constructor asks nothing.
 
     Args:
-        trainer: of the run.
-        options: what it was to do.
+        trainer: the run's.
+        options: what the run was to do.
         launch: how it was started.
+        seen: whether the first batch was seen, of which only its shapes are kept, and a copy for the audit.
     """
 
     trainer: Trainer
@@ -76,24 +78,24 @@ class Collector:
     _shapes: Callable[[], Any] = field(default_factory=lambda: lambda: None)
     _copy: Callable[[], Any] = field(default_factory=lambda: lambda: None)
     _machine: Mapping[str, Any] = field(default_factory=dict)
-    """What every record has, from the beginning on."""
+    """Facts that were known in an earlier call, in case that they cannot be asked later."""
 
     def see(self, batch: Any) -> None:
         """Remember ``batch``."""
         self.seen = True
-        self._shapes = _kept(without_data, batch)
+        self._shapes = _look_now(without_data, batch)
         if self.options.numerics.audit:
-            self._copy = _kept(on_host, batch)
+            self._copy = _look_now(on_host, batch)
 
     def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
-        """What was ``measured``, with what Trainer and machine say at once. What cannot be told becomes a note."""
+        """Return what was ``measured``, with what Trainer and machine say; what they cannot say becomes a note."""
         trainer, options, notes = self.trainer, self.options, list(measured.notes)
         self._machine = {
             **self._machine,
             "model": try_or_note("model", lambda: model_facts(trainer), notes),
             "environment": try_or_note("environment", self._environment, notes),
         }
-        kept = {of.name for of in fields(Evidence)} & measured.__dataclass_fields__.keys() - {"notes", "flops"}
+        kept = {each.name for each in fields(Evidence)} & measured.__dataclass_fields__.keys() - {"notes", "flops"}
         return Evidence(
             **self.launch.facts(),
             **{name: getattr(measured, name) for name in kept},
@@ -117,8 +119,10 @@ class Collector:
         return environment(self.trainer.strategy.root_device, self.trainer.world_size)
 
     def look_back(self, evidence: Evidence, measured: Measured, tracer: Tracer) -> Evidence:
-        """``evidence`` with FLOPs, rates of the machine, kernels and numerics; each failure becomes a note. On rank 0,
-        and never in a timed step."""
+        """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; each failure becomes a note.
+
+        Called on rank 0, when nothing is timed any more.
+        """
         trainer, notes = self.trainer, list(evidence.notes)
         device, verb = trainer.strategy.root_device, self.options.verb
         ran = try_or_note("trace", lambda: tracer.work(notes), notes)
@@ -130,17 +134,18 @@ class Collector:
         known = replace(evidence, by_dtype=_by_dtype(work), work=phases, kernels=kernels, traced=traced)
         timed = any(row.stage == "measure" for row in measured.rows) and not trainer.fast_dev_run  # type: ignore[attr-defined]
         numerics, ceilings = None, dict[str, float | None]()
-        for name in _multiplied(known, device) if timed else ():
+        for name in _matmul_dtypes(known, device) if timed else ():
             factors = getattr(torch, name)
             ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
         copied = None
-        if timed and (phases or traced is not None):  # else nothing is held against it
+        if timed and (phases or traced is not None):  # else nothing is compared with that rate
             copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
         if self.options.numerics.audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
-        batches = mean_counts(measured.batch_counts, _looked_at(measured)).batches
+        batches = mean_counts(measured.batch_counts, _counted_steps(measured)).batches
         if measured.flops.flops is None or batches is None:
-            batches = batches_per_step(trainer, verb)  # of the copy
+            # They are those of a copy then, with all batches of a step.
+            batches = batches_per_step(trainer, verb)
         return replace(
             known,
             duration_s=self.launch.facts()["duration_s"],
@@ -157,12 +162,12 @@ class Collector:
         try:
             batches = batches_per_step(trainer, self.options.verb) // trainer.world_size
             batch_bytes = bytes_of_batch(self._shapes()) * batches
-        except Exception:  # it cannot be described
+        except Exception:  # the batch's type has no shapes that can be kept
             batch_bytes = None
         return phase_work(trainer, work, measured.traffic, batch_bytes)
 
     def _work(self, measured: Measured, notes: list[str]) -> StepWork | None:
-        steps = len(_looked_at(measured))
+        steps = len(_counted_steps(measured))
         if not steps and (measured.steps_planned.get("memory") or not measured.steps_planned.get("trace")):
             return None  # the run ended before; or nothing but times is asked for, and another process takes seconds
         try:
@@ -182,15 +187,15 @@ def _by_dtype(work: StepWork | None) -> Counter[str]:
     return flops
 
 
-def _multiplied(evidence: Evidence, device: torch.device) -> list[str]:
-    """The dtypes of all matmuls, by torch's names: the run's own, and what else was seen."""
+def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
+    """Return torch's names of the dtypes of all matmuls: the dtype of the run, and those that were seen."""
     dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
     run = [] if dtype is None else [torch_name(dtype)]
     return list(dict.fromkeys([*run, *(name for work in evidence.work.values() for name in work.flops or {})]))
 
 
 def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
-    """The note that a trace of ``device`` shows the host alone; none where it shows the device, or there is none."""
+    """Return the note that a trace of ``device`` shows the host alone; empty where that is not so."""
     if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
         return []
     driver = f"the driver of this {device.type} device does not permit profiling"
@@ -198,15 +203,16 @@ def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[s
     return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]
 
 
-def _looked_at(measured: Measured) -> list[int]:
-    """The steps whose work was counted."""
+def _counted_steps(measured: Measured) -> list[int]:
+    """Return the steps whose work was counted."""
     return sorted({row.step for row in measured.rows if row.stage == "memory"})
 
 
 def model_facts(trainer: Trainer) -> ModelFacts:
-    """Size, precision and optimizers of its module."""
+    """Return size, precision and optimizers of the Trainer's module."""
     module = trainer.lightning_module
     parameters = list(module.parameters())
+    # By id: tied weights are one tensor, which counts once.
     embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
     total = sum(p.numel() for p in parameters)
     return ModelFacts(
@@ -223,7 +229,7 @@ def model_facts(trainer: Trainer) -> ModelFacts:
 
 
 def switches(trainer: Trainer) -> Settings:
-    """What is switched on, and what the machine has; ``conclude`` adds what the figures say."""
+    """Return what is switched on, and what the machine has; ``conclude`` adds what the figures say."""
     loader, device = _loader(trainer), trainer.strategy.root_device
     units, profiler = matrix_units(device), type(trainer.profiler).__name__  # type: ignore[attr-defined]
     return Settings(
@@ -232,6 +238,7 @@ def switches(trainer: Trainer) -> Settings:
         half_precision=units.half_precision,
         compiled=is_compiled_in(trainer.lightning_module),
         num_workers=getattr(loader, "num_workers", None),
+        # Each device of this machine has a process, whose loader has workers of its own.
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if device.type == "cuda" else None,
         fused_optimizer=_are_fused(trainer),
@@ -241,7 +248,7 @@ def switches(trainer: Trainer) -> Settings:
 
 
 def _are_fused(trainer: Trainer) -> bool | None:
-    """None where they cannot be: without an optimizer, for one that has no fused kernel, or where it is refused."""
+    """Return whether all optimizers are fused; None where one cannot be, or there is none."""
     optimizers = trainer.optimizers
     if not optimizers or any("fused" not in optimizer.defaults for optimizer in optimizers):
         return None
@@ -250,23 +257,23 @@ def _are_fused(trainer: Trainer) -> bool | None:
     # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
     clips = trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision")
     refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
-    return None if clips or refused or trainer.strategy.root_device.type not in _FUSED_DEVICES else False
+    return None if clips or refused or trainer.strategy.root_device.type not in FUSED_DEVICES else False
 
 
 def _loader(trainer: Trainer) -> Any:
-    """The first loader of the verb that runs."""
+    """Return the first loader of the verb that runs."""
     loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
     loader = next((each for each in loaders if each is not None), None)
     return loader[0] if isinstance(loader, (list, tuple)) and loader else loader
 
 
 def trained(trainer: Trainer) -> Iterable[torch.Tensor]:
-    """The parameters that are trained."""
+    """Return the parameters that are trained."""
     return (p for p in trainer.lightning_module.parameters() if p.requires_grad)
 
 
 def lists_of(parameters: Iterable[Any]) -> Lists:
-    """What an optimizer of ``parameters`` is given in lists: this rank's part of them."""
+    """Return the size of the tensor lists that an optimizer of ``parameters`` updates: this rank's part of them."""
     local = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters]
     items = {tensor.element_size() for tensor in local}
     return Lists(sum(tensor.numel() for tensor in local), items.pop() if len(items) == 1 else None)

@@ -20,7 +20,7 @@ from lm_profiler.record.run import PlannedMemory, Verb
 
 @dataclass(frozen=True)
 class Launch:
-    """How the run was started: what a reader needs to start it again."""
+    """How the run was started, so that a reader can start it again."""
 
     name: str = "lm_profiler"
     command: str = ""
@@ -28,15 +28,16 @@ class Launch:
     config: Mapping[str, Any] | None = None
     config_yaml: str | None = None
     folder: Path | None = None
-    """Claimed for the run already."""
+    """Folder that was claimed for the run already."""
     kept: bool = False
-    """The process has somebody who ends it where a signal comes, or another rank ends, while it is stuck."""
+    """Whether a watchdog ends the process where it is stuck while a signal comes or another rank ends."""
     planned: PlannedMemory | None = None
-    """What it would need."""
+    """Memory that the run would need, as it was rehearsed."""
     started: float = field(default_factory=time.time)
+    """Seconds since 1970."""
 
     def facts(self) -> dict[str, Any]:
-        """What every record says of it; the duration is up to now."""
+        """Return the record's fields about the start; the duration is up to now."""
         return {
             "name": self.name,
             "started": datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds"),
@@ -50,7 +51,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class ProfilingOptions:
-    """The options of a ``TrainingProfiler``, which says what each means."""
+    """The options of a ``TrainingProfiler``, whose docstring says what each means."""
 
     stages: StageOptions
     actions: ActionsOptions
@@ -67,7 +68,7 @@ class ProfilingOptions:
     whatif: WhatIfOptions
 
     def steps(self, collectives: int = 0) -> dict[str, int]:
-        """Of each stage, in their order; with ``collectives`` steps in which those are timed, where there are any."""
+        """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""
         return {
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,

@@ -1,4 +1,4 @@
-"""What a run measured, before it is a record."""
+"""What a run measured: what the steps and the instruments leave, before Trainer and machine are asked."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from lm_profiler.record.steps import Peaks, StepRow
 
 @dataclass(frozen=True)
 class Measured:
-    """All that a run has to say when it ends: of one rank, or of every one brought together."""
+    """What one rank measured, or all of them merged."""
 
     rows: Sequence[StepRow]
     steps_planned: Mapping[str, int]
     batch_counts: Sequence[Sequence[BatchCount]] = ()
-    """Of each rank, where they change."""
+    """Steps at which a rank's batches or samples of a step change, for each rank."""
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     device_idle: float | None = None
@@ -50,23 +50,19 @@ class Measured:
     """What the training thread did in each phase of a step of the ``actions`` stage."""
     python_times: Sequence[PythonTime] = ()
     allocator: AllocatorReading | None = None
-    graph_pools: int | None = None
-    """Bytes that CUDA graphs have for themselves."""
     recompilations: int = 0
-    recompiled: Sequence[str] = ()
-    """What was compiled, as ``recompiled_since`` names it."""
     loader: LoaderFacts | None = None
     telemetry: Telemetry | None = None
     syncs: list[Sync] | None = None
     cpu_uses: Sequence[CpuUse] = ()
-    """Of each rank that knows."""
+    """CPU use on each rank that can read it."""
     counters: Sequence[StepCounters] = ()
-    """Of each measured step, of each rank that knows."""
+    """Readings of each measured step, of each rank that has them."""
     flops: SeenFlops = field(default_factory=SeenFlops)
     experiment: Experiment | None = None
     ranks_heard: int = 1
-    """Of how many ranks the facts are; ``rows`` may be of more, whose files were found."""
+    """Number of ranks that sent their facts; ``rows`` may be of more, whose files were found."""
     timelines: Sequence[RankTimeline] = ()
-    """Of each rank that knows when it came to its collectives."""
+    """One of each rank that knows when it came to its collectives."""
     reducers: Sequence[ReducerTimes] = ()
-    """Of each rank where DDP trains."""
+    """DDP's own timings, of each rank where DDP trains."""

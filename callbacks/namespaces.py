@@ -1,7 +1,7 @@
-"""Lightning under its two names.
+"""Recognises Lightning's classes by name, under both of its package names.
 
-``lightning.pytorch`` and ``pytorch_lightning`` define every class twice, and a Trainer, a module or an exception may be
-of either. Nothing of theirs is compared by identity: what is asked of it is asked here, by name.
+``lightning.pytorch`` and ``pytorch_lightning`` each define every class, and a Trainer, a module or an exception may be
+of either. So their classes are never compared by identity, but here, by name.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 def verb_of(trainer: Any) -> Verb:
-    """What ``trainer`` runs."""
+    """Return the verb that ``trainer`` runs."""
     return cast(Verb, trainer.state.fn.value)
 
 
 def is_a(thing: object, name: str) -> bool:
-    """Whether Lightning's class ``name`` is the class of ``thing`` or one of its bases."""
+    """Return whether Lightning's class ``name`` is the class of ``thing`` or one of its bases."""
     return any(_is(kind, name) for kind in type(thing).__mro__)
 
 
 def is_exactly(thing: object, name: str) -> bool:
-    """Whether ``thing`` is of Lightning's class ``name``, and not of a class that somebody derived from it."""
+    """Return whether ``thing`` is of Lightning's class ``name`` itself, and not of a class derived from it."""
     return _is(type(thing), name)
 
 
 def nearest(thing: object) -> str:
-    """The name of Lightning's own class that ``thing`` is of, or that its class was derived from; empty for none."""
+    """Return the name of the Lightning class that the class of ``thing`` is or derives from; empty for none."""
     return next((kind.__name__ for kind in type(thing).__mro__ if _is(kind, kind.__name__)), "")
 
 
 def trainer_of(module: object) -> Any:
-    """The Trainer of a LightningModule; None where it has none, and of any other module."""
+    """Return the Trainer of a LightningModule; None where it has none, and for any other module."""
     if not is_a(module, "LightningModule"):
         return None
     try:
         return getattr(module, "trainer", None)
-    except RuntimeError:
+    except RuntimeError:  # what Lightning raises for a module without a Trainer
         return None
 
 
 def overrides(thing: object, hook: str) -> bool:
-    """Whether ``thing`` brings a ``hook`` of its own, beside the empty one that Lightning defines."""
+    """Return whether a class of ``thing`` overrides the empty ``hook`` that Lightning defines."""
     return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1
 
 
 def is_fetch(frame: FrameType) -> bool:
-    """Whether it is of the function in which Lightning's loops ask for a batch."""
+    """Return whether ``frame`` runs the function in which Lightning's loops ask for a batch."""
     return frame.f_code.co_name == "__next__" and frame.f_globals.get("__name__", "").endswith(".loops.fetchers")
 
 

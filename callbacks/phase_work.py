@@ -1,4 +1,4 @@
-"""What each phase of a step has to do at least on one device, of the rank that writes the record."""
+"""The least work of each phase of a step, on one device of the rank that writes the record."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.torch_names import tree_leaves
 
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
-"""Strategies under which optimizers hold a rank's own shard; what is gathered of the others is unknown."""
+"""Strategies under which optimizers hold a rank's own shard; what a rank gathers from the others is unknown."""
 
 _FROM_SHARDS = ("zero_grad", "clip", "optimizer")
+"""Phases that touch nothing but a rank's own shard."""
 
 _NOTHING = StepTraffic({}, None)
 
@@ -26,13 +27,14 @@ _NOTHING = StepTraffic({}, None)
 def phase_work(
     trainer: Trainer, work: StepWork | None, traffic: StepTraffic | None, batch_bytes: int | None
 ) -> dict[str, Work]:
-    """By phase, for those that occurred in a step.
+    """Return the work of each phase that occurred in a step.
 
     Args:
-        trainer: of the run.
-        work: of a step; None is unknown.
-        traffic: bytes of a step of the memory stage; None where none was looked at, so that those of ``work`` count.
-        batch_bytes: of all batches of a step on one rank; None is unknown.
+        trainer: the run's.
+        work: work of a step; None is unknown.
+        traffic: bytes that a step of the memory stage moved; None where no step was looked at, so that those of
+            ``work`` count.
+        batch_bytes: bytes of all batches of a step on one rank; None is unknown.
     """
     on_shapes = None if work is None else work.traffic
     if traffic is None and on_shapes is None:
@@ -41,6 +43,7 @@ def phase_work(
     moved["forward"] = _forward_bytes(traffic, on_shapes, batch_bytes)
     if "clip" in moved and trainer.lightning_module.automatic_optimization:
         moved["clip"] = _clip_bytes(trainer, moved["clip"])
+    # What no single rank holds whole cannot be told from its own tensors.
     strategy = nearest(trainer.strategy)
     if strategy not in WHOLE or _is_partitioned(trainer):
         known = _FROM_SHARDS if strategy in _SHARDED else ()
@@ -55,7 +58,7 @@ def phase_work(
 
 
 def bytes_of_batch(batch: Any) -> int:
-    """Of all tensors in ``batch``."""
+    """Return the bytes of all tensors in ``batch``."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
@@ -71,14 +74,14 @@ def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batc
 
 
 def _clip_bytes(trainer: Trainer, gradients: int | None) -> int | None:
-    """The loop asks for clipping always. Without a limit Lightning's own does nothing; what another does is unknown."""
+    """Return the bytes that clipping moves; None where an overridden hook decides without the Trainer's limit."""
     if trainer.gradient_clip_val:
         return gradients
     return None if overrides(trainer.lightning_module, "configure_gradient_clipping") else 0
 
 
 def _flops(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
-    """Of forward and backward; the latter also computes what activation checkpointing did not keep."""
+    """Return FLOPs by dtype of forward and backward, which recomputes what activation checkpointing did not keep."""
     if work is None:
         return {"forward": None, "backward": None}
     backward = Counter(work.by_dtype.get("backward", {}))
@@ -87,5 +90,5 @@ def _flops(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
 
 
 def _is_partitioned(trainer: Trainer) -> bool:
-    """Whether an optimizer updates a part of the parameters it was given (torch's ZeroRedundancyOptimizer)."""
+    """Return whether an optimizer updates only a part of its parameters, as torch's ZeroRedundancyOptimizer does."""
     return any(hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers)

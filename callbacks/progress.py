@@ -1,4 +1,4 @@
-"""One line that names the stage. Written between steps, so that no measured step holds it."""
+"""Prints which stage runs, between steps, so that no measured step includes it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import counted
 
 _REDRAW_S = 0.5
+"""Least seconds between two drawings on a terminal."""
 
 
 class Progress:
-    """Draws ``measuring 7/20`` over itself on a terminal, twice a second at most; elsewhere a line a stage.
+    """Draws ``measuring 7/20`` over itself on a terminal; elsewhere prints one line for each stage.
 
-    ``until_sure``: measuring may end before all planned steps are done.
+    ``until_sure`` says that measuring may end before all planned steps are done.
     """
 
     def __init__(
@@ -31,13 +32,14 @@ class Progress:
         self._stage: str | None = None
 
     def draw(self, stage: str, done: int, planned: int) -> None:
-        """``done`` of ``planned`` steps of ``stage`` are finished."""
+        """Show that ``done`` of ``planned`` steps of ``stage`` are finished."""
         new = stage != self._stage
         if self._live:
             now = self._clock()
             if not new and now - self._drawn_at < _REDRAW_S:
                 return
             self._drawn_at = now
+            # To the beginning of the line, and erase it.
             put(self._out, f"\r\x1b[K{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
             limit = self._measured if stage == "measure" else ""
@@ -45,7 +47,7 @@ class Progress:
         self._stage = stage
 
     def clear(self) -> None:
-        """Leave the terminal's line empty."""
+        """Clear the terminal's line."""
         if self._live and self._stage is not None:
             put(self._out, "\r\x1b[K")
         self._stage = None

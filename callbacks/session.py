@@ -1,4 +1,4 @@
-"""One run of the instruments: rows collect here while the stages pass by."""
+"""Drives the instruments from step to step, and collects one row a step while the stages pass by."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from lm_profiler.record.run import BetweenSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG = 4
-"""Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
+"""Steps to wait before the marks of a step are read: by then the device has usually reached them."""
 
 _KEEP_NS = 1_000_000_000
-"""Rows are written this often, and progress is drawn: a killed process loses no more."""
+"""Nanoseconds between two writes of rows, and two draws of progress: a killed process loses no more."""
 
 _APART_NS = 5_000_000
-"""Steps that are shorter than this share a reading of memory and counters, which takes some ten microseconds in place:
-so that it takes no more than a few thousandths of the time."""
+"""Least nanoseconds between two readings of memory and counters, which take some ten microseconds each."""
 
 _NAMED = 3
-"""Recompilations that are named in full."""
+"""Number of recompilations that a note names."""
 
 _Pending = tuple[int, str, int | None, Peaks]
-"""Step, stage, tokens and memory of a step whose marks were not read yet."""
+"""Number, stage, tokens and memory of a step whose marks were not read yet."""
 
 
 @dataclass(eq=False)
@@ -47,11 +46,11 @@ class Session:
         instruments: everything but the times.
         progress: the progress line; None on every rank but one.
         rank: global rank of this process.
-        stopping: whether enough was measured before the stage's steps are done.
+        stopping: ends the measuring before its steps are done, where enough is known.
         tell: reports a problem.
         keep_rows: appends rows to the file; called once a second at most.
 
-    ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens``, ``batches`` and
+    ``steps`` counts the finished steps. The callback, which sees the batches, adds up ``tokens``, ``batches`` and
     ``samples`` of the running step.
     """
 
@@ -90,10 +89,10 @@ class Session:
         self._begin_stage()
 
     def step_ended(self) -> int:
-        """Keep the step; go on to the next stage when its own is over. Returns how many steps are left."""
+        """Keep the step that ended, begin the next stage where this one is over, and return how many steps are left."""
         schedule = self.schedule
         stage = schedule.stage
-        assert stage is not None
+        assert stage is not None  # no step is counted after the last stage
         self.steps += 1
         done = schedule.done + 1
         look = stage == "measure" and done >= self.stopping.look_at
@@ -102,7 +101,7 @@ class Session:
             if now - self._read_ns >= _APART_NS or look or done >= self._planned or stage == "memory":
                 self._read_ns = now
                 self._look_around(stage)
-        finally:  # Ctrl-C would lose the step
+        finally:  # else Ctrl-C while reading would lose the step
             self._pending.append((self.steps, stage, self.tokens, self._peaks))
         self.tokens = None
         count = (self.batches, self.samples)
@@ -127,7 +126,7 @@ class Session:
     def _look_around(self, stage: str) -> None:
         """Read memory, and in ``measure`` what else the step that has just ended suffered from."""
         memory, counters = self.instruments.memory, self.instruments.counters
-        self._peaks = UNKNOWN
+        self._peaks = UNKNOWN  # else an interrupt in the next line would leave those of an earlier step
         self._peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
         if stage == "measure":
             counters.part.run(counters.reader.read, self.steps)
@@ -135,7 +134,7 @@ class Session:
             ranks.part.run(ranks.look, self.steps)
 
     def keep(self) -> None:
-        """Write the rows that are complete and were not written yet."""
+        """Write the complete rows that were not written yet."""
         self._kept_ns = self.timeline.clock()
         self._read_reached()
         if self.keep_rows is not None and self._kept < len(self._rows):
@@ -151,16 +150,16 @@ class Session:
         return True
 
     def measured_s(self) -> list[float]:
-        """What the measured steps took, as far as that is known by now."""
+        """Return the seconds of each measured step, as far as they are known by now."""
         return [row.time("step") for row in self._rows if row.stage == "measure" and row.seconds is not None]
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
-        """Those that were read by now."""
+        """The rows that were read by now."""
         return tuple(self._rows)
 
     def finish(self, trace: bool = True) -> None:
-        """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
+        """End the stage that runs, and read what is still on the device: the run is over, as planned or not."""
         tracer = self.instruments.tracer
         if not trace:
             tracer.part.run(tracer.discard)
@@ -172,8 +171,9 @@ class Session:
             self._drawing.run(self.progress.clear)
 
     def measured(self) -> Measured:
-        """What there is to record, of this rank."""
+        """Return what this rank measured."""
         facts = self.instruments.facts()
+        compiled, graph_pools = facts.pop("recompiled", ()), facts.pop("graph_pools", None)  # these become notes
         return Measured(
             rows=StepTable.of(self._rows),
             steps_planned=self.schedule.planned,
@@ -183,8 +183,8 @@ class Session:
             device_idle=self._idle / self._asked if self._asked else None,
             notes=(
                 *self.notes,
-                *_recompiled(facts.get("recompiled", ()), facts.get("counters", ())),
-                *_of_graphs(facts.get("graph_pools")),
+                *_recompiled_note(compiled, facts.get("counters", ())),
+                *_graph_note(graph_pools),
             ),
             **facts,
         )
@@ -204,7 +204,7 @@ class Session:
             self._read_all()
         if stage == "measure":
             went_on = self.schedule.stage != "measure"
-            if went_on and self.rank == 0:  # whose answer was everybody's
+            if went_on and self.rank == 0:  # its answer was everybody's, so it alone knows why measuring stopped
                 self.notes += self.stopping.missed(self.measured_s())
         self.instruments.end(stage)
         self.keep()
@@ -219,7 +219,7 @@ class Session:
             self._read(self._pending.popleft(), finished.popleft())
 
     def _read_all(self) -> None:
-        """Wait for the device, once; on one that is dead the host's times are what is left."""
+        """Wait for the device, and read all marks; only the host's where the device is dead."""
         alive = True
         if self.stream is not None:
             try:
@@ -238,7 +238,7 @@ class Session:
             ranks.part.run(ranks.keep, stage, step, marks)
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if alive else None
-            self.stream.release(marks.instants)
+            self.stream.release(marks.instants)  # reused, so that steps make no new events
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
@@ -262,9 +262,8 @@ class Session:
         return whole - sum(row.time("step", "host") for row in self._rows if row.stage == "measure")
 
 
-def _recompiled(names: Sequence[str], counters: Sequence[StepCounters]) -> list[str]:
-    """The note that names what was compiled while measuring, each thing once and the first few of many, and in which
-    steps."""
+def _recompiled_note(names: Sequence[str], counters: Sequence[StepCounters]) -> list[str]:
+    """Return the note on what was compiled while measuring, the first few things and steps by name; empty for none."""
     once = list(dict.fromkeys(names))
     more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
     steps = [str(each.step) for each in counters if each.compile_s]
@@ -272,8 +271,8 @@ def _recompiled(names: Sequence[str], counters: Sequence[StepCounters]) -> list[
     return [f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"] if once else []
 
 
-def _of_graphs(pools: int | None) -> list[str]:
-    """The note that says what peaks do not have."""
+def _graph_note(pools: int | None) -> list[str]:
+    """Return the note that peaks leave out what CUDA graphs use, whose ``pools`` are in bytes; empty for none."""
     if pools is None:
         return []
     theirs = f"of what is reserved, {bytes_text(pools)} are theirs alone, or a MemPool's"

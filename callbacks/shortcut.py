@@ -1,4 +1,4 @@
-"""The instruments for a Trainer of one's own, in one call."""
+"""One function that makes the callback for your own Trainer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def profiling_callbacks(
     action_steps: int = 3,
     verbose: bool = False,
 ) -> list[Callback]:
-    """The instruments for your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
+    """Return the callback that profiles your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
 
     Args:
         warmup_steps: steps before the measured ones.

@@ -1,4 +1,4 @@
-"""What the loop is doing and for how many steps: warm-up, measure, then memory and trace."""
+"""The stages of a run and how many steps each has: warm-up, measure, then those that look closer."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ class StageOptions:
 
     @property
     def planned_steps(self) -> int:
-        """Steps to measure, at most."""
+        """Most steps to measure."""
         return self.measure_steps if self.until_ci is None else self.max_steps
 
 
 _MORE = 0.25
-"""Of the steps, until the next look. Each look may stop on a lucky streak: after so much more, the interval where it
-stops holds (benchmarks/statistics).
-"""
+"""Share of the measured steps that are measured until the next look. Each look may stop on a lucky streak; with looks
+this far apart, the interval where measuring stops keeps its 95 % (benchmarks/statistics)."""
 
 
 @dataclass
 class StoppingRule:
-    """Whether enough was measured: the answer to ``until_ci``.
+    """Decides under ``until_ci`` whether enough was measured.
 
     Args:
         options: target and caps.
@@ -71,35 +70,32 @@ class StoppingRule:
     """Measured steps after which to look again; never where no precision was asked for."""
 
     def __post_init__(self) -> None:
+        # From the first step on, because max_seconds may be over before the tenth.
         self.look_at = sys.maxsize if self.options.until_ci is None else 1
 
-    def asks(self, steps: int) -> bool:
-        """Whether to look after ``steps`` measured steps."""
-        return steps >= self.look_at
-
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
-        """Whether ``steps`` measured ones are enough; ``step_s`` are their seconds, as far as they are known."""
+        """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds."""
         assert self.options.until_ci is not None
         known = known_to(step_s) if len(step_s) >= FEWEST_STEPS else None
         self._enough = known is not None and known <= self.options.until_ci
         left_s = self.options.max_seconds - elapsed_s
         more = 0
         if not self._enough and left_s > 0:
-            fitting = steps * left_s / max(elapsed_s, 1e-9)  # steps may take minutes
+            fitting = steps * left_s / max(elapsed_s, 1e-9)  # steps may take minutes: look before the time is over
             more = max(1, int(min(fitting, max(FEWEST_STEPS - steps, math.ceil(_MORE * steps)))))
-        return self._hear(steps, more)
+        return self._take_answer(steps, more)
 
     def follow(self, steps: int) -> bool:
-        """Whether the ranks agree that ``steps`` measured ones are enough, where this rank's instruments failed."""
-        return self._over or (self.asks(steps) and self._hear(steps, 0))
+        """Return whether the ranks agree that ``steps`` are enough, where this rank's instruments failed."""
+        return self._over or (steps >= self.look_at and self._take_answer(steps, 0))
 
-    def _hear(self, steps: int, more: int) -> bool:
+    def _take_answer(self, steps: int, more: int) -> bool:
         more = self.agree(more)
         self.look_at, self._over = steps + more, more == 0
         return self._over
 
     def missed(self, step_s: Sequence[float]) -> list[str]:
-        """The note that a cap ended the measurement of ``step_s`` before they were precise enough; else none."""
+        """Return the note that a limit ended the measuring of ``step_s`` before they were precise enough, if it did."""
         if self._enough or self.options.until_ci is None:
             return []
         width = known_to(step_s)

@@ -323,3 +323,7 @@ def _map_plain(change: Any, tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(_map_plain(change, value) for value in tree)
     return change(tree)
+
+
+FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
+"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils._get_fused_kernels_supported_devices)."""

@@ -1,5 +1,4 @@
-"""What is measured besides time: memory, trace, modules of kernels, FLOPs, dtypes, what delays cost, when the
-ranks come to their collectives.
+"""The instruments: what is measured besides time, each in a stage of its own or between the timed steps.
 
 May use Lightning, torch, ``marks``, ``measure``, ``analysis.trace``, ``analysis.why``, ``analysis.ranks``,
 ``processes`` and ``record``. Never changes what training computes.

@@ -1,4 +1,4 @@
-"""The ``actions`` stage: whose the time is that no phase covers."""
+"""The ``actions`` stage: which action of the loop takes the time that no phase covers."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ class ActionsOptions:
 
 
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
-"""``[Owner]Class.hook``; of a callback the class is its state key."""
+"""Matches ``[Owner]Class.hook``; for a callback, its state key stands in the place of the class."""
 
 _LIGHTNINGS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
-"""Its actions that belong to no hook."""
+"""Lightning's actions that belong to no hook."""
 
 _EMPTY: Owner = (LIGHTNING, "empty hooks")
 _LOGGED: Owner = (LIGHTNING, "logged metrics")
 _CONNECTOR = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "update_eval_step_metrics")
-"""Where Lightning collects what ``self.log`` was given: metrics are computed there, and sent from rank to rank."""
+"""Methods in which Lightning computes the metrics that ``self.log`` was given, and sends them between ranks."""
 
 
 @dataclass(eq=False)
 class OwnersWatch:
-    """An instrument: shares out ``other`` in the ``actions`` stage.
+    """Instrument that divides the time of ``other`` among the loop's actions, in the ``actions`` stage.
 
     Args:
-        trainer: whose actions.
-        timeline: whose marks say what is ``other``.
-        profiler: the one that stands in for the Trainer's, asked for when it does.
-        callback: ours.
+        trainer: the run's.
+        timeline: its marks tell when ``other`` runs.
+        profiler: returns the one that stands in for the Trainer's; called once that is so.
+        callback: ours, whose time is named apart.
         user: the profiler that the Trainer had.
-        steps: that are timed by action; one more is followed by its lines.
+        steps: number of steps that are timed by action; in one more, the program's lines are timed.
     """
 
     trainer: Any
@@ -84,17 +84,18 @@ class OwnersWatch:
         if stage != "actions" or profiler is None:
             return
         owners = self._owners = Owners(self.timeline, self.steps, part=self.part)
-        if not is_compiled_in(self.trainer.lightning_module):  # where it is, there is hardly any
+        if not is_compiled_in(self.trainer.lightning_module):  # a compiled step runs hardly any Python
             owners.follow = PythonTimes(lambda: owners.code, self.timeline.clock, part=self.part)
             self._undo.callback(owners.follow.stop)
         observe = self.part.guard(owners.observe)
         self._undo.callback(self.timeline.unobserve, observe)
         self.timeline.observers += (observe,)
-        for thing, name, owner in self._methods():
-            with suppress(AttributeError):  # in another version, or of an object that takes none: then it is the loop's
+        for thing, name, owner in self._calls_without_action():
+            # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
+            with suppress(AttributeError):
                 bracket(thing, name, Owned(owners, owner), self.part, self._undo)
         self._undo.callback(profiler.surround, None)
-        profiler.surround(self._named)
+        profiler.surround(self._owned_span)
 
     def end(self, stage: str) -> None:
         if stage == "actions" and self._owners is not None:
@@ -107,9 +108,9 @@ class OwnersWatch:
     def discard(self) -> None:
         self._undo.close()
 
-    def _named(self, action_name: str, span: Marked) -> Marked:
+    def _owned_span(self, action_name: str, span: Marked) -> Marked:
         if isinstance(span, (Epoch, Died)) or (isinstance(span, Span) and span._code != at.OTHER):
-            return span  # a phase, whose time is nobody else's; or what has none in a step
+            return span  # phases keep their own time, and these two take none within a step
         assert self._owners is not None
         owner = self.part.run(self._owner_of, action_name)
         if owner is None:
@@ -122,15 +123,15 @@ class OwnersWatch:
         if bracketed is None:
             return (LIGHTNING if action_name in _LIGHTNINGS else "", action_name)
         kind, _, hook = bracketed.groups()
-        those = candidates(self.trainer, kind, action_name, hook)
-        if any(each is self.callback for each in those):
+        owners_of_hook = candidates(self.trainer, kind, action_name, hook)
+        if any(owner is self.callback for owner in owners_of_hook):
             return (OURS, hook)
-        if not any(overrides(each, hook) for each in those):
+        if not any(overrides(owner, hook) for owner in owners_of_hook):
             return _EMPTY if hook.startswith("on_") else (LIGHTNING, hook)
-        return (type(those[0]).__name__, hook)
+        return (type(owners_of_hook[0]).__name__, hook)
 
-    def _methods(self) -> Iterator[tuple[Any, str, Owner]]:
-        """What Lightning calls without an action around it."""
+    def _calls_without_action(self) -> Iterator[tuple[Any, str, Owner]]:
+        """Yield objects, methods and owners of what Lightning calls without an action around it."""
         trainer = self.trainer
         for name in _CONNECTOR:
             yield LOGGING.of_or(trainer), name, _LOGGED

@@ -14,24 +14,27 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.reducer import ReducerTimer
 
 STEPS = 6
-"""Of the reducer's, the last is told of by the one that follows: it tells of no step itself."""
+"""Steps for each kind of reading in the stage. The reducer reports a step only once the next one has begun."""
 
 
 def steps_of_stage(device_type: str, ddp: bool) -> int:
-    """How many the ``collectives`` stage has: on CUDA first those of NCCL's own durations, under DDP then those of its
-    reducer, whose reading waits for the device."""
+    """Return how many steps the ``collectives`` stage has: first those for NCCL's durations, then those for DDP's
+    reducer.
+
+    Reading the reducer waits for the device, which would disturb the former.
+    """
     return STEPS * (device_type == "cuda") + STEPS * ddp
 
 
 @dataclass(eq=False)
 class CommunicationWatch:
-    """An instrument: samples DDP's reducer.
+    """Instrument that reads the timings of DDP's reducer in each step of the ``collectives`` stage.
 
     Args:
-        timeline: whose marks say where a step begins.
-        rank: of this process.
-        wrapped: what trains, asked for when the stage begins.
-        after: steps of the stage that others need undisturbed.
+        timeline: its marks tell where a step begins.
+        rank: this process's.
+        wrapped: returns the module that trains, as its strategy wrapped it; called when the stage begins.
+        after: steps at the beginning of the stage that other instruments need undisturbed.
     """
 
     timeline: Timeline
@@ -54,7 +57,7 @@ class CommunicationWatch:
         self.timeline.observers += (self._observer,)
 
     def _mark(self, code: int) -> None:
-        if self._timer is None or len(self.timeline.reading().step.codes) != 1:
+        if self._timer is None or len(self.timeline.reading().step.codes) != 1:  # not the first mark of a step
             return
         self._step += 1
         if self._step == self.after + 1:

@@ -1,7 +1,7 @@
-"""Puts delays into the workers of the loader that is profiled.
+"""Puts delays into the workers of the loader that is profiled, where delays were asked for.
 
-The workers start before ``on_train_start``, so their collate function is replaced where Lightning hands a loader to the
-strategy. That is done only where delays were asked for; each loader gets its own function back.
+The workers start before ``on_train_start``, so the loader's collate function is replaced earlier, where Lightning hands
+it to the strategy. Each loader gets its own function back.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _STAGES = {
 
 
 class DelayedLoader:
-    """The loader of one run; to be made in ``setup``, before there is one.
+    """The loader of one run. To be made in ``setup``, before there is a loader.
 
     Args:
-        trainer: whose loader.
+        trainer: the run's.
         verb: what is profiled; loaders of the Trainer's other verbs are left alone.
-        part: guards what Lightning calls of it.
+        part: guards what Lightning calls.
     """
 
     def __init__(self, trainer: Trainer, verb: Verb, part: Guard) -> None:
@@ -54,30 +54,30 @@ class DelayedLoader:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether batches are made where they are asked for, in the loop's own thread."""
+        """Whether batches are made in the loop's own thread, where they are asked for."""
         return isinstance(self._loader, DataLoader) and not self._loader.num_workers
 
     @property
     def delays(self) -> WorkerDelays | None:
-        """Of its workers; None where there are none, or they cannot be delayed."""
+        """The delays of its workers; None where there are none, or they cannot be delayed."""
         collate = getattr(self._loader, "collate_fn", None)
         return collate.delays if isinstance(collate, DelayedCollate) else None
 
     def why_not(self, held_s: float) -> str | None:
-        """Why its workers cannot be delayed and held for ``held_s`` in all; None where they can, or have no need."""
+        """Return why the workers cannot be delayed, and held for ``held_s`` in all; None if there is no reason."""
         loader = self._loader
         if self.is_on_host:
             return None
         if self.delays is None:
             kind = type(loader).__name__
             return f"expected one DataLoader of torch whose workers start with the run, given a {kind}"
-        if 0 < loader.timeout < 2 * held_s:
+        if 0 < loader.timeout < 2 * held_s:  # the loader would give its workers up while they are held
             return f"expected a timeout of {2 * held_s:.3g} s or more, or none, given {loader.timeout:g} s"
         return None
 
     @property
     def ahead(self) -> int:
-        """Batches that its workers may have made and nobody has taken."""
+        """Most batches that the workers have prefetched."""
         loader = self._loader
         return int(loader.num_workers * loader.prefetch_factor) if self.delays is not None else 0
 
@@ -91,6 +91,7 @@ class DelayedLoader:
             self._part.run(self._wrap, loader)
             return loader
 
+        # To undo this, our attribute is deleted where the method is the class's: else it would stay in pickles.
         strategy.process_dataloader = update_wrapper(processed, process)
         give_back: Callable[[], None] = partial(delattr, strategy, "process_dataloader")
         self._undo.callback(partial(setattr, strategy, "process_dataloader", process) if had else give_back)

@@ -1,4 +1,4 @@
-"""What is measured besides time: each instrument is told when a stage begins and ends, and keeps its facts."""
+"""What an instrument is, and how all instruments of a run begin and end with its stages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 
 
 class Instrument(Protocol):
-    """Told of every stage; works between steps. What it raises takes it out, and ``discard`` is called."""
+    """Reads something in some stages of a run, and keeps it as facts.
+
+    It is told of every stage, between steps. Where it raises it is taken out: ``discard`` is called, and nothing else.
+    """
 
     name: str
     part: Guard
-    """Answers for what training calls of it during a step."""
+    """Guards what training calls of it during a step."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What it knows by now, by the fields of ``Measured``."""
+        """What it knows by now, by the names of the fields of ``Measured``."""
 
     def begin(self, stage: str) -> None:
-        """``stage`` starts with the next step."""
+        """Begin what is to be done in ``stage``, which starts with the next step."""
 
     def end(self, stage: str) -> None:
-        """``stage`` is over; of ``measure``, on the device too."""
+        """End what was done in ``stage``, which is over; at the end of ``measure`` the device is done too."""
 
     def discard(self) -> None:
         """Stop, and leave training's objects as they were."""
@@ -36,14 +39,14 @@ class Instrument(Protocol):
 
 @dataclass(eq=False)
 class Watch:
-    """An instrument that works from the beginning of one ``stage`` to its end.
+    """Instrument that works from the beginning of one ``stage`` to its end.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         stage: the stage in which it works.
-        start: begins.
-        finish: ends; returns the facts.
-        stop: ends without a result; may be called twice.
+        start: called at the beginning.
+        finish: called at the end; returns the facts.
+        stop: ends the work without a result; may be called twice.
     """
 
     name: str
@@ -67,15 +70,15 @@ class Watch:
 
 
 class Instruments:
-    """All of one run's, in the order in which they begin; they end in the opposite one.
+    """All instruments of one run, in the order in which they begin; they end in the opposite order.
 
     Args:
-        memory: begins first: it resets the peaks that others may add to.
-        tracer: has a stage of its own.
-        others: in their order; what a reading would disturb stands before what reads.
-        tell: is told when one of them fails, each by itself.
-        counters: begins last and ends first: it reads what all others cost too.
-        ranks: None where this process trains alone.
+        memory: begins first, because it resets the peaks that the others may add to.
+        tracer: the trace, in a stage of its own.
+        others: further ones in their order; one that a reading would disturb stands before the one that reads.
+        tell: is told of each that fails; the others go on.
+        counters: begins last and ends first, so that what the others cost at both ends is not in its counts.
+        ranks: who waits for whom; None where this process trains alone.
     """
 
     def __init__(
@@ -93,15 +96,15 @@ class Instruments:
             instrument.part = Guard(instrument.name, tell, instrument.discard)
 
     def begin(self, stage: str) -> None:
-        """``stage`` starts with the next step."""
+        """Begin all of them: ``stage`` starts with the next step."""
         for instrument in self._all:
             instrument.part.run(instrument.begin, stage)
 
     def end(self, stage: str) -> None:
-        """``stage`` is over."""
+        """End all of them: ``stage`` is over."""
         for instrument in reversed(self._all):
             if instrument.part.out:
-                instrument.part.undo()  # what it could not undo where it failed, amid a backward pass
+                instrument.part.undo()  # amid a backward pass, where it failed, not everything could be undone
             else:
                 instrument.part.run(instrument.end, stage)
 
@@ -111,5 +114,5 @@ class Instruments:
             instrument.part.run(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
-        """What they know, by the fields of ``Measured``; of one that failed, what it knew by then."""
+        """Return what all of them know by now, by the names of the fields of ``Measured``."""
         return {name: value for instrument in self._all for name, value in instrument.facts.items()}

@@ -45,14 +45,14 @@ class MemoryOptions:
 
 @dataclass(eq=False)
 class MemoryReader:
-    """Reads peaks once a step, between steps; in the ``memory`` stage at every mark, with what they consist of.
+    """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes.
 
     Args:
         probe: reads the peaks.
-        timeline: whose marks are observed.
-        device: whose allocator is asked.
-        parties: the module and the optimizers whose tensors count, asked for when they exist.
-        forward: is told of the operators of forward passes, by somebody else.
+        timeline: its marks are observed.
+        device: the device whose allocator is asked.
+        parties: returns the module and the optimizers whose tensors count; called once they exist.
+        forward: hears of the operators of forward passes, from the instrument that counts FLOPs.
     """
 
     probe: Probe
@@ -68,7 +68,7 @@ class MemoryReader:
 
     def __post_init__(self) -> None:
         self.step_peaks = self.probe.peaks
-        """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
+        """Returns the peaks since the stage began; in the ``memory`` stage, those of the last step."""
 
     def _step_peaks(self) -> Peaks:
         assert self._readers is not None
@@ -79,7 +79,7 @@ class MemoryReader:
         return parts.take_step()
 
     def begin(self, stage: str) -> None:
-        self.probe.reset()
+        self.probe.reset()  # each stage has peaks of its own
         if stage != "memory":
             return
         module, optimizers = self.parties()
@@ -94,7 +94,7 @@ class MemoryReader:
         self._readers[0].start()
         self._observers = tuple(self.part.guard(reader) for reader in self._readers)
         self.timeline.observers += self._observers
-        self.step_peaks = self._step_peaks
+        self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
 
     def end(self, stage: str) -> None:
         if stage == "measure":
@@ -117,4 +117,4 @@ class MemoryReader:
         holdings.stop()
         levels.stop()
         if not levels.watching:
-            self._readers = None  # last: what could not be undone now is undone by the next call
+            self._readers = None  # only now: what could not be undone is tried again by the next call

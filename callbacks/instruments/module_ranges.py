@@ -1,4 +1,4 @@
-"""Names each module's forward pass in a trace, so that kernels can be told by the module they belong to."""
+"""Names each module's forward pass in a trace, which tells to which module a kernel belongs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.counts.recompiles import is_compiled
 
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
-"""What strategies and wrappers put into a module's path."""
+"""Matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``."""
 
 
 class _OpenRanges(threading.local):
-    """The ranges that are open: the autograd engine recomputes checkpointed modules in a thread of its own."""
+    """The open ranges of each thread: the autograd engine recomputes checkpointed modules in a thread of its own."""
 
     def __init__(self) -> None:
         self.open: list[tuple[nn.Module, record_function]] = []
@@ -39,7 +39,7 @@ class ModuleRanges:
         self._threads = _OpenRanges()
 
     def attach(self, module: nn.Module) -> None:
-        """Until ``detach``."""
+        """Open ranges around the forward passes below ``module``, until ``detach``."""
         closed = self._part.guard(self._close)
         for path, child in _callable_below(module):
             name = f"module: {path} ({type(child).__name__})"
@@ -67,15 +67,15 @@ class ModuleRanges:
         if torch.compiler.is_compiling() or not any(opened is module for opened, _ in stack):
             return
         opened = None
-        while opened is not module:  # an interrupt may have left inner ones open
+        while opened is not module:  # Ctrl-C may have left inner ranges open
             opened, range_ = stack.pop()
             range_.__exit__(None, None, None)
 
 
 def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Path and module of all that are called below ``module``, each once."""
+    """Yield path and module of all modules below ``module`` that have a forward pass of their own, each once."""
     left_alone = {inside for part in module.modules() if is_compiled(part) for inside in part.modules()}
     for path, part in module.named_modules(memo=left_alone):
-        # A list of modules has no forward pass of its own.
+        # A ModuleList, for one, is never called.
         if path and type(part).forward is not nn.Module.forward:
             yield _WRAPPERS.sub("", path), part

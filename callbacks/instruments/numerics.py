@@ -1,4 +1,4 @@
-"""The audit of the run's precision: one step on copies of the module, after everything else."""
+"""Audits the run's precision, with one step on copies of the module after everything else."""
 
 from __future__ import annotations
 
@@ -63,26 +63,28 @@ class KeptLosses(Callback):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         if self._step < self._steps:
-            with suppress(Exception):  # of whatever kind the gradients are: then it is unknown, and training goes on
+            with suppress(Exception):  # gradients may be of any kind: then the norm is unknown, and training goes on
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 self._norms.setdefault(self._step, []).append(_norm(gradients))
 
     @property
     def losses(self) -> list[float | None]:
-        """Of each step the mean over its batches; None where it is not finite."""
-        # Lightning has divided each by their number (2.6.6: ClosureResult.from_training_step_output).
+        """The mean loss of each step over its batches; None where it is not finite."""
+        # The sum is the mean: Lightning has divided each loss by the number of batches
+        # (2.6.6: ClosureResult.from_training_step_output).
         means = [float(torch.stack(losses).float().sum()) for losses in self._kept.values()]
         return [mean if isfinite(mean) else None for mean in means]
 
     @property
     def gradient_norms(self) -> list[float | None]:
-        """Of each step over all optimizers; None where it is not finite."""
+        """The norm of each step's gradients over all optimizers; None where it is not finite."""
         norms = [float(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
         return [norm if isfinite(norm) else None for norm in norms]
 
 
 def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Euclidean, of all of them together; on the device, so that nobody waits for it."""
+    """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
+    # In float32: squares of float16 overflow beyond 256.
     norm: torch.Tensor = torch.stack([_values(each).float().norm() for each in gradients]).norm()
     return norm
 
@@ -93,12 +95,12 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(batch: Any) -> Any:
-    """A copy of ``batch`` off the device."""
+    """Return a copy of ``batch`` on the host."""
     return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
-    """What the audit finds with ``batch``, as it was ``on_host``.
+    """Return what the audit finds with ``batch``, which gives the copy that ``on_host`` made.
 
     Raises:
         ValueError: this run cannot be audited.
@@ -131,7 +133,10 @@ def _step(name: str, module: Any, batch: Any) -> Any:
 
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
-    """Without a Trainer, also for whoever reaches the real module from its copy: nothing is logged, nobody is asked."""
+    """Take the Trainer away from ``module`` and its parts for a while, so that a copy's step logs nothing.
+
+    A copy may reach the real module, and with it the Trainer.
+    """
     attached: list[tuple[Any, Any]] = [
         (part, trainer) for part in module.modules() if (trainer := trainer_of(part)) is not None
     ]
@@ -145,6 +150,6 @@ def _unattached(module: LightningModule) -> Iterator[None]:
 
 
 def _is_one_of_many() -> bool:
-    """Whether the step could talk to other processes, whoever joined them."""
+    """Return whether torch has a process group of several processes, with which the step could talk."""
     group = torch.distributed
     return group.is_available() and group.is_initialized() and group.get_world_size() > 1

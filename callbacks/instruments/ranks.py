@@ -1,4 +1,4 @@
-"""What this rank did in each measured step, and when it came to each collective: for who waits for whom."""
+"""Keeps each rank's phases and collectives in the measured steps, which tell who waits for whom."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lm_profiler.measure.collectives.reducer import bucket_bytes
 from lm_profiler.record.quantities import counted
 
 MOST_CALLS = 20_000
-"""Collectives whose arrivals go to rank 0, at 25 bytes each: 1,024 ranks then send half a gigabyte at the most."""
+"""Most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together."""
 
 _FULL = 0.75
-"""Of the recorder's ring: so full it may become before it is read."""
+"""Share of the flight recorder's ring buffer that may fill up before it is read."""
 
 _BESIDE = "amid backward are more collectives than DDP has buckets, and their sizes do not tell which are its own"
 
@@ -31,13 +31,14 @@ UNKNOWN_WAITS = "who waits for whom is unknown"
 
 @dataclass(eq=False)
 class RanksWatch:
-    """An instrument: keeps the measured steps' marks, and reads torch's flight recorder between steps, before it comes
-    round.
+    """Instrument that keeps the marks of the measured steps, and the calls in torch's flight recorder.
+
+    The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.
 
     Args:
         arrivals: reads the flight recorder; None where this torch has none.
-        rank: of this process.
-        wrapped: what trains, asked for when the steps are over.
+        rank: this process's.
+        wrapped: returns the module that trains, as its strategy wrapped it; called when the steps are over.
     """
 
     arrivals: Arrivals | None
@@ -47,7 +48,7 @@ class RanksWatch:
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "who waits for whom"
     stage: ClassVar[str] = "measure"
-    """Whose steps it keeps."""
+    """The stage whose steps it keeps."""
     _steps: list[int] = field(default_factory=list)
     _marks: list[StepMarks] = field(default_factory=list)
     _since: int | None = None
@@ -56,11 +57,10 @@ class RanksWatch:
     def begin(self, stage: str) -> None:
         if self.arrivals is not None and self._since is None:
             self._since = 0
-            self.arrivals.drain()  # what was before is no step's
+            self.arrivals.drain()  # calls before the first step belong to none
 
     def look(self, steps: int) -> None:
-        """``steps`` have ended, warm-up or measured: read the recorder where it could come round before the next
-        look."""
+        """Read the recorder where it could overflow before the next look; ``steps`` have ended, warm-up or measured."""
         if self.arrivals is None or steps < self._due:
             return
         fresh = self.arrivals.drain()
@@ -69,7 +69,7 @@ class RanksWatch:
         self._since, self._due = steps, steps + max(int(self.arrivals.room * _FULL / a_step), 1)
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
-        """Those of a step of ``stage``."""
+        """Keep the marks of a step of ``stage``."""
         if stage == self.stage:
             self._steps.append(step)
             self._marks.append(marks)
@@ -87,7 +87,7 @@ class RanksWatch:
                 return
             why_not = _BESIDE
         if self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
-            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # of what is so on every rank the first one speaks
+            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # reasons that all ranks share are told by rank 0
 
     def _drain(self, arrivals: Arrivals) -> None:
         arrivals.drain()
@@ -96,7 +96,7 @@ class RanksWatch:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
     def _told_apart(self, timeline: RankTimeline, arrivals: Arrivals) -> RankTimeline | None:
-        """DDP's buckets from other calls amid backward; None where nobody can."""
+        """Return ``timeline`` with DDP's buckets told apart from other calls amid backward; None if they cannot be."""
         buckets = bucket_bytes(self.wrapped())
         if buckets is None:
             return timeline
@@ -120,11 +120,14 @@ class RanksWatch:
         return None
 
     def discard(self) -> None:
-        """Nothing of training's was touched."""
+        """Do nothing: no object of training's was changed."""
 
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
-    """What ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them; of many, the last steps."""
+    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them.
+
+    Where there are more than ``MOST_CALLS``, only the last steps are kept.
+    """
     at_ns = np.array(arrivals.at_ns, dtype=np.int64)
     until = int(np.searchsorted(at_ns, marks[-1].host_ns[-1], "right"))
     before = np.searchsorted(at_ns, [each.host_ns[0] for each in marks])
@@ -138,7 +141,7 @@ def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arr
         np.array([code for each in marks for code in each.codes], dtype=np.uint8),
         np.array([at for each in marks for at in each.host_ns], dtype=np.int64),
         at_ns[since:until],
-        # One string of each: a pickle then refers to it.
+        # Interned, so that thousands of equal names are one string.
         [Collective(intern(call.group), call.number, intern(call.name)) for call in arrivals.calls[since:until]],
         ClockOffset(),
     )

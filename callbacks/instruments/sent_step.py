@@ -1,4 +1,4 @@
-"""A step as it is sent to the process that rehearses it: shapes of the module, of a batch and of optimizer states."""
+"""A step as it is sent to the process that rehearses it: shapes of the module, a batch and the optimizers' states."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from lm_profiler.torch_names import tree_leaves, tree_map
 
 META = torch.device("meta")
 
+_PLAIN = (bool, int, float, str)
+
 
 @dataclass(frozen=True)
 class SentOptimizer:
@@ -29,33 +31,34 @@ class SentOptimizer:
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> SentOptimizer:
-        """What ``optimizer`` holds now.
+        """Return the groups of ``optimizer`` and the states that it has on ``device``.
 
         Raises:
-            UncountableError: it runs the step as often as it likes.
+            UncountableError: it may run the step several times.
         """
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
+        # Options that are no plain values, such as a learning rate in a tensor, do not change what a step moves.
         groups = [
-            {name: of for name, of in group.items() if name == "params" or isinstance(of, (bool, int, float, str))}
+            {name: value for name, value in group.items() if name == "params" or isinstance(value, _PLAIN)}
             for group in optimizer.param_groups
         ]
         states = [tree_leaves(optimizer.state.get(each, {})) for group in groups for each in group["params"]]
-        return cls(groups, [[s for s in of if isinstance(s, Tensor) and s.device == device] for of in states])
+        return cls(groups, [[s for s in each if isinstance(s, Tensor) and s.device == device] for each in states])
 
 
 @dataclass(frozen=True)
 class SentStep:
-    """All that a step on one device depends on; tensors in it have no data.
+    """All that a step on one device depends on; its tensors have no data.
 
     Args:
-        module: a copy.
-        batch: as the step is given it.
-        verb: whose step it is.
-        batches: of one optimizer step, on one rank.
-        precision: as Lightning names it.
+        module: a copy of the module.
+        batch: the batch, as the step is given it.
+        verb: the verb whose step it is.
+        batches: batches of one optimizer step on one rank.
+        precision: Lightning's name of the precision.
         on_cpu: whether the device is the CPU. Elsewhere fused attention multiplies in the dtype that it is given.
-        optimizers: of the module's parameters; none where they hold shards of these.
+        optimizers: the optimizers of the module; empty where they hold shards of its parameters.
     """
 
     module: LightningModule
@@ -68,11 +71,11 @@ class SentStep:
 
     @classmethod
     def of(cls, trainer: Trainer, verb: Verb, batch: Any) -> SentStep:
-        """The step of ``verb`` that ``trainer`` runs on ``batch``.
+        """Return the step of ``verb`` that ``trainer`` runs on ``batch``.
 
         Raises:
-            UncountableError: what one rank multiplies is unknown, or how often.
-            UncopyableError: a part of it has no shape, or belongs to one process alone.
+            UncountableError: it is unknown what one rank multiplies, or how often.
+            UncopyableError: a part of the module has no shape, or belongs to one process alone.
         """
         module, device = trainer.lightning_module, trainer.strategy.root_device
         if any(hasattr(each, "device_mesh") for each in module.parameters()):
@@ -85,28 +88,28 @@ class SentStep:
 
 
 def without_data(batch: Any) -> Any:
-    """What ``batch`` looks like, but none of its memory.
+    """Return ``batch`` with tensors that have shapes and no data.
 
     Raises:
-        UncountableError: it holds what cannot be described.
+        UncountableError: it holds something that cannot be described.
     """
     return tree_map(_shape_of_leaf, batch)
 
 
 def on_meta(value: Any) -> Any:
-    """A copy of a module or a batch that has shapes and no data; raises UncopyableError."""
+    """Return a copy of a module or a batch whose tensors have no data; raises UncopyableError."""
     return ModuleCopy(partial(shape_of, device=META), META)(value)
 
 
 def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor like it, with nothing in it that was in ``tensor``."""
+    """Return a tensor on ``device`` with shape, strides and dtype of ``tensor``, and none of its data."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
         raise UncopyableError("a tensor has no shape yet, or is not a dense one")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
 def _shape_of_leaf(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
+    if leaf is None or isinstance(leaf, (*_PLAIN, bytes)):
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.to("meta")

@@ -1,4 +1,4 @@
-"""What happened to the process in each measured step: an instrument that reads between steps."""
+"""Reads between steps what happened to the process in each measured step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lm_profiler.record.run import StepCounters
 
 @dataclass(eq=False)
 class StepWatch:
-    """Reads at the end of each measured step; the figures are made when the run is over.
+    """Instrument that reads counters at the end of each measured step.
 
     Args:
-        reader: of the counts.
-        rank: of this process.
-        sampler: of its GPU's clock.
+        reader: reads the counts.
+        rank: this process's.
+        sampler: samples the clock of its GPU; None without one.
     """
 
     reader: StepReader
@@ -31,7 +31,7 @@ class StepWatch:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Made when they are asked for, after everything that is timed."""
+        """The figures of each step; made when they are asked for, after everything that is timed."""
         return self.part.run(self._facts, otherwise={})
 
     def _facts(self) -> Mapping[str, Sequence[StepCounters]]:

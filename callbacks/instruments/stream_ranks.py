@@ -1,4 +1,4 @@
-"""Who waits for whom on GPUs: from NCCL's own durations, in the stage after timing, on the stream's clock."""
+"""Finds who waits for whom on GPUs from NCCL's own durations, in the stage after timing, on the stream's clock."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lm_profiler.measure.collectives.recorder import Arrivals, CollectiveCall
 from lm_profiler.measure.collectives.streams import StreamWaits
 
 
-class _Stood(NamedTuple):
-    """The computing stream waited: when the host asked for that, since and until when, and as which call it counts."""
+class _StreamWait(NamedTuple):
+    """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
 
     at_ns: int
     since_ns: int
@@ -37,24 +37,25 @@ class _Stood(NamedTuple):
 
 @dataclass(eq=False)
 class StreamRanksWatch(RanksWatch):
-    """An instrument: has NCCL time its collectives in the first steps of the ``collectives`` stage.
+    """Instrument that has NCCL time its collectives in the first steps of the ``collectives`` stage.
 
-    Of a step, the stream's marks stand where the host's first one does. A collective stands on the stream where its
-    call stands among the host's marks: in the same part, as far into the rank's own work there (``on_stream``). How
-    long each took goes to rank 0 in place of what was waited (``durations.with_waits``). Calls that are made on another
-    stream than the one that computes (FSDP) hold nobody by themselves: the computing stream's waits take their place.
+    The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
+    placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
+    there (``on_stream``). The duration of each collective goes to rank 0 in the field for waiting, until
+    ``on_stream.with_waits`` turns it into that. A call on another stream than the computing one (FSDP) makes nobody
+    wait by itself: the waits of the computing stream take its place.
 
     Args:
         stream: the device's clock.
-        waits: of the computing stream.
-        backend: over which the ranks talk.
+        waits: records the waits of the computing stream.
+        backend: returns the backend over which the ranks talk.
     """
 
     stream: EventStream | None = None
     waits: StreamWaits | None = None
     backend: Callable[[], str] = lambda: torch.distributed.get_backend()  # which a torch without ranks lacks
     _on_stream: list[StepMarks] = field(default_factory=list)
-    _stood: list[_Stood] = field(default_factory=list)
+    _stood: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
@@ -65,7 +66,7 @@ class StreamRanksWatch(RanksWatch):
                 self.waits.start()
 
     def look(self, steps: int) -> None:
-        """Nothing: the ring is read when the stage is over."""
+        """Do nothing: the ring buffer is read when the stage is over."""
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
         if stage != self.stage or len(self._marks) == STEPS:
@@ -74,7 +75,7 @@ class StreamRanksWatch(RanksWatch):
         if on_stream is not None:
             super().keep(stage, step, marks)
             self._on_stream.append(replace(marks, host_ns=on_stream, instants=[]))
-            self._stood += self._stands(step, marks, on_stream[0])
+            self._stood += self._waits_in(step, marks, on_stream[0])
         if len(self._marks) == STEPS:
             self.discard()
 
@@ -88,12 +89,12 @@ class StreamRanksWatch(RanksWatch):
             self.waits.stop()
 
     def _stream_ns(self, marks: StepMarks) -> list[int] | None:
-        """None where one of the instants cannot be read."""
+        """Return the step's marks on the stream in nanoseconds; None where one of them cannot be read."""
         if self.stream is None:
             return None
         since = [self.stream.seconds(marks.instants[0], instant) for instant in marks.instants[1:]]
         known = [round(seconds * 1e9) for seconds in since if seconds is not None]
-        # The host may be ahead by more than a step.
+        # The host may be ahead by more than a step: a step cannot begin before the last one ended on the stream.
         begins = max(marks.host_ns[0], self._on_stream[-1].host_ns[-1] if self._on_stream else 0)
         return [begins + ns for ns in (0, *known)] if len(known) == len(since) else None
 
@@ -105,8 +106,8 @@ class StreamRanksWatch(RanksWatch):
     def _drain(self, arrivals: Arrivals) -> None:
         drain_timed(arrivals)
 
-    def _stands(self, step: int, marks: StepMarks, begins: int) -> list[_Stood]:
-        """The computing stream's waits in ``step``, which begins there at ``begins``; none where one cannot be read."""
+    def _waits_in(self, step: int, marks: StepMarks, begins: int) -> list[_StreamWait]:
+        """Return the computing stream's waits in ``step``, which begins at ``begins``; none if one is unreadable."""
         if self.stream is None or self.waits is None:
             return []
         within = [each for each in self.waits.stands if marks.host_ns[0] <= each.at_ns < marks.host_ns[-1]]
@@ -116,30 +117,32 @@ class StreamRanksWatch(RanksWatch):
             if since is None or until is None:
                 return []
             since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
-            stood.append(_Stood(stand.at_ns, since_ns, until_ns, f"streams, step {step}", number))
+            stood.append(_StreamWait(stand.at_ns, since_ns, until_ns, f"streams, step {step}", number))
         return stood
 
-    def _that_hold(self, arrivals: Arrivals) -> Arrivals:
-        """``arrivals`` with the waits of the computing stream in the place of what was called on others."""
-        calls = [each for each in zip(arrivals.at_ns, arrivals.calls, strict=True) if not self._beside(each[0])]
+    def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
+        """Return ``arrivals`` with the computing stream's waits in the place of calls on other streams."""
+        everything = zip(arrivals.at_ns, arrivals.calls, strict=True)
+        calls = [(at_ns, call) for at_ns, call in everything if not self._on_other_stream(at_ns)]
         if len(calls) == len(arrivals.calls):
             self._stood.clear()
         calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])
         return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
 
-    def _beside(self, at_ns: int) -> bool:
+    def _on_other_stream(self, at_ns: int) -> bool:
         return self.waits is not None and bool(self._stood) and self.waits.beside(at_ns)
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
-        arrivals = self._that_hold(arrivals)
+        arrivals = self._with_stream_waits(arrivals)
         on_host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
         calls = on_host.arrivals_ns
         took = {(c.group, c.number): -1 if c.duration_ns is None else c.duration_ns for c in arrivals.calls}
         took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
-        reduced = isinstance(self.wrapped(), DistributedDataParallel)  # while backward goes on
+        # DDP reduces on a stream of its own, while backward goes on.
+        reduced = isinstance(self.wrapped(), DistributedDataParallel)
         behind = reduced & (on_host.codes == BACKWARD)
-        # What is known of both clocks: the marks, and where the stream stood.
+        # Instants that are known on both clocks: the marks, and the waits of the stream.
         host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])
         stream_ns = np.concatenate([on_stream.host_ns, *([each.since_ns, each.until_ns] for each in self._stood)])
         behind = np.concatenate([behind, np.zeros(2 * len(self._stood), dtype=bool)])

@@ -28,6 +28,7 @@ from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 from lm_profiler.usage_error import UsageError, expect
 
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+"""Devices whose kernels torch.profiler records, besides the host's operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class TraceOptions:
 
 
 class _Ranges:
-    """An observer of marks that names each phase in the trace."""
+    """Observer of marks that names each phase in the trace."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -68,7 +69,7 @@ class _Ranges:
 
 
 class NvtxRanges:
-    """An observer of marks that puts each phase into an NVTX range. It runs in timed steps too: no context managers."""
+    """Observer of marks that puts each phase into an NVTX range. It runs in timed steps too: no context managers."""
 
     def __init__(self) -> None:
         self._open = False
@@ -88,12 +89,12 @@ class Tracer:
     That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
 
     Args:
-        options: how much.
-        device: whose work is traced beside the host's.
-        timeline: whose marks name the phases.
+        options: how much is traced.
+        device: the device whose kernels are traced.
+        timeline: its marks name the phases.
         folder: the run's.
-        rank: of this process.
-        module: whose modules' names are put into the trace, asked for when it is built.
+        rank: this process's.
+        module: returns the module whose parts are named in the trace; called once it is built.
         taken: whether the user has a profiler of torch's own, which may begin at any time.
     """
 
@@ -124,6 +125,7 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
             activities.append(TRACED[self.device.type])
+        # One warm-up step: the profiler's first one is slow, and is thrown away.
         tracing = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=self.options.steps, repeat=1),
@@ -134,7 +136,7 @@ class Tracer:
         )
         tracing.start()
         if tracing.profiler is not None:
-            tracing.profiler.acc_events = False  # for it torch would parse all events, which nobody reads
+            tracing.profiler.acc_events = False  # torch would parse all events for it, and nobody reads them
         self._undo.callback(tracing.stop)
         self._profile = tracing
         ranges, modules = self.part.guard(_Ranges()), ModuleRanges(self.part)
@@ -145,7 +147,7 @@ class Tracer:
         self._give_way_to_others()
 
     def _give_way_to_others(self) -> None:
-        """Stop before another session is prepared, by a callback of the user's perhaps: two end the process."""
+        """Stop before another session is prepared, such as a callback of the user's: two end the process."""
         prepare = PREPARE_TRACE.of(autograd_profiler.profile)
 
         def prepared(another: autograd_profiler.profile) -> None:
@@ -160,7 +162,7 @@ class Tracer:
         self.part.leave_out("another session of torch.profiler began, and a process can have one only")
 
     def step(self) -> None:
-        """A step of the stage has ended and another follows."""
+        """Tell the profiler that a step of the stage has ended and another follows."""
         if self._profile is None:
             return
         if self._profile.step_num == 0 and self.device.type in TRACED:
@@ -174,18 +176,18 @@ class Tracer:
         if running is None:
             return
         self._path.parent.mkdir(exist_ok=True)
-        # In a folder of its own, which goes with all that is in it: torch has a file beside the one that it is told,
-        # and leaves it where the disk is full.
+        # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
+        # it is given, and leaves it there when the disk is full.
         with TemporaryDirectory(dir=self._path.parent, prefix=".writing-", ignore_cleanup_errors=True) as own:
             plain, aside = Path(own, "trace.json"), Path(own, self._path.name)
             running.export_chrome_trace(str(plain))
-            # By torch itself it is compressed line by line, as well as can be: a tenth smaller, in six times the time.
+            # Compressed here: torch itself would take six times as long, for a file that is a tenth smaller.
             with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target)
             aside.replace(self._path)
 
     def work(self, notes: list[str]) -> TracedWork | None:
-        """What ran in the traced steps; None without a trace, and where it has no whole step, with one of ``notes``.
+        """Return what ran in the traced steps; None without a trace, or with a note where the trace has no whole step.
 
         Raises:
             ValueError: the trace is not whole.
@@ -200,7 +202,7 @@ class Tracer:
         return None
 
     def kernels(self, work: TracedWork | None) -> KernelTable | None:
-        """Where the traced steps' time went, as it is kept beside the trace; None without a trace.
+        """Return the table of kernels in the traced steps, and write it beside the trace; None without a trace.
 
         Raises:
             OSError: the table cannot be written.
@@ -212,6 +214,6 @@ class Tracer:
         return table
 
     def discard(self) -> None:
-        """Stop, and keep nothing: the run died."""
+        """Stop, and keep nothing."""
         self._profile = None
         self._undo.close()

@@ -1,4 +1,4 @@
-"""What a delay in one place costs the step: an experiment in a stage of its own, after timing."""
+"""Finds what a delay in one place costs the step, by an experiment in a stage of its own, after timing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from lm_profiler.record.quantities import counted
 from lm_profiler.usage_error import expect
 
 _MARKS = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
+"""The mark at which a place is delayed; any other is delayed where forward begins."""
+
 _ONCE_A_STEP = ("optimizer",)
+"""Places that occur once a step, and not once a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,10 @@ class WhatIfOptions:
 
 @dataclass(frozen=True)
 class Delayable:
-    """What can be delayed, and the steps that a block then needs to settle; ``why_not`` the loader is left alone."""
+    """The places that can be delayed, and how many steps a block needs to settle.
+
+    ``workers`` is how many of the loader's are delayed; ``why_not`` says why the loader is left alone.
+    """
 
     places: Sequence[str]
     settle: int
@@ -49,7 +55,15 @@ class Delayable:
 
     @classmethod
     def of(cls, loader: DelayedLoader, held_s: float, batches: int, host: Sequence[str], device: bool) -> Delayable:
-        """With a loader that would be held for ``held_s``, on the ``host``, and perhaps on the ``device``."""
+        """Return what can be delayed.
+
+        Args:
+            loader: the run's.
+            held_s: seconds that the loader's workers would be held at most.
+            batches: batches of a step.
+            host: places on the host.
+            device: whether the device can be delayed too.
+        """
         why_not = loader.why_not(held_s)
         workers = 0 if why_not is not None or loader.delays is None else loader.delays.workers
         of_loader = ["loader"] if workers else ["data"] * (why_not is None)
@@ -57,7 +71,7 @@ class Delayable:
         return cls([*of_loader, *host, *["device"] * device], settle, workers, why_not)
 
     def too_few(self, steps: int) -> str | None:
-        """Why ``steps`` are not enough; None where they are."""
+        """Return why ``steps`` are not enough; None where they are."""
         if steps >= (least := steps_needed(self.places, self.settle, self.workers)):
             return None
         with_loader = f"a loader with {counted(self.workers, 'worker')}" if self.workers else "a loader without workers"
@@ -71,21 +85,19 @@ class WhatIf:
     On the host it sleeps at a phase's first mark of each batch, in the ``whatif`` stage alone.
 
     Args:
-        options: for how many steps.
-        timeline: whose marks say where the loop is.
-        stream: the device's clock, None where the host's is the only one.
-        on_cuda: whether the device's stream can be delayed.
-        loader: whose workers are delayed; None where no delays were asked for.
-        batches: of a step.
+        options: how many steps there are.
+        timeline: its marks tell where the loop is.
+        stream: the device's stream, where that can be delayed; else None.
+        loader: the loader whose workers are delayed; None where no delays were asked for.
+        batches: batches of a step.
         host: places on the host where the verb can be delayed.
-        step_s: what the measured steps took.
+        step_s: returns the seconds of the measured steps.
         sleep: lets time go by on the timeline's clock.
     """
 
     options: WhatIfOptions
     timeline: Timeline
     stream: EventStream | None
-    on_cuda: bool
     loader: DelayedLoader | None
     batches: int
     host: Sequence[str]
@@ -103,8 +115,7 @@ class WhatIf:
             return
         self._median_s = median(self.step_s())
         self._ahead = self.loader.ahead
-        device = self.on_cuda and self.stream is not None
-        what = Delayable.of(self.loader, self._hold_s(max(LEVELS)), self.batches, self.host, device)
+        what = Delayable.of(self.loader, self._hold_s(max(LEVELS)), self.batches, self.host, self.stream is not None)
         if what.why_not is not None:
             self.part.tell(f"whatif: the loader is not delayed: {what.why_not}")
         self._of_loader = None if what.why_not is not None else self.loader.delays
@@ -112,7 +123,7 @@ class WhatIf:
             self.part.leave_out(why)
             return
         self._blocks = plan(what.places, self.options.steps, what.settle, what.workers)
-        if device and self.stream is not None:
+        if self.stream is not None:
             self._device = DeviceDelays(self.stream)
         self._delays_s = [0.0] * len(self._blocks)
         self._step, self._at, self._due, self._before = -1, -1, False, (0.0, 0)
@@ -128,7 +139,9 @@ class WhatIf:
                 self._delays_s[at_work] += seconds
         workers = 0 if self._of_loader is None else self._of_loader.workers
         self.discard()
-        a_step = [taken_s / (of.end - of.kept) for of, taken_s in zip(self._blocks, self._delays_s, strict=True)]
+        a_step = [
+            taken_s / (block.end - block.kept) for block, taken_s in zip(self._blocks, self._delays_s, strict=True)
+        ]
         self.facts["experiment"] = Experiment(self._blocks, a_step, workers)
 
     def discard(self) -> None:
@@ -141,7 +154,7 @@ class WhatIf:
             self.loader.restore()
 
     def _hold_s(self, level: float) -> float:
-        """How long it takes at most until the loop has taken what the workers have made already."""
+        """Return the seconds that it takes at most until the loop has taken all prefetched batches."""
         return self._ahead / self.batches * self._median_s * (1 + level)
 
     @property
@@ -149,7 +162,7 @@ class WhatIf:
         return self._blocks[self._at] if 0 <= self._at < len(self._blocks) else None
 
     def _mark(self, code: int) -> None:
-        """``code`` begins. What is still to come in a step, or a batch of it, is delayed at its first mark."""
+        """Delay the block's place where ``code`` is its first mark in this step, or in this batch of it."""
         if len(self.timeline.reading().step.codes) == 1:
             self._begin_step()
         block = self._block
@@ -183,7 +196,7 @@ class WhatIf:
             self._open()
 
     def _open(self) -> None:
-        """The next block begins with nothing made ahead: neither by the workers nor by the host for the device."""
+        """Begin the next block with nothing in stock: no prefetched batches, and no work queued for the device."""
         block = self._block
         if self._device is not None:
             self._device.settle()
@@ -195,7 +208,10 @@ class WhatIf:
             self._of_loader.say(in_worker_s if delayed else 0.0, hold_s)
 
     def _close(self) -> None:
-        """Of the workers, which deliver in turns, a step is delayed by the mean of a batch over their number."""
+        """Note how long the loader was delayed in the block that ends.
+
+        Workers deliver in turns, so a step is delayed by their mean delay of a batch divided by their number.
+        """
         block = self._block
         if block is None or block.place != "loader" or self._of_loader is None:
             return

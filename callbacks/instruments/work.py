@@ -1,4 +1,4 @@
-"""The work of a step: counted while an untimed step runs, or on shapes alone where none did or it is compiled."""
+"""Counts the work of a step, while an untimed step runs; on shapes alone where none ran or it is compiled."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from lm_profiler.processes.child import Child, Named, NoAnswer
 from lm_profiler.record.run import Flops, Verb
 
 LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30
-"""CPU time and memory of a process that counts on shapes alone."""
+"""Most CPU time and memory of a process that counts on shapes alone."""
 
 
 def batches_per_step(trainer: Trainer, verb: Verb) -> int:
-    """Of all ranks together."""
+    """Return how many batches a step has, on all ranks together."""
     return (trainer.accumulate_grad_batches if verb == "fit" else 1) * trainer.world_size
 
 
@@ -37,18 +37,18 @@ class SeenFlops:
 
     flops: Flops | None = None
     unknown: str | None = None
-    """Why they are unknown; None where nothing was looked at, because no step of that stage ran."""
+    """Why FLOPs are unknown; None where no step of that stage ran."""
     compiled: bool = False
-    """Whether the step is compiled, so that FLOPs have to be counted on a copy."""
+    """Whether the step is compiled, and FLOPs have to be counted on a copy."""
     by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Of one rank, by the work and the dtype of the factors."""
+    """FLOPs of one rank, by the work and the dtype of the factors."""
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """Of one step: FLOPs over all ranks; of one rank by the work and by dtype.
+    """The work of one step: FLOPs over all ranks, and those of one rank by the work and by dtype.
 
-    ``traffic`` is what one rank moves at least, where that was counted on shapes alone.
+    ``traffic`` is the least that one rank moves, where that was counted on shapes alone.
     """
 
     flops: Flops
@@ -57,23 +57,23 @@ class StepWork:
 
 
 def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
-    """The sum of what every rank counted, with the first one's dtypes; unknown where it is on one of them."""
-    known = [one.flops for one in seen if one.flops is not None]
+    """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown where one of them does not know."""
+    known = [rank.flops for rank in seen if rank.flops is not None]
     if len(known) < len(seen):
-        return next(one for one in seen if one.flops is None)
+        return next(rank for rank in seen if rank.flops is None)
     return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)), by_dtype=seen[0].by_dtype)
 
 
 @dataclass(eq=False)
 class FlopsWatch:
-    """An instrument: counts the FLOPs of the ``memory`` stage's steps.
+    """Instrument that counts the FLOPs of the steps of the ``memory`` stage.
 
     Where compiled code may run it counts nothing: a dispatch mode would make torch.compile recompile the step, or run
     it differently.
 
     Args:
-        timeline: whose marks tell forward and backward.
-        module: the model, asked for when it exists.
+        timeline: its marks tell forward from backward.
+        module: returns the model; called once it exists.
         forward: is told of the operators of forward passes.
     """
 
@@ -113,39 +113,41 @@ class FlopsWatch:
         if self._step is not None:
             self.timeline.unobserve(*self._observers)
             self._step.stop()
-            self._step = None  # last: what failed on the way is undone by the next call
+            self._step = None  # only now: what could not be undone is tried again by the next call
 
 
 def _has_cuda_graphs() -> bool:
+    # Torch keeps no list of its graphs, so all objects are looked through. By type(), since isinstance would ask
+    # each object for its `__class__`, which in somebody's proxy is code of theirs.
     return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
 
 
 def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> StepWork:
-    """The work of one step: of those that were looked at, or on shapes alone.
+    """Return the work of one step: that of steps which were looked at, or else of one on shapes alone.
 
-    Both find the same; what really ran costs nothing more, and another process takes seconds.
+    Both find the same, but another process takes seconds, and what was seen costs nothing more.
 
     Args:
-        trainer: of the run.
+        trainer: the run's.
         verb: what it runs.
-        seen: what all ranks counted, in all of the memory stage's steps.
-        steps: how many these were.
-        batch: gives the first batch, ``without_data``.
+        seen: what all ranks counted, in all steps of the memory stage.
+        steps: number of these steps.
+        batch: returns the first batch, as ``without_data`` made it.
 
     Raises:
-        UncountableError: it is unknown.
-        Exception: whatever asking for the batch raises.
+        UncountableError: the work is unknown.
+        Exception: whatever ``batch`` raises.
     """
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:
-        return StepWork(seen.flops.times(1 / steps), _each(seen.by_dtype, steps))
+        return StepWork(seen.flops.times(1 / steps), _per_step(seen.by_dtype, steps))
     counted = count_elsewhere(trainer, verb, batch())
     assert counted.traffic is not None
     by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
     compiled = recompilations() > 0 or is_compiled_in(trainer.lightning_module)
     if compiled or trainer.strategy.root_device.type != "cpu":
-        # What kernels of another device keep for backward, or a compiler chose to keep, no copy tells.
+        # A copy on the CPU does not show what another device's kernels, or a compiler, keep for backward.
         by_phase |= {phase: None for phase in ("forward", "backward") if phase in by_phase}
     return StepWork(
         _flops(lambda kind: getattr(counted.flops, kind) * trainer.world_size),
@@ -155,19 +157,19 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
 
 
 def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
-    """The work of a step on one rank, rehearsed on shapes alone in a fresh process.
+    """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process.
 
-    It takes the few seconds in which that process imports torch, Lightning and the module's own code. What the step
-    changes there, nobody sees.
+    That takes the few seconds in which the process imports torch, Lightning and the module's own code. Whatever the
+    step changes there has no effect here.
 
     Raises:
-        UncountableError: it cannot be sent, or run, or counted there.
+        UncountableError: the step cannot be sent, run or counted there.
     """
     try:
         sent = SentStep.of(trainer, verb, batch)
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
-    # By its name: a run that is looked at need not load what rehearses one.
+    # By name, because `rehearse` is a floor above, and this process need not load it.
     find = Named("lm_profiler.rehearse.sent.count", (sent,))
     try:
         answer: StepWork | str = Child(find, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES).answer()
@@ -178,8 +180,8 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
     return answer
 
 
-def _each(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:
-    return {work: {dtype: round(n / over) for dtype, n in of.items()} for work, of in by_dtype.items()}
+def _per_step(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:
+    return {work: {dtype: round(n / over) for dtype, n in flops.items()} for work, flops in by_dtype.items()}
 
 
 def _flops(of: Callable[[str], int]) -> Flops:

@@ -1,4 +1,4 @@
-"""Where a step, its phases and its batches begin and end.
+"""Marks where a step, its phases and its batches begin and end.
 
 May use Lightning, torch, ``measure.clocks``, ``measure.counts``, ``measure.boundary``, names of
 ``record.quantities`` and the record's types (``record.run``).

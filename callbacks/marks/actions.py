@@ -1,4 +1,4 @@
-"""What each of Lightning's actions means for the timeline."""
+"""Maps each of Lightning's actions to what it means for the timeline."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
 
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
-"""Of ``[Owner]Class.hook``."""
+"""Matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``."""
 
 
 class Actions(dict[str, Marked]):
     """The span of each action, looked up when the action is first seen.
 
     Args:
-        trainer: whose actions.
-        timeline: takes the marks; where its part is out, steps are counted and nothing else.
+        trainer: the run's.
+        timeline: takes the marks; once its part is out, steps are counted and nothing else.
         loop: is told what happens to steps and epochs.
-        died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
+        died: called with the error that ended the run, where another callback's ``on_exception`` raises; does not
+            raise.
     """
 
     def __init__(self, trainer: Any, timeline: Timeline, loop: Loop, died: Callable[[BaseException], object]) -> None:
@@ -91,15 +92,15 @@ class Actions(dict[str, Marked]):
         return span
 
     def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
-        """From now on the span of each action is what ``around`` makes of it; None: the span alone."""
+        """Let ``around`` make the span of each action from now on; None gives the plain span back."""
         self._around = around
-        known = list(self) if around is not None else []  # ready, so that the first step takes no longer
+        known = list(self) if around is not None else []  # made now, so that the first step takes no longer
         self.clear()
         for name in known:
             self[name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
-        """What ``[Owner]Class.hook``, in short ``[Owner].hook``, means for the timeline; None for nothing."""
+        """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where it means nothing."""
         owner, _, hook = kind.partition(".")
         if hook == "on_exception":
             return Died(self._died)
@@ -112,7 +113,7 @@ class Actions(dict[str, Marked]):
 
 
 def candidates(trainer: Any, owner: str, action_name: str, hook: str) -> list[object]:
-    """Whose ``hook`` the action may be, of those that ``[owner]`` stands for."""
+    """Return the objects whose ``hook`` the action may be: several where callbacks share a state key."""
     if owner == "[Callback]":
         key = action_name[len(owner) : -len(hook) - 1]
         return [callback for callback in trainer.callbacks if callback.state_key == key]

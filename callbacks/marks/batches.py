@@ -1,4 +1,4 @@
-"""What a batch holds: its tokens, and its samples."""
+"""Counts the tokens and the samples of a batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from lm_profiler.torch_names import tree_leaves
 
 _NAMED = "input_ids"
-"""What tokenizers and collators call token ids."""
+"""The name that tokenizers and collators of transformers give token ids."""
 
 
 class Tokens:
-    """Counts a batch's tokens: by the module's own ``tokens_in``, or else the size of what is called ``input_ids``.
+    """Counts a batch's tokens, by the module's ``tokens_in`` or else as the size of what is called ``input_ids``.
 
-    Padding is included there: to tell it apart would make the host wait for the device.
+    The latter includes padding: to tell it apart would make the host wait for the device.
 
     Args:
-        module: which may have a ``tokens_in``.
+        module: the module that trains.
     """
 
     def __init__(self, module: object) -> None:
@@ -31,12 +31,12 @@ class Tokens:
         self._paths: list[tuple[Any, ...]] | None = None
 
     def __call__(self, batch: Any) -> int | None:
-        """Of ``batch``; None where it has none.
+        """Return the tokens of ``batch``; None where it has none.
 
         Raises:
-            TypeError: ``tokens_in`` gave no whole number.
-            ValueError: it gave a negative one.
-            Exception: whatever else ``tokens_in`` raises, or a batch that is unlike the first.
+            TypeError: ``tokens_in`` returned no whole number.
+            ValueError: it returned a negative one.
+            Exception: whatever else ``tokens_in`` raises, or a batch that is unlike the first one.
         """
         if self._tokens_in is None:
             return self._named(batch)
@@ -46,7 +46,7 @@ class Tokens:
         return tokens
 
     def _named(self, batch: Any) -> int | None:
-        if self._paths is None:  # looked for once: walking through every batch would cost more than the marks
+        if self._paths is None:  # only once: to walk through every batch would cost more than all marks
             self._paths = list(_paths_to_ids(batch))
         return sum(reduce(getitem, path, batch).numel() for path in self._paths) if self._paths else None
 
@@ -66,10 +66,10 @@ def _paths_to_ids(batch: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class Samples:
-    """Counts a batch's samples, as ``samples_in`` does: where they are is looked for in the first batch.
+    """Counts a batch's samples as ``samples_in`` does, but finds only in the first batch where they are.
 
     Args:
-        combined: whether a batch holds one of each of several loaders.
+        combined: whether a batch holds one batch of each of several loaders.
     """
 
     def __init__(self, combined: bool) -> None:
@@ -77,16 +77,16 @@ class Samples:
         self._paths: list[tuple[Any, ...]] | None = None
 
     def __call__(self, batch: Any) -> int | None:
-        """Of ``batch``; None is unknown.
+        """Return the samples of ``batch``; None is unknown.
 
         Raises:
-            Exception: whatever a batch of somebody's own type raises.
+            Exception: whatever a batch of the user's own type raises.
         """
         if self._paths:
             try:
                 rows: int = sum([reduce(getitem, path, batch).shape[0] for path in self._paths])
                 return rows
-            except (AttributeError, IndexError, KeyError, TypeError):  # unlike the first: one of several loaders is dry
+            except (AttributeError, IndexError, KeyError, TypeError):  # unlike the first, such as when a loader ran dry
                 return samples_in(batch, self._combined)
         samples = samples_in(batch, self._combined)
         if self._paths is None and samples is not None:
@@ -95,7 +95,7 @@ class Samples:
 
 
 def _paths_to_rows(batch: Any, combined: bool) -> Iterator[tuple[Any, ...]]:
-    """To a tensor whose rows are the samples, in each part; none where a part says by itself how many it has."""
+    """Yield the path to a tensor whose rows are the samples, in each part that does not give its own count."""
     if combined:
         parts = list(batch.items() if isinstance(batch, Mapping) else enumerate(batch))
         paths = [[(key, *path) for path in _paths_to_rows(part, combined=False)] for key, part in parts]
@@ -113,10 +113,10 @@ def _first_rows(part: Any) -> tuple[Any, ...] | None:
 
 
 def samples_in(batch: Any, combined: bool) -> int | None:
-    """Samples of a batch: its graphs, or the first dimension where every tensor in it has the same.
+    """Return the samples of a batch: its graphs, or the first dimension if all tensors have the same; None is unknown.
 
     Args:
-        batch: as a loader gave it.
+        batch: a batch as its loader made it.
         combined: whether it holds one batch of each of several loaders, whose samples add up.
     """
     if not combined:
@@ -128,7 +128,7 @@ def samples_in(batch: Any, combined: bool) -> int | None:
 
 
 def _own_count(batch: Any) -> int | None:
-    """What a batch says of itself: graphs (PyTorch Geometric, DGL) or a batch size (TensorDict)."""
+    """Return the batch's own count: graphs (PyTorch Geometric, DGL) or batch size (TensorDict); None without one."""
     if isinstance(batch, (Tensor, dict, list, tuple)):
         return None
     for name in ("num_graphs", "batch_size"):

@@ -1,4 +1,4 @@
-"""A context around a method of one object, for as long as it is wanted."""
+"""Puts a context around a method of one object, and takes it away again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from lm_profiler.measure.boundary import Guard
 
 
 def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
-    """Whenever ``owner.name`` is called, it runs inside of ``context``, which is ``part``'s; until ``undo`` is closed.
+    """Have each call of ``owner.name`` run inside ``context``, guarded by ``part``, until ``undo`` is closed.
 
     Raises:
-        AttributeError: ``owner`` has no such method, or takes no other.
+        AttributeError: ``owner`` has no such method, or does not let it be replaced.
     """
     own = getattr(owner, "__dict__", {})
     replaced = own.get(name)
     setattr(owner, name, _Bracketed(owner, name, context, part))
     if replaced is not None:
         undo.callback(setattr, owner, name, replaced)
-    else:  # past the owner's own way to delete: a Mock would have no such method any more
+    else:  # not by delattr where it can be avoided: a Mock would have no such method any more
         undo.callback(own.pop, name, None) if name in own else undo.callback(delattr, owner, name)
 
 
 class _Bracketed:
-    """A method of ``owner`` inside of a context. A copy of the owner, or its pickle, has its own method there."""
+    """A method of ``owner`` inside a context. A copy of the owner, or its pickle, has the plain method there."""
 
     def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
         self._owner, self._name, self._context, self._part = owner, name, context, part

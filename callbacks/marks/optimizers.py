@@ -1,8 +1,8 @@
-"""Marks at the optimizers themselves, where Lightning's actions do not reach.
+"""Marks at the optimizers themselves, where Lightning has no actions.
 
-An optimizer's post-step hook ends its phase exactly. Under manual optimization the user calls ``zero_grad``,
-``manual_backward``, ``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those calls are wrapped
-on the instances.
+An optimizer's post-step hook marks exactly where its phase ends. Under manual optimization the user calls
+``zero_grad``, ``manual_backward``, ``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those
+methods are wrapped on the instances.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 
 class OptimizerMarks:
-    """Attached to the optimizers of one run; to close ``undo`` leaves no trace."""
+    """The marks at the optimizers of one run; closing ``undo`` removes them."""
 
     def __init__(self, timeline: Timeline, undo: ExitStack) -> None:
         self._timeline = timeline
@@ -29,7 +29,7 @@ class OptimizerMarks:
         self._undo = undo
 
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
-        """Mark every optimizer of ``trainer``, and under manual optimization what the user calls."""
+        """Mark every optimizer of ``trainer``, and under manual optimization the methods that the user calls."""
         manual = not module.automatic_optimization
         before_step = self._timeline.part.guard(self._before_step)
         for optimizer in trainer.optimizers:
@@ -39,7 +39,8 @@ class OptimizerMarks:
         if manual:
             self._bracket(module, "manual_backward", at.BACKWARD)
             self._bracket(module, "clip_gradients", at.CLIP)
-            # Lightning's wrappers are subclasses of the optimizers' own classes: they do not see the instances.
+            # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner
+            # one.
             wrapped = LightningModule.optimizers(module)
             for owner in (*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])):
                 self._bracket(owner, "zero_grad", at.ZERO_GRAD)
@@ -50,6 +51,8 @@ class OptimizerMarks:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         timeline = self._timeline
         try:
+            # Torch fires the hooks once for each class whose `step` runs: only the outermost call ends the phase. Where
+            # no pre-hook counts, each call is one.
             self._depth -= 1
             if self._depth <= 0:
                 self._depth = 0
@@ -64,11 +67,11 @@ class OptimizerMarks:
         if closure is None:
             self._timeline.mark(at.OPTIMIZER)
             return None
-        around = update_wrapper(partial(self._without, closure), closure)
+        around = update_wrapper(partial(self._run_closure, closure), closure)
         return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
 
-    def _without(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The closure is not the optimizer's arithmetic, which goes on whenever it returns."""
+    def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the ``closure`` outside the optimizer's phase, whose arithmetic goes on whenever it returns."""
         part = self._timeline.part
         part.run(self._timeline.mark, at.OPTIMIZED)
         try:
@@ -81,6 +84,6 @@ class OptimizerMarks:
 
 
 def _steps_within_steps(optimizer: Optimizer) -> bool:
-    """Whether its ``step`` may call another class's: torch fires the hooks around each."""
+    """Return whether its ``step`` may call that of a base class: torch fires the hooks around each of them."""
     classes = (kind for kind in type(optimizer).__mro__ if kind is not Optimizer)
     return sum("step" in vars(kind) for kind in classes) > 1

@@ -1,6 +1,6 @@
-"""Whose ``other`` is: it is cut between the timeline's own marks, so that the shares add up to it by construction.
+"""Divides the time of ``other`` among the loop's actions, which run inside each other.
 
-Beside it, what the training thread did in each phase, and whose Python ran in one step more.
+It is cut at the timeline's own marks, so the shares add up. Beside it stands for how long the thread ran in each phase.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
 
 Owner = tuple[str, str]
-"""Whose code runs, and in which action."""
+"""The class whose code runs, and the action."""
 
 LOOP: Owner = (LIGHTNING, "loop")
 _TIMING: Owner = (OURS, "timing of these")
@@ -28,15 +28,16 @@ _TIMING: Owner = (OURS, "timing of these")
 
 @dataclass(eq=False)
 class Owners:
-    """Shares out the host's time that no phase covers, among the actions that run meanwhile: each gets what is not
-    another's inside of it.
+    """Divides the host's time that no phase covers among the actions that run meanwhile.
+
+    Each action gets its own time, without that of actions inside it.
 
     Args:
-        timeline: ``observe`` is to be among its observers.
-        timed: steps that are timed by action.
-        follow: begins to follow the thread with the step after them.
-        thread: how long the thread ran and waited for a CPU, by now.
-        part: answers for what fails while training is in here.
+        timeline: has ``observe`` among its observers.
+        timed: number of steps that are timed by action.
+        follow: starts to follow the thread's Python in the step after those.
+        thread: returns how long the thread ran and waited for a CPU by now; None is unknown.
+        part: guards what training calls here.
     """
 
     timeline: Timeline
@@ -56,11 +57,11 @@ class Owners:
 
     @property
     def code(self) -> int:
-        """The part that runs now, its place among ``PARTS``."""
+        """The part of the step that runs now, as an index of ``PARTS``."""
         return self._code
 
     def observe(self, code: int) -> None:
-        """``code`` begins at the last mark of the timeline."""
+        """Note that ``code`` begins at the timeline's last mark."""
         timeline = self.timeline
         step = timeline.reading().step
         now_ns = step.host_ns[-1]
@@ -69,6 +70,7 @@ class Owners:
         else:
             self._cut(now_ns)
             self._add_use(step.host_ns[-2], now_ns)
+        # The clock is read last: what this method took is then counted as ours.
         self._code, self._cut_ns, self._looked_ns = code, now_ns, timeline.clock()
 
     def _add_use(self, began_ns: int, now_ns: int) -> None:
@@ -76,11 +78,13 @@ class Owners:
         self._thread = now
         if before is None or now is None or len(self._steps) >= self.timed:
             return
-        for at_, ns in enumerate((now_ns - began_ns, now.ran_ns - before.ran_ns, now.no_cpu_ns - before.no_cpu_ns)):
-            self._use[self._code][at_] += ns
+        use = self._use[self._code]
+        use[0] += now_ns - began_ns
+        use[1] += now.ran_ns - before.ran_ns
+        use[2] += now.no_cpu_ns - before.no_cpu_ns
 
     def enter(self, owner: Owner) -> None:
-        """An action of ``owner`` begins."""
+        """Note that an action of ``owner`` begins."""
         if self.timeline.live:
             self._cut(self.timeline.clock())
             self._calls[owner] += 1
@@ -88,22 +92,22 @@ class Owners:
         self._looked_ns = self.timeline.clock()
 
     def leave(self) -> None:
-        """The innermost action is over."""
+        """Note that the innermost action is over."""
         if self.timeline.live:
             self._cut(self.timeline.clock())
-        if len(self._open) > 1:  # one that began before this did is not in here
+        if len(self._open) > 1:  # else the action had begun before this watch did
             self._open.pop()
         self._looked_ns = self.timeline.clock()
 
     def _cut(self, now_ns: int) -> None:
-        """The time since the last cut was the innermost action's, but for what was spent in here."""
+        """Add the time since the last cut to the innermost action, but for what this watch itself took."""
         if self._code == at.OTHER:
             self._ns[self._open[-1]] += now_ns - self._looked_ns
             self._ns[_TIMING] += self._looked_ns - self._cut_ns
         self._cut_ns = now_ns
 
     def _step_begins(self) -> None:
-        """The timeline has only whole steps behind it."""
+        """Close the books of the last step: a new one begins, or none follows."""
         if (self._ns or self._calls) and len(self._steps) < self.timed:
             self._steps.append((dict(self._ns), dict(self._calls)))
             if len(self._steps) == self.timed and self.follow is not None:
@@ -112,7 +116,7 @@ class Owners:
         self._calls.clear()
 
     def thread_use(self) -> dict[str, ThreadUse]:
-        """Of a mean step, by phase; empty where the system does not say."""
+        """Return what the thread did in each phase of a mean step; empty where the system does not tell."""
         count = max(len(self._steps), 1) * 1e9
         return {
             PARTS[code]: ThreadUse(wall_s=wall / count, ran_s=ran / count, no_cpu_s=no_cpu / count)
@@ -121,7 +125,7 @@ class Owners:
         }
 
     def shares(self) -> OtherByOwner | None:
-        """Of the steps that ended, a mean step; None where none did."""
+        """Return the shares of a mean step, over the steps that ended; None where none did."""
         if not self.timeline.reading().running:
             self._step_begins()
         if not (count := len(self._steps)):
@@ -145,7 +149,10 @@ class Owners:
 
 @dataclass(eq=False)
 class Owned(AbstractContextManager[None]):
-    """An action as ``owner``'s, with its span and the loop whose step is done where it ends well, if it has any."""
+    """The context of an action of ``owner``: around its ``span``, if it has one.
+
+    Where the action ends a step, ``loop`` is told of that when it ends well.
+    """
 
     owners: Owners
     owner: Owner
@@ -160,7 +167,7 @@ class Owned(AbstractContextManager[None]):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None and self.loop is not None:
-            self.loop.step_done = True  # first: it counts whatever fails
+            self.loop.step_done = True  # first, so that the step counts whatever fails below
         owners = self.owners
         if self.span is not None:
             owners.timeline.part.run(self.span.__exit__, kind, value, traceback)

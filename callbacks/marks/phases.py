@@ -1,7 +1,7 @@
 """Marks the phases, from Lightning's own profiler actions.
 
-Lightning wraps every action of its loops in ``trainer.profiler``. ``PhaseProfiler`` stands there for the run, turns
-the actions that begin or end a phase into marks, and passes all of them on to the profiler that the user configured.
+Lightning wraps every action of its loops in ``trainer.profiler``. ``PhaseProfiler`` takes that place for the run, turns
+actions that begin or end a phase into marks, and passes all of them on to the profiler that the user configured.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import NameMissing, missing
 
 _DRY = 1000
-"""Batches without a step, for each that a step is made of, that are taken for a loader which has nothing to give."""
+"""Batches in a row without a step, times those of a step, that show that a loader has nothing to train on."""
 
 
 class PhaseProfiler(Profiler):
     """Stands in for ``trainer.profiler`` while the stages last.
 
-    It counts the steps by itself and ends the loop, whatever becomes of the instruments. Until ``is_sure``, which the
-    first step makes it, ``batch_ended`` is to be called: it notices where Lightning's actions have other names.
+    It counts the steps by itself and ends the loop, whatever becomes of the instruments. ``batch_ended`` is to be
+    called until ``is_sure``, which the first step makes true: it notices where Lightning's actions have other names.
 
     Args:
         trainer: its profiler is kept and forwarded to; ``restore`` puts it back.
@@ -40,9 +40,10 @@ class PhaseProfiler(Profiler):
         follow: turns the count of steps left into that of the other ranks where the instruments failed; does not raise.
         done: called when none is left; does not raise.
         stop: whether the loop ends then: it takes StopIteration for the end of its data.
-        died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
-        callback: whose run this is. While the Trainer has others only (a learning rate is tried out), it stands aside.
-        idle: told what had no step, where the loop would go on so for ever.
+        died: called with the error that ended the run, where another callback's ``on_exception`` raises; does not
+            raise.
+        callback: whose run this is. While the Trainer has only others (a Tuner tries a learning rate), it stands aside.
+        idle: told what had no step, where the loop would go on like that for ever.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class PhaseProfiler(Profiler):
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
 
     def __del__(self) -> None:
-        """Nothing: Lightning's asks for what one that could not be made does not have."""
+        """Do nothing: Lightning's own fails for one whose constructor raised."""
 
     def __reduce__(self) -> Any:
-        return copy, (self._wrapped,)  # nobody wants ours but where it stands
+        return copy, (self._wrapped,)  # a copy of the Trainer gets a copy of the user's profiler
 
     def restore(self) -> None:
         """Give the Trainer the user's profiler back."""
@@ -102,16 +103,16 @@ class PhaseProfiler(Profiler):
         return user if span is NOTHING else Both(user, span)
 
     def count_only(self) -> None:
-        """Take no more marks; still count, and end the loop where it would have ended."""
+        """Take no more marks, but still count steps, and end the loop where it would have ended."""
         self._timeline.stop()
         self._spans.surround(None)
 
     def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
-        """From the next action on, the span of each is what ``around`` makes of it; None: the span alone."""
+        """Let ``around`` make the span of each action from the next one on; None gives the plain span back."""
         self._spans.surround(around)
 
     def start(self, action_name: str) -> None:
-        if self._user is not None:
+        if self._user is not None:  # before our mark, so that its cost is in no phase that begins here
             self._user.start(action_name)
         if action_name != self._fetch:
             return
@@ -139,9 +140,7 @@ class PhaseProfiler(Profiler):
             if self._left <= 0:
                 self._done()
                 if self._stop:
-                    self.cut = True  # the epoch, if it is one: see Epoch
-                    if self._fitting and not self._in_epoch:  # this Lightning names its epochs otherwise
-                        self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+                    self._leave()
                     raise StopIteration
                 return
         try:
@@ -158,7 +157,7 @@ class PhaseProfiler(Profiler):
                 timeline.mark(at.OPTIMIZED)
         except BaseException as error:
             self._part.failed(error)
-        if self._user is not None:
+        if self._user is not None:  # after our mark, for the same reason
             self._user.stop(action_name)
 
     def __getattr__(self, name: str) -> Any:
@@ -168,9 +167,9 @@ class PhaseProfiler(Profiler):
         return getattr(self._wrapped, name)
 
     def close_step(self) -> None:
-        """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
+        """End the step if it was done, because the loop is left; otherwise it waits for the loop to come back."""
         if self._left <= 0:
-            return  # since this step began: one that asks for its batch itself ends after the stages did
+            return  # the stages ended within this step, as where it asks for its batch itself
         if self.step_done:
             self.step_done = False
             self.is_sure = True
@@ -180,15 +179,16 @@ class PhaseProfiler(Profiler):
                 self._left = self._follow(self._left)
             if self._left <= 0:
                 self._done()
-                if self._stop and self._fitting:  # with its epoch, whose end is as ever
+                if self._stop and self._fitting:  # the epoch ends as well, in the usual way
                     self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
         else:
             self._timeline.go_outside()
 
     def batch_ended(self) -> bool:
-        """A batch is over, as Lightning's public hook says: give up where its actions do not come.
+        """Give up where Lightning's actions do not come although a batch is over; returns whether the loop is to end.
 
-        Without them no step would ever be counted, and the loop would not end. Returns whether it is to end now.
+        Called from a public hook of Lightning's. Without the actions no step would ever be counted, and the loop would
+        not end.
         """
         error = self._missing_action()
         if error is None or self._left <= 0:
@@ -209,8 +209,9 @@ class PhaseProfiler(Profiler):
         return None
 
     def _leave(self) -> None:
+        """Have the loop end here: the context of the epoch raises StopIteration where it is ``cut``."""
         self.cut = True
-        if self._fitting and not self._in_epoch:  # this Lightning names its epochs otherwise
+        if self._fitting and not self._in_epoch:  # this version has no such context: it names its epochs otherwise
             self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
 
     def enter_epoch(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose Python runs in a step: its time, shared out by the innermost line of the program's own code."""
+"""Divides the time that Python runs in a step among the lines of the program's own code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import PythonTime
 
 MOST_EVENTS = 200_000
-"""Calls and returns that are followed: each costs a microsecond or two, so a step takes 0.4 s longer at most."""
+"""Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer."""
 
 _KEPT = 16
+"""Most lines in the result."""
 _TORCH, _LIGHTNING = "library", "Lightning"
 _LIBRARIES = {
     **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), _LIGHTNING),
@@ -29,7 +30,7 @@ _LIBRARIES = {
     "numpy": "numpy",
 }
 _PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
-"""Folders of ours that are the program which is profiled, not what profiles it."""
+"""Folders of ours that belong to the program that is profiled, not to the profiler."""
 
 _INSIDE = "torch in a library"
 Line = tuple[str, int, str]
@@ -40,23 +41,22 @@ Line = tuple[str, int, str]
 class PythonTimes:
     """Follows calls and returns of one thread, from ``start`` to ``stop``.
 
-    The time between two events goes to the line of the program that is being carried out, and to what it is in:
-    ``python``, its own; ``torch``, operators that it calls itself; a ``library``, Python of torch's; another package by
-    its name; or a function of C by its name. What following costs is in nobody's time. A function of C may wait, so its
-    time is the clock's; all other is what the thread ran, which no other program lengthens.
+    The time between two events goes to the program's line that runs, and to one of: ``python``, its own code;
+    ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name; or a C
+    function by its name. The cost of following is left out. A C function may wait, so its time is read from the clock;
+    all other time is what the thread ran, which other programs cannot lengthen.
 
     Args:
-        phase: the part of the step that runs now, its place among ``PARTS``.
-        clock: nanoseconds.
-        ran: nanoseconds that this thread ran.
-        part: answers for what fails while training is in here.
+        phase: returns the part of the step that runs now, as an index of ``PARTS``.
+        clock: returns nanoseconds.
+        ran: returns the nanoseconds that this thread ran.
+        part: guards what training calls here.
     """
 
     phase: Callable[[], int]
     clock: Callable[[], int]
     ran: Callable[[], int] = time.thread_time_ns
     part: Guard = UNGUARDED
-    """Whether there were more than ``MOST_EVENTS``."""
     _ns: defaultdict[tuple[int, Line, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
     _left: int = MOST_EVENTS
@@ -65,7 +65,7 @@ class PythonTimes:
     _files: dict[CodeType, str] = field(default_factory=dict)
 
     def start(self) -> bool:
-        """Begin; False where somebody else follows this thread already."""
+        """Start to follow; returns False where another profiler already follows this thread."""
         if sys.getprofile() is not None:
             return False
         self._last_ns, self._last_ran_ns = self.clock(), self.ran()
@@ -73,7 +73,7 @@ class PythonTimes:
         return True
 
     def stop(self) -> None:
-        """End; it may be done twice."""
+        """Stop; may be called twice."""
         if getattr(sys.getprofile(), "__self__", None) is self:
             sys.setprofile(None)
         self._stack.clear()
@@ -84,11 +84,12 @@ class PythonTimes:
             self._charge(now_ns - self._last_ns, ran_ns - self._last_ran_ns)
             if event in ("call", "c_call"):
                 self._enter(frame, arg if event == "c_call" else None)
-            elif self._stack:  # what was entered before the start is not in here
+            elif self._stack:  # functions that were entered before the start are not on the stack
                 self._stack.pop()
             self._left -= 1
             if self._left <= 0:
                 self.stop()
+            # Read again: what passed since the reading above is the cost of following.
             self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
             self.stop()
@@ -101,9 +102,10 @@ class PythonTimes:
             if what == "torch" and inside != "python":
                 what = _INSIDE if inside == _TORCH else inside
             self._stack.append((owner, what or inside))
-        elif whose := self._whose(frame.f_code):
+        elif whose := self._package_of(frame.f_code):
             self._stack.append((owner, whose))
-        elif owner is not None and frame.f_code.co_name.startswith("<"):  # a generator or lambda of that function's
+        elif owner is not None and frame.f_code.co_name.startswith("<"):
+            # A comprehension or lambda counts as the function that it is in.
             self._stack.append((owner, "python"))
         else:
             self._stack.append((frame, "python"))
@@ -119,15 +121,15 @@ class PythonTimes:
             what = self._stack[-1][1]
             self._ns[self.phase(), _line_of(frame), what][0] += passed_ns if "." in what else ran_ns
 
-    def _whose(self, code: CodeType) -> str:
-        """The package of what is not the program's own; else empty."""
+    def _package_of(self, code: CodeType) -> str:
+        """Return the package that ``code`` belongs to; empty for the program's own."""
         known = self._files.get(code)
         if known is None:
             known = self._files[code] = package_of(code.co_filename)
         return known
 
     def shares(self) -> list[PythonTime]:
-        """The lines with most of the time, without operators that torch's own modules call; the longest first."""
+        """Return the lines with most time, the longest first, without the operators that torch's own modules call."""
         rows = [
             PythonTime(
                 phase=PARTS[phase], file=file, line=line, function=function, what=what, seconds=ns * 1e-9, calls=n
@@ -144,7 +146,7 @@ _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 def package_of(file: str) -> str:
-    """Of Python, torch, Lightning, numpy or ours, what ``file`` belongs to; empty of the program that is profiled."""
+    """Return the package or library of ``file``; empty for the program that is profiled."""
     path = Path(file).as_posix()
     if any(folder in path for folder in _PROGRAMS):
         return ""
@@ -159,14 +161,12 @@ def package_of(file: str) -> str:
 
 def _line_of(frame: FrameType) -> Line:
     code = frame.f_code
-    return code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname if _NAMED else code.co_name
-
-
-_NAMED = sys.version_info >= (3, 11)
+    name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+    return code.co_filename, frame.f_lineno or code.co_firstlineno, name
 
 
 def _name_of(function: Any) -> str:
-    """``time.sleep``; ``torch`` of its operators and methods of tensors; empty of what Python itself brings."""
+    """Return ``torch`` for operators and tensor methods, a name like ``time.sleep``, or nothing for builtins."""
     owner = getattr(function, "__self__", None)
     module = getattr(function, "__module__", None) or getattr(type(owner), "__module__", "") or ""
     if "torch" in (module.partition(".")[0], type(owner).__module__.partition(".")[0]):

@@ -1,4 +1,4 @@
-"""What happens when one of the loop's actions begins and ends, as context managers that a step can reuse."""
+"""Context managers for the loop's actions, made once and entered again in every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Marked = AbstractContextManager[None]
 
 
 class Nothing(AbstractContextManager[None]):
-    """A context that does nothing, thirty times a step. Built-in methods cost a tenth of Python frames there."""
+    """A context that does nothing, some thirty times a step: built-in methods cost a tenth of Python functions."""
 
     __enter__ = staticmethod("".format)  # type: ignore[assignment]
     __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
@@ -25,21 +25,21 @@ NOTHING = Nothing()
 
 
 class Loop(Protocol):
-    """Whoever counts the steps and is told of the epochs of the training loop."""
+    """What the spans tell of steps and epochs; ``PhaseProfiler`` is one."""
 
     step_done: bool
     cut: bool
 
     def enter_epoch(self) -> None:
-        """One begins."""
+        """Note that an epoch begins."""
 
     def leave_epoch(self) -> None:
-        """It is over, ``cut`` or not."""
+        """Note that the epoch is over, ``cut`` or not."""
 
 
 @dataclass(eq=False)
 class Done(Nothing):
-    """Where this action ends well the step is done. All that is left where the instruments failed."""
+    """The action that ends a step, where the instruments failed and steps are only counted."""
 
     loop: Loop
 
@@ -50,7 +50,7 @@ class Done(Nothing):
 
 @dataclass(eq=False)
 class Action(Nothing):
-    """Does something when an action has ended well; fails like a span."""
+    """Calls ``leave`` when an action has ended well, and marks its failure otherwise."""
 
     timeline: Timeline
     leave: Callable[[], None]
@@ -67,7 +67,7 @@ class Action(Nothing):
 
 @dataclass(eq=False)
 class Saved(Nothing):
-    """A checkpoint, wherever it is saved: ``saved`` of the timeline has when each begins and ends, in turn."""
+    """The saving of a checkpoint: adds its beginning and its end to the timeline's ``saved``."""
 
     timeline: Timeline
 
@@ -86,7 +86,7 @@ class Saved(Nothing):
 
 @dataclass(eq=False)
 class Died(Nothing):
-    """Another callback's ``on_exception``: where that raises, ours would never be told of the run's own error."""
+    """Another callback's ``on_exception``. Where that raises, ours is not called, and ``told`` gets the error here."""
 
     told: Callable[[BaseException], object]
 
@@ -96,7 +96,7 @@ class Died(Nothing):
 
 
 class LastSpan(Span):
-    """The part whose end is the step's: forward, where no optimizer step follows in the loop's own hands."""
+    """The phase that ends the step: forward, where Lightning calls no optimizer step after it."""
 
     def __init__(self, timeline: Timeline, code: int, loop: Loop) -> None:
         super().__init__(timeline, code)
@@ -113,17 +113,18 @@ class LastSpan(Span):
 
 @dataclass(eq=False)
 class OptimizerStep(Nothing):
-    """The whole of Lightning's optimizer step. Where it ends the step is done, and the optimizer's arithmetic over."""
+    """Lightning's whole optimizer step. At its end the step is done, and so is the optimizer's arithmetic."""
 
     timeline: Timeline
     loop: Loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self.loop.step_done = True  # first: it counts whatever fails
+            self.loop.step_done = True  # first, so that the step counts whatever fails below
         timeline = self.timeline
         try:
-            # An optimizer's own hook may not have said so.
+            # The optimizer's post-step hook has marked this already, unless its step was skipped, as by a gradient
+            # scaler.
             timeline.note((at.OPTIMIZED if kind is None else at.FAIL, timeline.clock()))
         except BaseException as error:
             timeline.part.failed(error)
@@ -131,8 +132,10 @@ class OptimizerStep(Nothing):
 
 @dataclass(eq=False)
 class Epoch(Nothing):
-    """An epoch of the training loop, which it leaves with StopIteration where it is cut: the loop takes that for the
-    end of training, without the end of an epoch that never was."""
+    """An epoch of the training loop.
+
+    Where it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
+    """
 
     loop: Loop
     part: Guard
@@ -153,7 +156,7 @@ class Epoch(Nothing):
 
 @dataclass(eq=False)
 class Both(AbstractContextManager[None]):
-    """A span inside the user's own profiler, whose cost is then outside of the phase."""
+    """A span inside the user's own profiler, so that the profiler's cost is outside the phase."""
 
     user: AbstractContextManager[Any]
     span: Marked

@@ -36,28 +36,28 @@ from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 
 _PATIENCE_S = 8.0
-"""For how the other ranks ended: one that is stuck is ended within it."""
+"""Seconds to wait for how the other ranks ended, where a watchdog ends those that are stuck: it needs less."""
 
 _UNKEPT_S = 2.0
-"""Where nobody ends those that are stuck; what brought this rank's end about was told before."""
+"""Seconds to wait where nothing ends ranks that are stuck: the rank whose end came first has told of it by now."""
 
 
 @dataclass(eq=False)
 class Ending:
-    """The end of one run; it may come before the loop starts. The constructor calls nothing that could fail.
+    """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail.
 
     Args:
-        trainer: of the run.
-        options: what it was to do.
+        trainer: the run's.
+        options: what the run was to do.
         launch: how it was started.
-        core: the guard of the profiler as a whole; if it failed, so did the run.
+        core: the guard of the profiler as a whole; if that failed, so did the run.
         take_out: restores the Trainer.
         tell: reports a problem, and adds it to ``notes``.
         notes: what was reported so far.
 
-    ``part`` guards every call, and calls ``abandon`` on an error. ``leaving``: the end has begun; ``over``: nothing is
-    left to do. ``folder`` has its files, ``record`` is what was written last; ``end`` is how this rank ended where that
-    was not well.
+    ``part`` guards every call, and calls ``abandon`` on an error. ``leaving`` is true once the end has begun, ``over``
+    once nothing is left to do. ``folder`` holds the run's files, and ``record`` is what was last written there. ``end``
+    is how this rank ended, None where it ended well.
     """
 
     trainer: Trainer
@@ -73,7 +73,7 @@ class Ending:
     collector: Collector = field(init=False)
     folder: Path | None = None
     record: RunRecord | None = None
-    roll: RankStatus = field(init=False)
+    ranks: RankStatus = field(init=False)
     watch: StallWatch | None = None
     end: RankEnd | None = None
     leaving: bool = False
@@ -81,20 +81,21 @@ class Ending:
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.roll = RankStatus(self.exchange)
+        self.ranks = RankStatus(self.exchange)
         self.collector = Collector(self.trainer, self.options, self.launch)
 
     def begin(self, planned: Mapping[str, int]) -> None:
-        """Write a record with the status ``unfinished`` and no steps: what a killed process leaves."""
-        folder = self._a_folder()
+        """Write a record with the status ``unfinished`` and no steps: a killed process leaves that one."""
+        folder = self._folder_or_new()
         if self.launch.config_yaml is not None:
             write_whole(folder / "config.yaml", self.launch.config_yaml)
         begin_rows(folder, 0)
         evidence = self.collector.evidence(Measured((), planned), "unfinished")
-        conclude(replace(evidence, notes=()), findings=()).write(folder / "run.json")  # notes are told at the end
+        # Without notes: all of them come with the last record, and would stand there twice.
+        conclude(replace(evidence, notes=()), findings=()).write(folder / "run.json")
 
     def early(self) -> None:
-        """The loop ended before all stages were done."""
+        """Record a run whose loop ended before all stages were done."""
         if self.over:
             return
         if self.session is not None and not self.core.out:
@@ -104,35 +105,33 @@ class Ending:
         self.finish("ok")
 
     def died(self, exception: BaseException, phase: str, step: int) -> None:
-        """``exception`` ended the run in ``phase`` of ``step``."""
+        """Record a run that ``exception`` ended in ``phase`` of ``step``."""
         self.leaving = True
         device, status = self.trainer.strategy.root_device, status_of(exception)
-        failure = self.roll.mine(failure_of(exception, phase, step, device))
-        followed = not self.roll.alone and (is_of_the_group(exception) or self.roll.has_lost)
-        self.end = RankEnd(status=status, failure=failure, at=self.roll.clock(), followed=followed)
+        followed = not self.ranks.alone and (is_of_the_group(exception) or self.ranks.has_lost)
+        self.end = self.ranks.end_of(status, failure_of(exception, phase, step, device), followed)
         if status == "oom" and self.folder is not None:
             keep_snapshot(device, snapshot_file(self.folder, self.trainer.global_rank))
-        self.finish(status, failure)
+        self.finish(status, self.end.failure)
 
     def never_began(self, exception: BaseException) -> None:
-        """``exception`` ended a rank other than the first before the loop."""
+        """Tell the other ranks that ``exception`` ended this one before the loop; rank 0 writes the record."""
         self.leaving = self.over = True
-        failure = self.roll.mine(failure_of(exception, "setup", None))
-        followed = is_of_the_group(exception)
-        self.end = RankEnd(status=status_of(exception), failure=failure, at=self.roll.clock(), followed=followed)
+        failure = failure_of(exception, "setup", None)
+        self.end = self.ranks.end_of(status_of(exception), failure, is_of_the_group(exception))
         self.take_out()
-        self.roll.tell(self.end, None)
+        self.ranks.tell(self.end, None)
 
     def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
         self.leaving = True
         if self.watch is not None:
-            self.watch.end()
-        self.take_out()
+            self.watch.end()  # no step ends any more while this rank waits for the others below
+        self.take_out()  # before anything that may fail: training goes on with the Trainer as it was
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:
-            self.roll.done()
+            self.ranks.done()
             Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(self.exchange.compare_clocks)
             measured = self._gathered = self.exchange.gather(measured)
             if self.core.error is not None:
@@ -141,19 +140,19 @@ class Ending:
             elif not measured.rows:
                 status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
-            # The other ranks may not answer any more, so each saves its own steps.
-            write_steps(rank_file(self._a_folder(), trainer.global_rank), measured.rows)
+            # The other ranks may not answer any more, so each saves its own steps and nothing is gathered.
+            write_steps(rank_file(self._folder_or_new(), trainer.global_rank), measured.rows)
         if failure is not None and self.end is not None and self.folder is not None:
-            self.roll.tell(self.end, self.folder)
+            self.ranks.tell(self.end, self.folder)
         if trainer.is_global_zero:
             self._record(measured, status, failure)
         elif self.end is not None:
-            self._stand_in(measured)
+            self._record_for_rank_0(measured)
         elif failure is None and session is not None:
             tracer = session.instruments.tracer
             try_or_note("kernels", lambda: tracer.kernels(tracer.work([])), [])  # only rank 0 writes notes
         self.over = True
-        self.session = None
+        self.session = None  # the callback may live as long as the program; its rows and instruments need not
 
     def abandon(self) -> None:
         """Recording failed: restore the Trainer, and save what can be saved."""
@@ -170,7 +169,7 @@ class Ending:
         self.over = True
 
     def _measured(self, failure: Failure | None) -> Measured:
-        """What was measured; of an instrument that failed, what it had by then."""
+        """Return what was measured; of an instrument that failed, what it had by then."""
         session, measured = self.session, None
         if session is not None:
             last = Guard("the last steps", self.tell, session.instruments.discard, outcome="unknown")
@@ -181,52 +180,57 @@ class Ending:
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
-        """Write what was measured first, so that no error or signal in what follows can lose it."""
+        """Write the record twice: at once with what was measured, and once more with what is found out afterwards.
+
+        So no error or signal in what follows the first can lose what was measured.
+        """
         evidence = self.collector.evidence(measured, status, failure)
-        evidence = self._write(with_rows_left_behind(evidence, self._a_folder()))
-        self.over = True
-        settled = None
-        if self.end is not None and not self.roll.alone:
-            settled = try_or_note("how the ranks ended", lambda: self._settled(evidence), self.notes)
+        evidence = self._write(with_rows_left_behind(evidence, self._folder_or_new()))
+        self.over = True  # from here on there is a record, whatever ends the process
+        of_all_ranks = None
+        if self.end is not None and not self.ranks.alone:
+            of_all_ranks = try_or_note("how the ranks ended", lambda: self._with_all_ranks(evidence), self.notes)
         elif failure is None and measured.rows and self.session is not None:
             evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
-        self._write(settled or evidence, rows=settled is not None, last=True)
+        # Rows are written again only where other ranks' were added to them.
+        self._write(of_all_ranks or evidence, rows=of_all_ranks is not None, last=True)
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
 
-    def _settled(self, evidence: Evidence) -> Evidence:
-        """``evidence`` with what every rank left: its steps, and of all ends the cause."""
+    def _with_all_ranks(self, evidence: Evidence) -> Evidence:
+        """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""
         assert self.end is not None
-        folder = self._a_folder()
+        folder = self._folder_or_new()
         patience_s = _PATIENCE_S if self.launch.kept else _UNKEPT_S if self.end.followed else 0.0
-        ends, silent = self.roll.others(folder, patience_s)
-        cause = self.roll.cause(self.end, ends, silent)
+        ends, silent = self.ranks.others(folder, patience_s)
+        cause = self.ranks.cause(self.end, ends, silent)
         rows, notes = read_rows(folder, growing=True), list(evidence.notes)
-        if late := stragglers(places := self.roll.places()):
+        if late := stragglers(places := self.ranks.places()):
             notes.append(f"at the end {where_they_are(places, late)}")
         missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
-            notes += without_steps(missing, folder, self.roll.host_of)
+            notes += without_steps(missing, folder, self.ranks.host_of)
         return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
 
-    def _stand_in(self, measured: Measured) -> None:
-        """Record the run where rank 0 is gone and has not: one of the others does."""
-        folder = self._a_folder()
-        if self.end is None or self.roll.is_there():
+    def _record_for_rank_0(self, measured: Measured) -> None:
+        """Record the run in the place of rank 0 where that is gone; the first rank to come here does it for all."""
+        folder = self._folder_or_new()
+        if self.end is None or self.ranks.is_there():
             return
-        lost = self.roll.cause(self.end.model_copy(update={"followed": True}), {}, [0])
+        lost = self.ranks.cause(self.end.model_copy(update={"followed": True}), {}, [0])
         try:
+            # "x" fails if the file exists: only one rank can make it, and that one writes the record.
             with (folder / end_file(0)).open("x", encoding="utf-8") as file:
                 file.write(lost.model_dump_json(indent=1) + "\n")
             if read_run(folder).status == "unfinished":
-                self._write(self._settled(self.collector.evidence(measured, self.end.status, self.end.failure)))
-        except (OSError, RecordError):  # another rank does, or rank 0 had; or this node does not see the folder
+                self._write(self._with_all_ranks(self.collector.evidence(measured, self.end.status, self.end.failure)))
+        except (OSError, RecordError):  # another rank or rank 0 has done it, or this node does not see the folder
             return
 
     def last_words(self, status: Status, why: str, followed: bool) -> bool:
-        """From another thread, where training is stuck: keep this rank's steps, and tell how it ended.
+        """Keep this rank's steps and tell how it ended: called by another thread where training is stuck.
 
-        Nothing is done after it. False where the run had not begun.
+        The process ends right after it. Returns False where the run had not begun.
         """
         session, folder = self.session, self.folder
         if self.over:
@@ -236,34 +240,32 @@ class Ending:
         self.over = self.leaving = True
         there = position_of(session)
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
-        followed = followed or self.roll.has_lost
-        self.end = RankEnd(status=status, failure=self.roll.mine(failure), at=self.roll.clock(), followed=followed)
+        self.end = self.ranks.end_of(status, failure, followed or self.ranks.has_lost)
         session.keep()
         measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
-        rank = self.exchange.rank
-        self.roll.tell(self.end, folder)
-        if rank > 0:
-            self._stand_in(measured)
+        self.ranks.tell(self.end, folder)
+        if self.exchange.rank > 0:
+            self._record_for_rank_0(measured)
             return True
         evidence = self._write(self.collector.evidence(measured, status, self.end.failure))
-        if not self.roll.alone:
-            self._write(self._settled(evidence))
+        if not self.ranks.alone:
+            self._write(self._with_all_ranks(evidence))
         return True
 
     def _show(self) -> None:
-        """Print the table in one go."""
+        """Print the table in one call, so that nothing else is printed between its lines."""
         assert self.record is not None
-        tables = end_tables(self.record, self._a_folder(), self.options.verbose)
+        tables = end_tables(self.record, self._folder_or_new(), self.options.verbose)
         put(sys.stdout, render(tables, "terminal", sys.stdout))
 
-    def _a_folder(self) -> Path:
-        """The run's, or where there is none one at the second place."""
+    def _folder_or_new(self) -> Path:
+        """Return the run's folder; where there is none, make one at the second place."""
         self.folder = self.folder or second_place(self.launch.name, self.tell)
         return self.folder
 
     def _write(self, evidence: Evidence, rows: bool = True, last: bool = False) -> Evidence:
-        """``write_run``, at the second place where the run's folder cannot be written to any more."""
-        folder = self._a_folder()
+        """Call ``write_run``; once more at the second place where the run's folder cannot be written to any more."""
+        folder = self._folder_or_new()
         try:
             evidence, self.record = write_run(folder, evidence, rows, last)
         except OSError as error:

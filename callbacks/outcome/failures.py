@@ -1,4 +1,4 @@
-"""How an exception is recorded."""
+"""Turns the exception that ended a run into the failure of its record."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ NO_STEP = Failure(
     message="expected at least one step, given none: the loader is empty or ran dry, every batch was skipped, "
     "or the Trainer was told to run none",
 )
-"""Of a run that ended well before it did anything."""
+"""The failure of a run that ended without an error before it had done a step."""
 
 
 def status_of(error: BaseException) -> Status:
-    """``oom``, ``interrupted`` or ``failed``."""
+    """Return ``oom``, ``interrupted`` or ``failed``."""
     if isinstance(error, KeyboardInterrupt) or is_a(error, "SIGTERMException"):
         return "interrupted"
     return "oom" if is_out_of_memory(error) else "failed"
 
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
-    """The phase in which the run died after ``steps`` steps; ``setup`` before the first one, ``other`` in none."""
+    """Return the phase in which the run died after ``steps`` steps: also ``setup``, and ``other`` between phases."""
     known = timeline.reading()
     if steps == 0 and not known.running:
         return "setup"
+    # The timeline has left "data" by then: Lightning's fetcher ends its action before it lets the error through
+    # (2.6.6).
     if any(is_fetch(frame) for frame, _ in walk_tb(error.__traceback__)):
         return "data"
     code = known.failed_in if known.failed_in is not None else known.stack[-1]
@@ -44,7 +46,7 @@ def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
 
 
 def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device | None = None) -> Failure:
-    """The failure for the record, with what an error of ``device``, where it had no memory left, says of the cause."""
+    """Return the failure for the record, with the cause where ``device`` ran out of memory."""
     return Failure(
         phase=phase,
         step=step if phase != "setup" else None,
@@ -55,7 +57,7 @@ def failure_of(error: BaseException, phase: str, step: int | None, device: torch
 
 
 def keep_snapshot(device: torch.device, path: Path) -> None:
-    """Leave the allocator's state as it was when memory ran out, for memory_viz, where it keeps one."""
+    """Write a snapshot of the allocator for memory_viz, where it recorded its history."""
     history = memory_history_of(device)
     if history is not None:
         with suppress(Exception):  # a record without a snapshot is better than none

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import torch.distributed
 
+from lm_profiler.analysis.ranks.on_stream import with_waits
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline
 from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.clocks import with_clocks
 from lm_profiler.callbacks.outcome.messages import MOST_BYTES, Answer, packed, unpacked
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
@@ -31,31 +32,31 @@ from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE
 
 _PATIENCE_S = 60.0
-"""For what another rank says: all do the same steps."""
+"""Seconds to wait for what another rank sends: all do the same steps, so none is far behind."""
 
 _PIECE_BYTES = 4 * 1024**2
-"""Of one value: torch's store refuses those beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)."""
+"""Size of one value in the store: torch refuses values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)."""
 
-_MEASURED = "measured"
-
-_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
+_NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
+"""Matches a note of another rank than the first, as ``Attachment.tell`` writes it."""
 
 _RUNS = count()
-"""Of this process. Every rank begins the same runs in the same order, so that a number names the same run on all."""
+"""Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree."""
 
 Value = TypeVar("Value", str, int)
 
 
 @dataclass(eq=False)
 class Exchange:
-    """Between the ranks of one run. To be made by all of them; alone, it hands everything back at once.
+    """Passes data between the ranks of one run, which all have to make one; a process that is alone gets its own back.
 
     Args:
-        store: what all ranks see; None where this process is alone.
-        rank: of this process.
+        store: the store that all ranks see; None where this process is alone.
+        rank: this process's.
         ranks: how many there are.
         patience_s: how long one rank waits for another.
-        clocks: compares those of the ranks, where there are others.
+
+    ``clocks`` compares the ranks' clocks; None where this process is alone.
     """
 
     store: Any = None
@@ -74,7 +75,7 @@ class Exchange:
 
     @staticmethod
     def of_process_group() -> Exchange:
-        """Between the ranks of torch's default process group, where there is one with a store."""
+        """Return the exchange of torch's default process group; where there is none, that of a process alone."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return Exchange()
         store = DEFAULT_STORE.find()()
@@ -83,20 +84,20 @@ class Exchange:
         return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
 
     def compare_clocks(self) -> None:
-        """Of all ranks, which do it together.
+        """Compare the clocks of all ranks, which have to call this together.
 
         Raises:
-            RuntimeError: rank 0 said nothing in time.
+            RuntimeError: rank 0 did not answer in time.
         """
         if self.clocks is not None:
             self.clocks.compare()
 
     def of_first(self, what: str, find: Callable[[], Value]) -> Value:
-        """What ``find`` returns on rank 0, on every rank; all ask in the same order.
+        """Return on every rank what ``find`` returns on rank 0. All ranks have to ask in the same order.
 
         Raises:
-            RuntimeError: it raised there, or rank 0 never said anything.
-            ValueError: something else than rank 0 answered.
+            RuntimeError: ``find`` raised on rank 0, or rank 0 did not answer in time.
+            ValueError: the answer is not one of ours.
             Exception: on rank 0, what ``find`` raises.
         """
         if self.store is None:
@@ -109,27 +110,28 @@ class Exchange:
             return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
-        except BaseException as error:
+        except BaseException as error:  # also Ctrl-C: the other ranks wait for an answer
             self.store.set(key, Answer(error=said(error)).model_dump_json())
             raise
         self.store.set(key, Answer(value=value).model_dump_json())
         return value
 
     def gather(self, measured: Measured) -> Measured:
-        """On rank 0, what every rank measured, with a note on each that did not say in time; elsewhere its own."""
+        """Return what all ranks measured, with a note on silent ones; on other ranks than the first, ``measured``."""
         if self.store is None:
             return measured
         if self.rank > 0:
-            self._send(self.key(_MEASURED, self.rank), packed(measured))
+            self._send(self.key("measured", self.rank), packed(measured))
             return measured
+        # One limit for all ranks together: one for each would add up to hours.
         everyone, missing, unread, until = [measured], [], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             try:
-                content = self._receive(self.key(_MEASURED, rank), until - time.monotonic())
+                content = self._receive(self.key("measured", rank), until - time.monotonic())
                 everyone.append(unpacked(content, rank))
             except RuntimeError:
                 missing.append(rank)
-            except ValueError as error:  # not of ours: whoever knows the port can write there
+            except ValueError as error:  # not one of ours: whoever reaches the store's port can write to it
                 unread.append(f"what came as measurements of rank {rank} is not used: {said(error)}")
         merged = merge(everyone)
         silent = [f"{ranks_text(missing)} sent no measurements in time"] if missing else []
@@ -140,22 +142,22 @@ class Exchange:
         return replace(merged, timelines=timelines, notes=[*notes, *unlike])
 
     def key(self, *what: object) -> str:
-        """In the store, of this run alone."""
+        """Return a key in the store that no other run uses."""
         return "/".join(("lm_profiler", str(self._run), *map(str, what)))
 
     def _send(self, key: str, content: bytes) -> None:
-        """In pieces that a store takes; how many they are comes last."""
+        """Send ``content`` in pieces. Their number comes last: whoever reads it finds all of them."""
         pieces = [content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)]
         for number, piece in enumerate(pieces):
             self.store.set(f"{key}/{number}", piece)
         self.store.set(key, str(len(pieces)))
 
     def _receive(self, key: str, patience_s: float) -> bytes:
-        """What was sent; the store forgets it, for it may be much.
+        """Return what was sent under ``key``, and delete it from the store, since it may be large.
 
         Raises:
             RuntimeError: it did not come in time.
-            ValueError: it is larger than what ranks send.
+            ValueError: it is larger than anything that ranks send.
         """
         if patience_s <= 0 and not self.store.check([key]):
             raise RuntimeError(f"{key} did not come in time")
@@ -177,9 +179,9 @@ class Exchange:
 
 
 def merge(measured: Sequence[Measured]) -> Measured:
-    """One ``Measured`` of several ranks', rank 0's first, whose own the rest is. Telemetry is of all their GPUs."""
+    """Merge what the ranks ``measured``, rank 0 first. Fields that are not merged are rank 0's."""
     parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
-    experiment, unlike = _delays(measured)
+    experiment, unlike = _common_experiment(measured)
     return replace(
         measured[0],
         rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
@@ -194,21 +196,40 @@ def merge(measured: Sequence[Measured]) -> Measured:
         experiment=experiment,
         timelines=[timeline for m in measured for timeline in m.timelines],
         reducers=[reducer for m in measured for reducer in m.reducers],
-        notes=[*_said_once(note for m in measured for note in m.notes), *unlike],
+        notes=[*_merge_notes(note for m in measured for note in m.notes), *unlike],
     )
 
 
-def _said_once(notes: Iterable[str]) -> list[str]:
-    """What several ranks say becomes one note of them all. Rank 0 does not name itself."""
+def with_clocks(timelines: Sequence[RankTimeline], clocks: ClockComparison) -> tuple[list[RankTimeline], list[str]]:
+    """Return ``timelines`` with their clocks and waits, and a note on ranks left out because their clock is unknown.
+
+    Called on rank 0, with whose clock all others were compared.
+    """
+    known, unknown = [], []
+    for timeline in timelines:
+        compared = clocks.of(timeline.rank, int(timeline.host_ns[-1]))
+        if compared is None:
+            unknown.append(timeline.rank)
+        else:
+            known.append(replace(timeline, clock=ClockOffset(*zip(*compared, strict=True))))
+    known = with_waits(known)
+    if not unknown:
+        return known, []
+    who = f"who waits for whom is not known of {ranks_text(unknown)}"
+    return known, [f"{who}, whose clock could not be compared with rank 0's"]
+
+
+def _merge_notes(notes: Iterable[str]) -> list[str]:
+    """Return ``notes``, each once, with the ranks that wrote it. Rank 0 alone does not name itself in a note."""
     saying: dict[str, set[int]] = {}
     for note in notes:
-        named = _OF_RANK.fullmatch(note)
+        named = _NOTE_OF_RANK.fullmatch(note)
         saying.setdefault(named[2] if named else note, set()).add(int(named[1]) if named else 0)
     return [note if ranks == {0} else f"{ranks_text(ranks)}: {note}" for note, ranks in saying.items()]
 
 
-def _delays(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:
-    """Rank 0's, where all ranks had the same plan: a step waits for the slowest of them. Else a note."""
+def _common_experiment(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:
+    """Return rank 0's experiment where all ranks had the same plan, since a step waits for the slowest; else a note."""
     plans = [None if m.experiment is None else m.experiment.blocks for m in measured]
     if all(plan == plans[0] for plan in plans):
         return measured[0].experiment, []

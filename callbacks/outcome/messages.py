@@ -16,7 +16,7 @@ from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import StepTable
 
 MOST_BYTES = 256 * 1024**2
-"""Of what one rank measured: a million steps. The steps of a rank that has more are read from its file."""
+"""Most bytes that a rank sends: about a million steps. Those of a rank with more are read from its file."""
 
 
 class _Message(BaseModel):
@@ -24,7 +24,7 @@ class _Message(BaseModel):
 
 
 class Answer(_Message):
-    """What rank 0 found out for all, or why it has not."""
+    """What rank 0 found out for all ranks, or why it could not."""
 
     value: str | int | None = None
     error: str | None = None
@@ -36,22 +36,23 @@ class _Measurements(_Message):
 
 
 def packed(measured: Measured) -> bytes:
-    """``measured``, for ``unpacked``; empty where it is too large to be sent."""
+    """Return ``measured`` as bytes for ``unpacked``; empty where it is too large to be sent."""
     message = _Measurements(rows=StepTable.of(measured.rows), rest=replace(measured, rows=()))
     content = json_of(message).encode()
     return content if len(content) <= MOST_BYTES else b""
 
 
 def unpacked(content: bytes, rank: int) -> Measured:
-    """What ``rank`` ``packed``.
+    """Return what ``rank`` packed.
 
     Raises:
-        ValueError: it was too large, or is something else.
+        ValueError: it was too large, or is not what a rank of ours sends.
     """
     if not content:
         raise ValueError(f"they have more than {MOST_BYTES >> 20} MiB")
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest
+    # The types are right by now; these are relations between fields, which no type can hold.
     lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
     others = {*(each.rank for each in rest.timelines), *(each.rank for each in rest.reducers)} - {rank}
     if len(lengths) > 1 or others or rest.rows or rest.ranks_heard != 1 or np.any(rows.rank != rank):

@@ -1,4 +1,4 @@
-"""Where each rank is when no step ends, and which ranks the others wait for."""
+"""Finds the ranks that the others wait for, from the position of each rank when no step ends."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class RankPosition(NamedTuple):
     calls: Mapping[str, int] = {}
 
     def packed(self) -> bytes:
-        """JSON, for ``unpacked``."""
+        """Return it as JSON, for ``unpacked``."""
         return TypeAdapter(RankPosition).dump_json(self)
 
     @staticmethod
     def unpacked(text: str | bytes) -> RankPosition:
-        """What was ``packed``.
+        """Return the position that was packed into ``text``.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: ``text`` is something else.
         """
         return TypeAdapter(RankPosition).validate_json(text)
 
     @property
     def said_since(self) -> str:
-        """``in forward of step 40 for 12 s``."""
+        """Return the position with its time: ``in forward of step 40 for 12 s``."""
         return f"{self.said} for {self.since_s:.0f} s"
 
     @property
     def said(self) -> str:
-        """``in forward of step 40``."""
+        """Return the position in words: ``in forward of step 40``."""
         return f"in {self.phase}" + (f" of step {self.step}" if self.step is not None else "")
 
 
 def position_of(session: Session, calls: Callable[[], Mapping[str, int]] = dict) -> RankPosition:
-    """Where the rank of ``session`` is; may be asked by another thread than training's."""
+    """Return where the rank of ``session`` is; may be called by another thread than training's."""
     known, steps = session.timeline.peek(), session.steps
     code, marks = known.stack[-1], known.step.host_ns
     phase = "setup" if not steps and not known.running else PARTS[code] if code < len(PARTS) else "other"
@@ -64,9 +64,11 @@ def position_of(session: Session, calls: Callable[[], Mapping[str, int]] = dict)
 
 
 def stragglers(positions: Mapping[int, RankPosition | None]) -> list[int]:
-    """The ranks that others wait for: those that called fewer collectives of a group, or say nothing.
+    """Return the ranks that others wait for: those that called fewer collectives of a group, else those that are
+    silent.
 
-    None where all are equally far: then they wait for something else, or for nothing (a compilation on all of them).
+    The list is empty where all are equally far: then they wait for something else, or for nothing (all of them
+    compile).
     """
     known = {rank: position for rank, position in positions.items() if position is not None}
     furthest: dict[str, int] = {}
@@ -78,6 +80,7 @@ def stragglers(positions: Mapping[int, RankPosition | None]) -> list[int]:
         for rank, position in known.items()
         if any(number < furthest[group] for group, number in position.calls.items())
     ]
+    # Silence counts only beside ranks that speak: where nobody does, the store may be what is gone.
     silent = positions.keys() - known.keys() if known else set[int]()
     return sorted(behind or silent)
 
@@ -85,7 +88,7 @@ def stragglers(positions: Mapping[int, RankPosition | None]) -> list[int]:
 def where_they_are(
     positions: Mapping[int, RankPosition | None], late: Sequence[int], hosts: Mapping[int, str | None] | None = None
 ) -> str:
-    """One line: which ranks are late, where they are and since when; and where the others wait."""
+    """Return one line that says which ranks are late, where they are and since when, and where the others wait."""
     named = [f"rank {rank}{_host((hosts or {}).get(rank))} {_where(positions.get(rank))}" for rank in late[:_NAMED]]
     if len(late) > _NAMED:
         named.append(f"and {len(late) - _NAMED} more")

@@ -1,7 +1,7 @@
-"""What the ranks of a run tell each other when it does not end well: how each of them ended, and who is missing.
+"""What the ranks of a failing run tell each other: how each of them ended, and who is missing.
 
-They tell it in the run's folder, which not every node may see, and in the store, which ends with rank 0. Nothing here
-waits without a limit, or raises because the other ranks, or the folder, are gone.
+They leave it in two places: in the run's folder, which not every node may see, and in the store of torch's process
+group, which ends with rank 0. Nothing here waits without a limit, or raises because other ranks or the folder are gone.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from typing import Any
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.rank_position import RankPosition, stragglers, where_they_are
 from lm_profiler.measure.boundary import message_of
-from lm_profiler.record.run import Failure, RankEnd, cause_of, end_file, read_as
+from lm_profiler.record.run import Failure, RankEnd, Status, cause_of, end_file, read_as
 
 RANK_LOST = "RankLost"
-"""The type of the failure where a rank left no word of its own."""
+"""Type of the failure where a rank ended without leaving a word."""
 
 _LOOK_S = 0.1
+"""Seconds between two looks for how the other ranks ended."""
 
 _BEAT_S = 1.0
+"""Seconds between two looks of the stall watch."""
 
 _ASK_S = 1.0
-"""After so long without a finished step, the store is asked whether another rank has ended."""
+"""Seconds without a finished step after which the store is asked whether another rank has ended."""
 
 _TELL_S, _TELL_STEPS = 10.0, 3.0
-"""After so long, and so many times the longest step so far, this rank tells where it is."""
+"""A rank tells where it is after so many seconds, and so many times its longest step, without a finished step."""
 
 _SAY_S = 60.0
-"""Then rank 0 says who is missing."""
+"""Seconds without a finished step after which rank 0 prints who is missing."""
 
 _GROUP_FAILED = re.compile(
     r"gloo|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|"
     r"remote (server|process)|TCPStore|wait timeout after|Watchdog",
 )
-"""What torch, gloo and NCCL say of a collective or a store whose other end is gone, or did not come in time."""
+"""Matches the messages of torch, gloo and NCCL about a collective or a store whose other end is gone or late."""
 
 _DONE = "had no step left to do while the others had: do the ranks' loaders differ in length?"
 
 
 def is_of_the_group(error: BaseException) -> bool:
-    """Whether ``error`` says that another rank is gone or did not come, and nothing of why."""
+    """Return whether ``error`` says only that another rank is gone or did not come, and not why."""
     if type(error).__name__.startswith("Dist"):  # torch's own: DistBackendError, DistNetworkError, …
         return True
     return isinstance(error, (RuntimeError, OSError)) and _GROUP_FAILED.search(message_of(error)) is not None
@@ -55,14 +57,16 @@ def is_of_the_group(error: BaseException) -> bool:
 
 @dataclass(eq=False)
 class RankStatus:
-    """How one rank of a run stands, and what it knows of the others. A rank that is alone has nothing to tell.
+    """How this rank ended, and what it knows of the others. A rank that is alone has nothing to tell.
 
     Args:
-        exchange: between the ranks.
-        host: of this process.
-        codes: exit codes of the ranks that this process started and that have ended.
-        clock: seconds since 1970.
+        exchange: connects the ranks.
+        host: name of this process's host.
+        codes: returns the exit codes of ranks that this process started and that have ended.
+        clock: returns seconds since 1970.
         pause: waits so many seconds.
+
+    ``told`` is what this rank has left of its own end. ``first_host`` is the host of rank 0.
     """
 
     exchange: Exchange
@@ -86,15 +90,21 @@ class RankStatus:
         """Leave that this rank's steps are over, and went well."""
         self._leave("done", "")
 
-    def mine(self, failure: Failure) -> Failure:
-        """``failure`` with this rank and host, where there are others."""
-        return failure if self.alone else failure.model_copy(update={"rank": self.exchange.rank, "host": self.host})
+    def end_of(self, status: Status, failure: Failure, followed: bool) -> RankEnd:
+        """Return how this rank ended, as of now; where there are others, the failure names this rank and its host.
+
+        ``followed``: whether another rank's end is known to be the cause.
+        """
+        if not self.alone:
+            failure = failure.model_copy(update={"rank": self.exchange.rank, "host": self.host})
+        return RankEnd(status=status, failure=failure, at=self.clock(), followed=followed)
 
     def tell(self, end: RankEnd, folder: Path | None) -> None:
-        """Leave how this rank ended, for the others and for good; once."""
+        """Leave how this rank ended in the folder and in the store, once."""
         if self.alone or self.told is not None:
             return
         self.told = end
+        # The file first, because it outlives the store; "over" last, so that who sees it finds what was left before.
         if folder is not None:
             with suppress(OSError):
                 end.write(folder / end_file(self.exchange.rank))
@@ -103,14 +113,14 @@ class RankStatus:
             self.exchange.store.set(self._key("over"), str(self.exchange.rank))
 
     def is_over(self, store: Any) -> bool:
-        """Whether another rank has ended, or rank 0 is gone with its store; by a connection of the caller's own."""
+        """Return whether another rank has ended, or rank 0 is gone, by the caller's own connection to the store."""
         try:
             return bool(store.check([self._key("over")]))
         except Exception:
             return True
 
     def is_there(self) -> bool:
-        """Whether rank 0 is, with its store."""
+        """Return whether rank 0 is there, with its store."""
         try:
             self.exchange.store.check([self._key("over")])
         except Exception:
@@ -118,7 +128,7 @@ class RankStatus:
         return True
 
     def others(self, folder: Path | None, patience_s: float) -> tuple[dict[int, RankEnd], list[int]]:
-        """How the other ranks ended that say so in time, and those that say nothing."""
+        """Return how other ranks ended, as far as they tell within ``patience_s``, and the ranks that do not."""
         waiting = set(range(self.exchange.ranks)) - {self.exchange.rank}
         ends: dict[int, RankEnd] = {}
         until = self.clock() + patience_s
@@ -128,7 +138,7 @@ class RankStatus:
                     if (end := self._end_of(rank, folder)) is not None:
                         ends[rank] = end
                 waiting -= ends.keys()
-                # Ranks that have ended without a word will say none.
+                # A rank whose exit code is known has ended: what it has not told by now never comes.
                 if self.clock() >= until or waiting <= self.codes().keys():
                     break
                 self.pause(_LOOK_S)
@@ -136,11 +146,11 @@ class RankStatus:
 
     @property
     def has_lost(self) -> bool:
-        """Whether a rank is known to have ended badly: an interrupt of this one then follows from that."""
+        """Return whether a rank is known to have ended badly: an interrupt of this one then follows from that."""
         return any(self.codes().values())
 
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
-        """The end that ended the run: the earliest that followed from no other; else who is gone; else who is late."""
+        """Return the end that caused the others: the first that followed from none, or that of a missing rank."""
         # Clocks of machines differ, so an end that followed is left out whatever its time.
         first = cause_of([own, *ends.values()])
         if first is not None:
@@ -163,7 +173,11 @@ class RankStatus:
         return own.model_copy(update={"failure": failure})
 
     def place(self, place: RankPosition | None, store: Any) -> None:
-        """Tell where this rank is while no step ends; None: steps end again. By a connection of the caller's own.
+        """Tell where this rank is while no step ends; None says that steps end again.
+
+        Args:
+            place: this rank's position.
+            store: a connection of the caller's own.
 
         Raises:
             Exception: the store is gone.
@@ -171,7 +185,7 @@ class RankStatus:
         store.set(self._key("place", self.exchange.rank), b"" if place is None else place.packed())
 
     def places(self, store: Any = None) -> dict[int, RankPosition | None]:
-        """Where each rank said that it is; None of one that said nothing."""
+        """Return where each rank said that it is; None for one that said nothing."""
         places: dict[int, RankPosition | None] = dict.fromkeys(range(self.exchange.ranks))
         for rank in places:
             with suppress(ValueError):
@@ -180,12 +194,13 @@ class RankStatus:
         return places
 
     def host_of(self, rank: int, store: Any = None) -> str | None:
-        """The host of ``rank``, as it said at the start."""
-        host = self._left(rank, "host", store)
-        return host.decode() if host is not None else None if rank else self.first_host
+        """Return the host of ``rank``, as it said at the start."""
+        if (host := self._left(rank, "host", store)) is not None:
+            return host.decode()
+        return None if rank else self.first_host
 
     def _gone(self, silent: list[int], own: RankEnd) -> RankEnd:
-        """The end of a rank that left no word: the one whose exit code is known, or the first."""
+        """Return the end of one of the ``silent`` ranks: the first with a bad exit code, or the first of all."""
         codes = self.codes()
         rank = next((rank for rank in silent if codes.get(rank)), silent[0])
         how = how_it_ended(codes.get(rank)) if self._left(rank, "done") is None else _DONE
@@ -217,7 +232,7 @@ class RankStatus:
                 self.exchange.store.set(self._key(what, self.exchange.rank), value)
 
     def _left(self, rank: int, what: str, store: Any = None) -> bytes | None:
-        """What ``rank`` left; None where it left nothing, or the store is gone."""
+        """Return what ``rank`` left; None where it left nothing, or the store is gone."""
         store = self.exchange.store if store is None else store
         with suppress(Exception):
             if store.check([key := self._key(what, rank)]):
@@ -229,8 +244,11 @@ class RankStatus:
 
 
 def codes_of(trainer: Any) -> dict[int, int]:
-    """Exit codes of ranks that have ended: of those that this process started as commands of their own, or, in a rank
-    that was started by multiprocessing, of those beside it that ended badly."""
+    """Return the exit codes, by rank, of ranks that have ended and that this process can ask about.
+
+    In a rank that was started by multiprocessing these are its siblings that ended badly; otherwise the ranks that this
+    process started as commands of their own.
+    """
     launcher = trainer.strategy.launcher
     if (known := getattr(launcher, "codes", None)) is not None:
         return dict(known)
@@ -242,7 +260,7 @@ def codes_of(trainer: Any) -> dict[int, int]:
 
 
 def how_it_ended(code: int | None) -> str:
-    """How a process ended, by its exit code; None is unknown."""
+    """Return in words how a process ended, from its exit code; None is unknown."""
     if code is None:
         return "ended without a word"
     if code >= 0:
@@ -255,18 +273,18 @@ def how_it_ended(code: int | None) -> str:
 
 @dataclass(eq=False)
 class StallWatch:
-    """A thread beside training that notices when no step ends any more, tells where this rank is, and who is missing.
+    """A thread beside training that tells where this rank is, and who is missing, when no step ends any more.
 
     While steps end it reads one number a second, and nothing else. It reaches the store over a connection of its own,
-    for training may be waiting in the other.
+    because training may be waiting in the other.
 
     Args:
         status: what the ranks tell each other.
-        steps: how many have ended.
-        place: where this rank is.
-        say: prints a line, and keeps it.
-        limit_s: how long torch lets a collective wait; what is said is said before.
-        clock: in seconds.
+        steps: returns how many steps have ended.
+        place: returns where this rank is.
+        say: prints a line, and adds it to the notes.
+        limit_s: seconds that torch lets a collective wait; the watch speaks before they are over.
+        clock: returns seconds.
 
     ``over`` becomes true when another rank has ended and this one waits for nothing that can come.
     """
@@ -287,15 +305,15 @@ class StallWatch:
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Start the thread."""
         threading.Thread(target=self._watch, name="lm_profiler-watch", daemon=True).start()
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended.set()
 
     def _watch(self) -> None:
-        with suppress(Exception):  # it tells nothing more, and training does not notice
+        with suppress(Exception):  # without its store the watch ends in silence; training must not notice
             while not (self._ended.wait(_BEAT_S) or self.over):
                 self.beat()
 

@@ -1,4 +1,4 @@
-"""The files of a run: their folder, apart from the user's checkpoints and logger, and how they get there."""
+"""Writes the files of a run, and finds the folder for them, apart from the user's checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from lm_profiler.tensorboard.summary import scalars_summary, write_events, write
 
 
 def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = False) -> tuple[Evidence, RunRecord]:
-    """Conclude from ``evidence`` and write run.json into ``folder``; returns what was concluded, and from what.
+    """Conclude from ``evidence`` and write run.json into ``folder``; returns the evidence as written, and the record.
 
     Called with what is there when the loop ends, so that no error or signal in what follows can lose it, and once more
     with everything.
 
     Args:
-        folder: of the run.
-        evidence: of the run.
-        rows: whether its rows are to be written, too.
-        last: nothing more comes: the evidence itself is written, and what TensorBoard shows.
+        folder: the run's.
+        evidence: what the run left.
+        rows: whether to write its rows too.
+        last: whether this is the last call: then the evidence itself and TensorBoard's files are written too.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -41,7 +41,7 @@ def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = 
         evidence = replace(evidence, notes=[*evidence.notes, *notes])
     record = conclude(evidence)
     if last:
-        notes = list(record.notes)
+        notes = list(record.notes)  # run.json comes last, with a note on each of these files that could not be written
         try_or_note("evidence", lambda: write_evidence(folder, evidence), notes)
         try_or_note("scalars in TensorBoard", lambda: _write_scalars(folder, evidence, record), notes)
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), notes)
@@ -51,7 +51,10 @@ def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = 
 
 
 def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
-    """``evidence`` with steps that ranks left in ``folder`` and could not send. Those of a failed run come later."""
+    """Return ``evidence`` with the steps that ranks left in ``folder`` and could not send.
+
+    A failed run is left as it is: its ranks may still be writing, so their steps are read once they have ended.
+    """
     if evidence.failure is not None or evidence.ranks_heard >= evidence.world_size:
         return evidence
     notes = list(evidence.notes)
@@ -66,18 +69,19 @@ def _write_scalars(folder: Path, evidence: Evidence, record: RunRecord) -> None:
 
 
 def snapshot_file(folder: Path, rank: int) -> Path:
-    """Of the allocator of one rank."""
+    """Return the path of the allocator's snapshot of ``rank``."""
     return folder / ("memory_snapshot.pickle" if rank == 0 else f"memory_snapshot.rank{rank}.pickle")
 
 
 def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Callable[[str], object]) -> Path:
-    """The folder of this run, known to all ranks: the ``claimed`` one, or one that rank 0 makes below ``parent``.
+    """Return the folder of this run on every rank: the ``claimed`` one, or one that rank 0 makes below ``parent``.
 
-    A folder that holds a record already belongs to another run. Where none can be made it is the second place.
+    A claimed folder that already holds a record belongs to another run. Where no folder can be made there, the second
+    place is taken.
 
     Raises:
-        OSError: nor can the second place be made.
-        RuntimeError: rank 0 has none.
+        OSError: the second place cannot be made either.
+        RuntimeError: rank 0 has no folder.
     """
 
     def claim() -> str:
@@ -92,13 +96,13 @@ def _first_place(parent: Path, claimed: Path | None) -> Path:
 
 
 def second_place(name: str, tell: Callable[[str], object]) -> Path:
-    """Where the files of a run go whose folder cannot be written to any more: a new folder for its owner alone.
+    """Make and return a temporary folder for a run whose own folder cannot be written to; ``tell`` gets its path.
 
-    Its name cannot be guessed, so ``tell`` is told it: in a folder that others may write to, they could own one with a
-    known name, or lay links in its place.
+    Its name is random and only its owner may enter it: in a shared temporary folder, others could have made a folder of
+    a known name before us, or put a link there.
 
     Raises:
-        OSError: there is no other place either.
+        OSError: it cannot be made either.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
     tell(f"the run's files are in {folder}")
@@ -106,7 +110,7 @@ def second_place(name: str, tell: Callable[[str], object]) -> Path:
 
 
 def without_steps(ranks: Iterable[int], folder: Path, host_of: Callable[[int], str | None]) -> list[str]:
-    """A note for each host of ``ranks``, whose steps are not known: they had none, or their files are not here."""
+    """Return a note for each host of ``ranks`` whose steps are unknown: they had none, or their files are not here."""
     here, groups = rank_files(folder), defaultdict[tuple[bool, str | None], list[int]](list)
     for rank in ranks:
         groups[rank in here, host_of(rank)].append(rank)

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn import Module
@@ -19,7 +20,6 @@ from torch.nn import Module
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.outcome.logger import EventsLogger
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import (
     LOADERS,
@@ -43,6 +43,16 @@ _PASSED_ON = ("ckpt_path", "weights_only")
 """Options of the Trainer's methods themselves."""
 
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
+
+
+class EventsLogger(TensorBoardLogger):
+    """Lightning's logger, which leaves no empty ``hparams.yaml`` here."""
+
+    def save(self) -> None:
+        if self.hparams:
+            super().save()
+        else:
+            self.experiment.flush()
 
 
 class ProfilerCLI(OptionsCLI):

@@ -1,4 +1,4 @@
-"""What a Transformer is made of, as plain numbers: no torch here, so that reading a size costs nothing."""
+"""The sizes of a Transformer, as plain numbers: without torch, so that reading them costs nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TransformerConfig:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
             expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
         if self.d_model % self.num_heads:
-            # Remedy: the nearest head counts that work, since guessing them is tedious.
+            # Name the nearest head counts that work, because guessing them is tedious.
             fitting = [h for h in range(1, self.d_model // 2 + 1) if self.d_model % (2 * h) == 0]
             nearest = sorted(sorted(fitting, key=lambda h: abs(h - self.num_heads))[:2])
             remedy = f"; take {' or '.join(map(str, nearest))} heads" if nearest else "; change d_model"
@@ -60,7 +60,7 @@ class TransformerConfig:
         return self.d_model // self.num_heads
 
     def num_parameters(self, embedding: bool = True) -> int:
-        """The exact number of parameters, without building anything.
+        """Return the exact number of parameters, without building anything.
 
         A block holds four D·D attention matrices, three D·F SwiGLU matrices and two norm gains (D each).
         Around the blocks stand the token embedding (V·D), the untied LM head (V·D) and the final norm (D).
@@ -84,7 +84,7 @@ PRESETS: dict[str, TransformerConfig] = {
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:
-    """The named size with the given fields changed; a field given as None keeps the preset's value.
+    """Return the named size with the given fields changed; a field given as None keeps the preset's value.
 
     Raises:
         UsageError: there is no such size, or the fields do not fit together.

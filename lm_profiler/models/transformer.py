@@ -1,4 +1,7 @@
-"""Causal self-attention by name. Shapes: B batch, H heads, T context, E width of a head."""
+"""A decoder-only Transformer, with causal attention by name.
+
+Shapes: B batch, T context, D width of the model, H heads, E width of a head, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
     softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
     """
     context, width = q_BHTE.shape[-2:]
+    # Queries are scaled and not scores: T·E numbers instead of T·T.
     scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
     future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
     weights_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1)
@@ -37,9 +41,8 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
 
 ATTENTION: dict[AttentionName, AttentionFunction] = {"sdpa": sdpa, "math": math}
 
-
 NORM_EPS = 1e-5
-"""LLaMA's (Touvron et al. 2023, released code)."""
+"""Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code)."""
 
 
 class Linear(nn.Linear):
@@ -64,14 +67,13 @@ class Embedding(nn.Embedding):
 
 
 def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2).
+    """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2).
 
     They lie on the device of `like`, in its dtype or in float32, whichever is finer.
-
-    Computed for each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context
-    length may change, and a table made in inference mode must not reach a training step. It costs a few small
-    kernels and no device sync.
     """
+    # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
+    # change, and a table made in inference mode must not reach a training step. It costs a few small kernels and no
+    # device sync.
     dtype = torch.promote_types(torch.float32, like.dtype)
     exponents = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
     positions = torch.arange(context, device=like.device, dtype=dtype)
@@ -81,6 +83,7 @@ def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[T
 
 def rotate(x_BHTE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (i, i + E/2) of every head by its position's angle; the pairing is that of GPT-NeoX."""
+    # In the dtype of x: float32 tables would make half-precision heads float32.
     cos, sin = (table.to(x_BHTE.dtype) for table in rope)
     first, second = x_BHTE.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -154,10 +157,11 @@ class Transformer(nn.Module):
         config = self.config
         x_BTD = self.embedding(tokens_BT)
         rope = rope_tables(tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD)
+        # Without gradients nothing is kept for a backward pass, so there is nothing to save.
         recompute = config.activation_checkpointing and torch.is_grad_enabled()
         for block in self.blocks:
             if recompute:
-                # Without dropout there is no RNG state to keep, which would be read in every block.
+                # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
                 x_BTD = checkpoint(block, x_BTD, rope, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD = block(x_BTD, rope)

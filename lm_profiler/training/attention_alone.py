@@ -1,4 +1,4 @@
-"""Attention by itself as a LightningModule: what it takes, and what it keeps for backward, at any length and width."""
+"""Attention by itself as a LightningModule, to see its time and what it keeps for backward, at any length and width."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class AttentionAlone(LightningModule):
             )
 
     def configure_model(self) -> None:
-        """Make Q, K and V once, here, so that the strategy decides their device and dtype."""
-        if hasattr(self, "model"):
+        """Make Q, K and V once, in this hook, so that the strategy decides their device and dtype."""
+        if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
         batch_size, context_length = batches_of(getattr(self.trainer, "datamodule", None))
         self.model = LoneAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))
@@ -65,27 +65,27 @@ class AttentionAlone(LightningModule):
             self.model.compile()
 
     def configure_optimizers(self) -> None:
-        """None: nothing is learnt."""
+        """Return no optimizer: nothing is learnt."""
 
     def forward(self) -> Tensor:
-        """The attended values [B, 1, T, D]."""
+        """Return the attended values [B, 1, T, D]."""
         out_B1TD: Tensor = self.model()
         return out_B1TD
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """The sum of the output: a number to differentiate that costs next to nothing."""
+        """Return the sum of the output: a loss that costs next to nothing to differentiate."""
         return self.forward().sum()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """The attended values [B, 1, T, D]."""
+        """Return the attended values [B, 1, T, D]."""
         return self.forward()
 
     def on_train_batch_end(self, outputs: object, batch: Tensor, batch_idx: int) -> None:
-        """Let go of the gradients."""
+        """Free the gradients, so that each step begins with Q, K and V alone."""
         self.zero_grad()
 
     def tokens_in(self, batch: Tensor) -> int:
-        """The number of tokens attended to on this rank: B · T."""
+        """Return the number of tokens attended to on this rank: B · T."""
         return batch.shape[0] * batch.shape[1]
 
 
@@ -126,9 +126,9 @@ class EmptyBatches(LightningDataModule):
 
 
 class Endless:
-    """The same batch for ever, in the place of a DataLoader.
+    """A loader that gives the same batch for ever.
 
-    It has a length, since Lightning fetches a batch ahead where there is none.
+    It has a length, because Lightning prefetches a batch from a loader that has none.
     """
 
     def __init__(self, batch: Tensor) -> None:
@@ -142,10 +142,10 @@ class Endless:
 
 
 def batches_of(data: object) -> tuple[int, int]:
-    """Sequences in a batch and tokens in a sequence, as ``data`` says.
+    """Return the sequences in a batch and the tokens in a sequence of ``data``.
 
     Raises:
-        UsageError: it does not say.
+        UsageError: ``data`` is not ``EmptyBatches``.
     """
     if not isinstance(data, EmptyBatches):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Random token ids that never run out and cost next to nothing to make."""
+"""Data of random token ids that never run out and cost next to nothing to make."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ Batch = tuple[Tensor, Tensor]
 Distribution = Literal["uniform", "zipf"]
 
 ENDLESS = 2**40
-"""Sequences in the data set. It must have a length: where there is none, Lightning fetches a batch ahead."""
+"""Number of sequences in the data. It needs a length: Lightning prefetches a batch from a loader that has none."""
 
 _GOLDEN, _MIX_1, _MIX_2 = (
     np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+"""SplitMix64's constants (Steele, Lea, Flood 2014): 2^64 over the golden ratio, and two multipliers."""
 
 
 class TokenSequences(Dataset[Batch]):
-    """Sequences of token ids, each a pure function of the seed and its index, whoever asks for it and when.
+    """Sequences of token ids, each a pure function of the seed and its index: the same in each worker and on each rank.
 
     Args:
         vocab_size: Ids run from 0 to vocab_size - 1.
@@ -48,26 +49,27 @@ class TokenSequences(Dataset[Batch]):
         return ENDLESS
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Inputs and targets [B, T]: a whole batch at once, so that there is nothing left to collate."""
+        """Return inputs and targets [B, T]: a whole batch at once, so that there is nothing left to collate."""
         ids = self._ids(indices)
         # Two contiguous copies: views of one array would make a slow, strided copy to the device.
         inputs, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Token ids [B, T + 1]: a counter-based generator, as seeding one per sequence would cost more."""
+        """Return token ids [B, T + 1], from counters: to seed a generator for each sequence would cost more."""
         keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64)))
         counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
         bits = _splitmix64(keys[:, None] + counters[None, :])
         if self._cumulative is None:
             # 32 random bits scaled to the vocabulary: no id's share is off by more than 2^-32.
             return (((bits >> np.uint64(32)) * np.uint64(self.vocab_size)) >> np.uint64(32)).astype(np.int64)
+        # 53 random bits: all that a double holds between 0 and 1.
         uniform = (bits >> np.uint64(11)) * 2.0**-53
         return np.searchsorted(self._cumulative, uniform, side="right").astype(np.int64)
 
 
 class RankSampler(DistributedSampler[int]):
-    """Every world-size-th index, lazily: the one that Lightning would put here lists all indices first."""
+    """Gives a rank every world-size-th index, lazily: Lightning's own sampler would list all 2^40 indices first."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.rank, self.num_samples * self.num_replicas, self.num_replicas))
@@ -116,11 +118,11 @@ class FakeTokens(LightningDataModule):
         self.vocab_size = vocab_size
 
     def setup(self, stage: str) -> None:
-        """Find the vocabulary now, so that a missing one is told before the model is built."""
+        """Find the vocabulary now, so that a missing one is refused before the model is built."""
         self._vocabulary()
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """The same for every verb."""
+        """Return a loader of the data, which is the same for every verb."""
         data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
         return DataLoader(
             data,
@@ -137,7 +139,7 @@ class FakeTokens(LightningDataModule):
     def _sampler(self, data: TokenSequences) -> RankSampler | None:
         if self.trainer is None:
             return None
-        # Also for one rank: under DDP and FSDP Lightning would list all indices for it too.
+        # Needed for one rank too: under DDP and FSDP Lightning would put its own sampler there.
         return RankSampler(data, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True)
 
     def _on_cuda(self) -> bool:
@@ -166,7 +168,7 @@ def _already_batched(batch: Any) -> Any:
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finalizer (Steele, Lea, Flood 2014): scrambles counters into independent-looking bits."""
+    """Return SplitMix64's random bits for the counters ``x``."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2

@@ -1,4 +1,4 @@
-"""The language model as a LightningModule: what `fit`, `validate`, `test` and `predict` run."""
+"""The language model as a LightningModule, which `fit`, `validate`, `test` and `predict` run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
+from lm_profiler.torch_names import FUSED_DEVICES
 from lm_profiler.training.offered import check_compile_mode
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
@@ -22,11 +23,10 @@ _STAGES = ("train", "val", "test")
 
 
 class KeptMetrics(nn.ModuleDict):
-    """``train_loss`` (``MeanMetric``) and ``train_perplexity`` (``text.Perplexity``), for ``self.log``; of ``val`` and
-    ``test`` too.
+    """The loss (``MeanMetric``) and the perplexity (``text.Perplexity``) of each stage, as ``train_loss`` and the like.
 
-    With several ranks the logged value of each step is that of the batches of all of them: torchmetrics updates each
-    metric twice a step then, and sends its states from rank to rank.
+    With several ranks the logged value of each step is that of all their batches: torchmetrics then updates each metric
+    twice a step, and sends its states from rank to rank.
     """
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class KeptMetrics(nn.ModuleDict):
         from torchmetrics.text import Perplexity
 
         kinds: dict[str, Callable[[], nn.Module]] = {"loss": MeanMetric, "perplexity": Perplexity}
-        # Made in no Trainer's dtype: in bfloat16 they would count no further than 256.
+        # Not in the Trainer's dtype: in bfloat16 they could count no further than 256.
         super().__init__({f"{stage}_{name}": kind() for stage in _STAGES for name, kind in kinds.items()})
 
     def agree(self, ranks: int) -> None:
-        """Let each step's values be those of all ``ranks``."""
+        """Have each step's values be those of all ``ranks``."""
         for metric in self.values():
             metric.dist_sync_on_step = ranks > 1  # type: ignore[assignment]
 
     def log(self, module: LightningModule, stage: str, loss: Tensor, logits_BTV: Tensor, targets_BT: Tensor) -> None:
-        """Update what is kept of ``stage``, and log it as ``module``'s.
+        """Update the metrics of ``stage``, and log them as ``module``'s.
 
         The perplexity is exp of the mean cross-entropy of a token, in float32 whatever the logits are.
         """
@@ -58,9 +58,6 @@ OptimizerName = Literal["adamw", "sgd", "none"]
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""
-
-_FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
-"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
 
 
 class LanguageModel(LightningModule):
@@ -92,7 +89,7 @@ class LanguageModel(LightningModule):
 
     model: Transformer
     stays = False
-    """Where nobody looks at the module after its run, it need not come back to the CPU."""
+    """Whether the module stays on its device after a run; set where nobody uses it afterwards."""
 
     def __init__(
         self,
@@ -114,7 +111,7 @@ class LanguageModel(LightningModule):
         metrics: bool = False,
     ) -> None:
         super().__init__()
-        # Dimensions are checked here, so that a wrong one is told before any weight exists.
+        # This checks the dimensions before any weight exists.
         self.config = preset(
             size,
             d_model=d_model,
@@ -152,22 +149,25 @@ class LanguageModel(LightningModule):
             self.check_precision()
         if self.metrics is not None:
             self.metrics.agree(self.trainer.world_size)
-        self._put_back()
+        self._restore_precision()
         self._matmul_switches = Switches.now()
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
 
     def teardown(self, stage: str) -> None:
-        """Put the process-wide matmul precision back."""
-        self._put_back()
+        """Restore the process-wide matmul precision."""
+        self._restore_precision()
 
     def cpu(self) -> LanguageModel:
-        """To the CPU. A Trainer calls it when it is done with the module, also after an error: no ``teardown`` then."""
-        self._put_back()
+        """Restore the matmul precision, and move the module to the CPU unless it ``stays``.
+
+        A Trainer calls this when it is done with the module, also after an error, where it does not call ``teardown``.
+        """
+        self._restore_precision()
         if not self.stays:
             super().cpu()
         return self
 
-    def _put_back(self) -> None:
+    def _restore_precision(self) -> None:
         before, self._matmul_switches = self._matmul_switches, None
         if before is not None:
             before.restore()
@@ -188,25 +188,25 @@ class LanguageModel(LightningModule):
             )
 
     def _fused_cannot_clip(self) -> bool:
-        """Whether Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients)."""
+        """Return whether Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients)."""
         clips = (self.trainer.gradient_clip_val or 0) > 0
         return clips and isinstance(self.trainer.precision_plugin, MixedPrecision)
 
     def configure_model(self) -> None:
-        """Build the Transformer once, here, so that the strategy decides its device, dtype and sharding."""
-        if hasattr(self, "model"):
+        """Build the Transformer once, in this hook, so that the strategy decides its device, dtype and sharding."""
+        if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
         self.model = Transformer(self.config)
         if self.compile_model:
             self.model.compile(mode=self.compile_mode)
 
     def configure_optimizers(self) -> Optimizer | None:
-        """The optimizer over all parameters, or None for forward and backward alone."""
+        """Return the optimizer over all parameters, or None for forward and backward alone."""
         if self.optimizer_name == "none":
             return None
         fused = self.fused
         if fused is None:
-            fused = next(self.parameters()).device.type in _FUSED_DEVICES and not self._fused_cannot_clip()
+            fused = next(self.parameters()).device.type in FUSED_DEVICES and not self._fused_cannot_clip()
         make = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
         return make(self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=fused or None)
@@ -224,27 +224,27 @@ class LanguageModel(LightningModule):
             super().configure_gradient_clipping(*args, **kwargs)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Token ids [B, T] to logits [B, T, V]."""
+        """Return the logits [B, T, V] of token ids [B, T]."""
         logits_BTV: Tensor = self.model(tokens_BT)
         return logits_BTV
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean cross-entropy over all tokens of the batch, in nats."""
+        """Return the mean cross-entropy over all tokens of the batch, in nats."""
         return self._loss(batch, "train")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """As ``training_step``."""
+        """Return the loss, as ``training_step`` does."""
         return self._loss(batch, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """As ``training_step``."""
+        """Return the loss, as ``training_step`` does."""
         return self._loss(batch, "test")
 
     def _loss(self, batch: Batch, stage: str) -> Tensor:
         inputs_BT, targets_BT = batch
         logits_BTV = self.forward(inputs_BT)
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-        # A copy, to count or to compare, logs nothing: it has no Trainer, or its tensors are fake and have no values.
+        # Our own copies of the module log nothing: they have no Trainer, or fake tensors without values.
         if self.metrics is not None and type(loss) is Tensor and self._is_attached():
             self.metrics.log(self, stage, loss, logits_BTV, targets_BT)
         return loss
@@ -256,9 +256,9 @@ class LanguageModel(LightningModule):
             return False
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The logits [B, T, V]."""
+        """Return the logits [B, T, V]."""
         return self.forward(batch[0])
 
     def tokens_in(self, batch: Batch) -> int:
-        """The number of tokens of a batch on this rank: B · T."""
+        """Return the number of tokens of a batch on this rank: B · T."""
         return batch[0].numel()

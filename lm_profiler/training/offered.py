@@ -1,4 +1,4 @@
-"""What torch and its DataLoader offer any module and any data, without a line of theirs."""
+"""Options of torch and its DataLoader for any module and any data, without a change to their code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TorchOptions:
     float32_matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def apply(self, module: nn.Module) -> None:
-        """Set this process and ``module`` to it.
+        """Apply the options to this process and to ``module``.
 
         Raises:
             UsageError: there is nothing to compile, or no such mode.
@@ -62,7 +62,7 @@ def _nothing() -> None:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The largest parts that are called and have weights. A ModuleList is not called."""
+    """Yield the largest parts that have weights and are called, as a ModuleList for one is not."""
     for part in module.children():
         if any(True for _ in part.parameters()):
             called = type(part).forward is not nn.Module.forward
@@ -86,23 +86,25 @@ class LoaderOptions:
         expect(given is None or given >= 0, "loader.num_workers", "0 or more", given)
 
     def apply(self, source: Any, hook: str) -> None:
-        """Have ``source``, a module or data module, return another loader from its ``hook`` (train_dataloader, say)."""
+        """Have the ``hook`` of ``source``, such as the train_dataloader of a data module, return a changed loader."""
         if self.num_workers is None and self.pin_memory is None:
             return
-        setattr(source, hook, partial(self._made_anew, getattr(source, hook)))  # unlike a closure, it can be pickled
+        # A partial, because unlike a closure it can be pickled.
+        setattr(source, hook, partial(self._changed_loader, getattr(source, hook)))
 
-    def _made_anew(self, make: Callable[[], Any]) -> DataLoader[Any]:
+    def _changed_loader(self, make: Callable[[], Any]) -> DataLoader[Any]:
         return self.changed(make())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
-        """``loader`` made anew with these options.
+        """Return a copy of ``loader`` with these options.
 
         Raises:
-            UsageError: it is no DataLoader of torch's own class, whose making is known.
+            UsageError: ``loader`` is not of torch's own class, the only one whose arguments are known.
         """
         if type(loader) is not DataLoader:
             raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
         workers = loader.num_workers if self.num_workers is None else self.num_workers
+        # torch refuses a prefetch factor without workers, and a loader that had none has no factor to hand on.
         with_workers = {
             "prefetch_factor": loader.prefetch_factor,
             "persistent_workers": loader.persistent_workers,
@@ -123,7 +125,7 @@ class LoaderOptions:
 
 
 def _batches(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Which samples make a batch: torch takes some of these only without the others."""
+    """Return the arguments that choose the samples of a batch: torch takes some of them only without the others."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:

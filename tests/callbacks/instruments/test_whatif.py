@@ -64,7 +64,7 @@ class Loop:
         sleep = lambda seconds: self.clock.pass_ms(seconds * 1e3)  # noqa: E731
         host = ("forward", "backward", "optimizer")
         options, loader, step_s = WhatIfOptions(steps=steps), cast(DelayedLoader, self.loader), lambda: [0.01]
-        made = WhatIf(options, self.timeline, None, False, loader, self.batches, host, step_s, sleep)
+        made = WhatIf(options, self.timeline, None, loader, self.batches, host, step_s, sleep)
         made.part = Guard("whatif", self.told.append, made.discard)
         return made
 

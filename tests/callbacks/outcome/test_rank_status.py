@@ -112,7 +112,7 @@ def test_a_run_of_one_process_has_nothing_to_tell(tmp_path: Path) -> None:
     status.tell(end_of(0, 1.0), tmp_path)
     assert list(tmp_path.iterdir()) == []
     failure = Failure(phase="data", step=1, type="OSError", message="")
-    assert status.mine(failure) == failure
+    assert status.end_of("failed", failure, followed=False).failure == failure
 
 
 @pytest.mark.parametrize(
