@@ -239,7 +239,12 @@ def _groups() -> dict[str, tuple[Quantity, ...]]:
         groups[quantity.group or "Steps"].append(quantity)
     for title in ("Use of the CPU", "Own work and waiting by phase"):
         groups[title].sort(key=lambda of: PARTS.index(of.of or ""))
-    return {title: tuple(replace(quantity, group=title) for quantity in of) for title, of in groups.items()}
+    return {title: tuple(_within_group(title, quantity) for quantity in of) for title, of in groups.items()}
+
+
+def _within_group(title: str, quantity: Quantity) -> Quantity:
+    """Return ``quantity`` with its group; those that have it are not copied, which would take a tenth of the import."""
+    return quantity if quantity.group == title else replace(quantity, group=title)
 
 
 GROUPS = _groups()

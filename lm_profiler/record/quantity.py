@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin, get_type_hints
@@ -148,43 +148,51 @@ def figures_in(form: type[Part]) -> Iterator[FigureAt]:
         if isinstance(told, Figure) and told.keys:
             yield from (_keyed(FigureAt(f"{name}.{key}", told, key=key), key, word) for key, word in _words(told.keys))
         elif isinstance(told, Figure) and not _is_column(kind):
-            yield FigureAt(name, replace(told, name=told.name or name))
+            yield FigureAt(name, _named(told, name))
         elif isinstance(told, Within) or _is_part(kind):
             yield from _figures_within(name, told if isinstance(told, Within) else Within(), kind)
     for name, member in vars(form).items():
         returned = getattr(member.fget, "__annotations__", {}).get("return", "") if isinstance(member, property) else ""
         if str(returned).startswith("Annotated"):
             told = get_type_hints(member.fget, include_extras=True)["return"].__metadata__[0]
-            yield FigureAt(name, replace(told, name=told.name or name), is_stored=False)
+            yield FigureAt(name, _named(told, name), is_stored=False)
+
+
+def _named(figure: Figure, field: str) -> Figure:
+    """Return ``figure`` under its own name, or under that of its field."""
+    return figure if figure.name else replace(figure, name=field)
 
 
 def _figures_within(name: str, told: Within, kind: Any) -> Iterator[FigureAt]:
-    """The figures of a part at ``name``, or of those that it has by key: figure by figure, each of all keys."""
-    part = get_args(kind)[1] if get_origin(kind) is dict else kind
-    others = [FigureAt(field, each) for field, each in told.instead.items() if each is not None]
-    for inner in figures_in(part):
+    """Yield the figures of the part at ``name``, or of the parts by key: figure by figure, each for all keys."""
+    by_key = get_origin(kind) is dict
+    for inner in figures_in(get_args(kind)[1] if by_key else kind):
         if inner.path in told.instead:
             continue
-        keys: Sequence[tuple[str | None, str]] = _words(told.keys) if told.keys else [(None, "")]
-        for key, word in keys:
-            texts = inner.figure
-            own = {"name": texts.name, "title": texts.title, "meaning": texts.meaning, "key": key, "word": word}
-            phase = key or ""
-            figure = replace(
-                texts,
-                name=told.name.format(**own),
-                title=told.title.format(**own),
-                meaning=told.meaning.format(**own).replace("PHASE", phase),
-                place=told.place or texts.place,
-                group=texts.group or told.group,
-                tag=None if key else texts.tag,
-                run_tag=None if key else texts.run_tag,
-            )
-            path = f"{name}.{inner.path}" if key is None else f"{name}.{key}.{inner.path}"
-            yield FigureAt(path, figure, inner.is_stored, key or inner.key)
-    for other in others:
-        group = other.figure.group or told.group
-        yield other._replace(path=f"{name}.{other.path}", figure=replace(other.figure, group=group))
+        if by_key:
+            for key, word in _words(told.keys):
+                figure = _retold(inner.figure, told, key, word)
+                yield FigureAt(f"{name}.{key}.{inner.path}", figure, inner.is_stored, key)
+        else:
+            yield FigureAt(f"{name}.{inner.path}", _retold(inner.figure, told), inner.is_stored, inner.key)
+    for field, other in told.instead.items():
+        if other is not None:
+            yield FigureAt(f"{name}.{field}", replace(other, group=other.group or told.group))
+
+
+def _retold(figure: Figure, told: Within, key: str = "", word: str = "") -> Figure:
+    """Return ``figure`` of a part as the field that holds the part tells it, for one ``key`` where it has several."""
+    own = {"name": figure.name, "title": figure.title, "meaning": figure.meaning, "key": key, "word": word}
+    return replace(
+        figure,
+        name=told.name.format(**own),
+        title=told.title.format(**own),
+        meaning=told.meaning.format(**own).replace("PHASE", key),
+        place=told.place or figure.place,
+        group=figure.group or told.group,
+        tag=None if key else figure.tag,
+        run_tag=None if key else figure.run_tag,
+    )
 
 
 def _keyed(one: FigureAt, key: str, word: str) -> FigureAt:
