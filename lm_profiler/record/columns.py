@@ -30,11 +30,11 @@ class PackedArray:
         )
 
     def written(self, column: NDArray[Any]) -> str:
-        """The text of ``column``."""
+        """Return ``column`` as text."""
         return b64encode(np.ascontiguousarray(column, self.dtype).tobytes()).decode()
 
     def read(self, text: str) -> NDArray[Any]:
-        """What was ``written``.
+        """Return the array that ``written`` turned into ``text``.
 
         Raises:
             ValueError: it holds no whole number of rows.

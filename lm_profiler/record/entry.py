@@ -1,4 +1,4 @@
-"""A line of any table: a run, or a cell of a sweep, and what finds them below a folder."""
+"""A line of any table, which is a run or a cell of a sweep, and the search for them below a folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lm_profiler.record.steps import StepTable
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
 UNFINISHED = "it is still running, or its process was killed"
-"""Why a run that calls itself unfinished does so."""
+"""The reason of a run whose status is unfinished."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which of the recorded steps the figures are of: ``steps`` of them after the first ``warmup``.
+    """The recorded steps that figures are of: ``steps`` of them after the first ``warmup``.
 
-    None: without ``warmup`` what the run itself measured, without ``steps`` all that there are.
+    Without ``warmup`` they are the measured steps of the run itself, without ``steps`` all that there are.
     """
 
     warmup: int | None = None
@@ -41,9 +41,9 @@ class Entry:
         folder: The run's, or the cell's where there is no run.
         record: None where the cell left none (it timed out, was killed, or was a wrong call).
         cell: None for a run that belongs to no sweep.
-        outcome: What the sweep says of the cell.
+        outcome: How the cell ended, as the sweep wrote it down.
         sweep: The sweep's folder.
-        sibling: Another cell, whose run tells what the sweep did not vary, where this one left no such facts.
+        sibling: Another cell of the sweep; its run knows what the sweep did not vary, where this cell left no run.
         cut: How the recorded steps were cut anew for the figures of ``record``; None for the run's own figures.
     """
 
@@ -57,15 +57,17 @@ class Entry:
 
     @property
     def name(self) -> str:
+        """The cell's id, or the run's name."""
         return self.cell.id if self.cell is not None else self.record.name if self.record is not None else "unknown"
 
     @property
     def status(self) -> str:
-        """The sweep's word before the run's own: a run that was stopped for its time calls itself interrupted.
+        """The sweep's word, or else the run's own.
 
         ``missing`` is a cell that ran and whose run is not where the sweep says, or cannot be read; ``not run`` one
-        that nobody tried yet.
+        that was not tried yet.
         """
+        # The sweep's word comes first: a run that was stopped at its time limit calls itself interrupted.
         if self.outcome is not None:
             lost = self.outcome.run is not None and self.record is None
             return "missing" if lost else self.outcome.status
@@ -73,25 +75,25 @@ class Entry:
 
     @property
     def reason(self) -> str | None:
-        """Why it did not end well."""
+        """Why it did not end well; None where it did, or nobody knows."""
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
         if self.status == "unfinished":
             return UNFINISHED
         failure = self.record.failure if self.record is not None else None
-        if failure is not None and self.status == "refused":  # its type would say that again
+        if failure is not None and self.status == "refused":  # the exception's type would only repeat that
             return "; ".join(failure.message.splitlines())
         return None if failure is None else f"{failure.type}: {failure.message}".removesuffix(": ")
 
     @property
     def overrides(self) -> Mapping[str, str]:
-        """The swept options of a cell; of a run without a sweep, what its command line gave."""
+        """The swept options of a cell; for a run without a sweep, the options of its command line."""
         if self.cell is not None:
             return {name: masked_option(name, value) for name, value in self.cell.overrides.items()}
         return self.record.overrides if self.record is not None else {}
 
     def option(self, path: str) -> Any:
-        """The option ``path`` of the resolved config; of a cell without a run, what the sweep gave or did not vary."""
+        """Return the option ``path`` of the resolved config; for a cell without a run, the sweep's or a sibling's."""
         if self.config is not None:
             return _at(self.config, path)
         if path in self.overrides:
@@ -100,30 +102,30 @@ class Entry:
 
     @property
     def verb(self) -> str | None:
-        """What was asked for: ``fit``, say."""
+        """The verb of the call, such as ``fit``."""
         if self.record is not None:
             return self.record.verb
         return self.cell.arguments[0] if self.cell is not None and self.cell.arguments else None
 
     @property
     def environment(self) -> Environment | None:
-        """Where it ran; where a cell that was refused before it began would have run."""
+        """The machine it ran on; for a cell that was refused before it began, its sibling's."""
         own = self.record.environment if self.record is not None else None
         return own if own is not None or self.sibling is None else self.sibling.environment
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The whole resolved config; None where the run left none."""
+        """The resolved config; None where the run left none."""
         return self.record.config if self.record is not None else None
 
     @property
     def shows_steps(self) -> bool:
-        """Whether its steps stand for something: it ended well, or nothing is known against it yet."""
+        """Whether its steps can be shown: it ended well, or has not ended and has times."""
         return self.status in ("ok", "unfinished") and self.record is not None and bool(self.record.time)
 
     @cached_property
     def rows(self) -> StepTable:
-        """Its steps' rows, all ranks and stages; of a run that was cut short, the steps that all its ranks finished.
+        """The rows of its steps, all ranks and stages; after a bad end only the steps that all ranks finished.
 
         Raises:
             RecordError: it cannot be read.
@@ -138,13 +140,13 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         if not isinstance(value, Mapping):
             return None
-        inner = value.get("init_args")
+        inner = value.get("init_args")  # a class with arguments, as jsonargparse writes it
         value = value.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
     return value.get("class_path", value) if isinstance(value, Mapping) else value
 
 
 def _typed(given: str) -> Any:
-    """``given`` as a config would hold it, so that a cell without a run stands beside those that have one."""
+    """Return ``given`` as a config would hold it, so that cells with and without a run can be compared."""
     try:
         return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
     except ValueError:
@@ -156,16 +158,16 @@ _LEFT_BY_A_RUN = (STEPS_FILE, COLUMNS_FILE, "config.yaml")
 
 @dataclass(frozen=True)
 class Collection:
-    """What was found. ``problems`` name each file that could not be used, in a line."""
+    """The result of a search; each of the ``problems`` names a file that could not be used, in a line."""
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     searches: list[Searched] = field(default_factory=list)
-    """Calls of ``improve``; their runs are among the entries."""
+    """The calls of ``improve``, whose runs are among the entries."""
 
 
 def collect(paths: Iterable[Path]) -> Collection:
-    """All runs and cells at and below ``paths``, each once, in the order of their folders. Links are not followed.
+    """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links.
 
     Raises:
         FileNotFoundError: one of ``paths`` is no folder.
@@ -180,7 +182,7 @@ def collect(paths: Iterable[Path]) -> Collection:
 
 
 class _Search:
-    """One search: what it found, the folders that it has seen, and the links that it has passed over."""
+    """A search in progress: its finds, the folders seen so far, and the links that it did not follow."""
 
     def __init__(self) -> None:
         self.collection = Collection()
@@ -188,6 +190,7 @@ class _Search:
         self._seen: set[str] = set()
 
     def walk(self, top: Path) -> None:
+        """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
         for here, folders, files in os.walk(top, onerror=self._unreadable):
             folder = Path(here)
             folders.sort(key=_by_number)
@@ -196,7 +199,7 @@ class _Search:
             if PLAN_FILE in files:
                 if not self._first_time(folder) or self._sweep(folder):
                     folders.clear()
-            elif "run.json" in (*files, *folders):  # a folder of that name is told as one that cannot be read
+            elif "run.json" in (*files, *folders):  # a folder of that name is reported as unreadable
                 folders.clear()
                 if self._first_time(folder) and (record := self._record(folder)) is not None:
                     self.collection.entries.append(Entry(folder, record))
@@ -208,7 +211,7 @@ class _Search:
                 self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
 
     def missed_behind(self, link: Path) -> str | None:
-        """Why what is behind ``link`` is in no table; None where nothing is missing."""
+        """Return why the target of ``link`` is in no table; None where nothing is missing."""
         if not link.exists():
             return f"{link}: is a link to {link.readlink()}, which does not exist"
         is_run = any((link / name).exists() for name in (PLAN_FILE, "run.json"))
@@ -217,9 +220,9 @@ class _Search:
         return None
 
     def _sweep(self, folder: Path) -> bool:
-        """A sweep's cells in the order of its plan; those that were not tried yet are ``not run``.
+        """Add a sweep's cells in the order of its plan; those that were not tried yet are ``not run``.
 
-        False where the plan cannot be read: then its runs are found like any others.
+        Return False where the plan cannot be read: then its runs are found like any others.
         """
         try:
             plan, outcomes = read_plan(folder), read_outcomes(folder)
@@ -246,7 +249,7 @@ class _Search:
             self._problem(str(error))
 
     def _record(self, folder: Path) -> RunRecord | None:
-        """None where it cannot be read, which is told."""
+        """Return the record in ``folder``; where it cannot be read, note the problem and return None."""
         try:
             return read_run(folder)
         except RecordError as error:
@@ -267,19 +270,20 @@ class _Search:
 
 
 def _begun(cell: Path) -> Path | None:
-    """The last run of a cell whose outcome is not known: it is still going on, or was killed with its sweep."""
+    """Return the last run of a cell without an outcome: it is still running, or was killed with its sweep."""
     runs = [path.parent for path in cell.glob("version_*/run.json") if not path.parent.is_symlink()]
     return max(runs, key=lambda run: _by_number(run.name), default=None)
 
 
 def _by_number(name: str) -> list[str | int]:
-    """``version_2`` before ``version_10``."""
+    """Return a sort key that puts ``version_2`` before ``version_10``."""
     return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:
-    """``cells`` of one sweep, those that know too little each with one that knows; none of a sweep over devices."""
+    """Return the ``cells`` of one sweep; those without environment or config get a sibling that has both."""
     knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
+    # In a sweep over devices no sibling says where a cell would have run.
     if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:
         return cells
     return [

@@ -1,4 +1,4 @@
-"""What a field of a record is called, shown in and means: written beside the field, read by the registry."""
+"""The title, unit and meaning of a record's field: written beside the field, read by the registry."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
     "°C": ("°C", "°C", 1.0, 0),
     "text": ("text", "", 1.0, 0),
 }
-"""By how they are shown: as stored, as shown, the factor between them, and the most digits behind the point.
+"""Units by name: as stored, as shown, the factor between the two, and the most digits behind the point.
 
-``bytes`` are shown each in the unit that fits. ``text`` is of no figure, but of what one needs beside it: a source, a
+``bytes`` are shown each in the unit that fits. ``text`` is no figure but what a reader needs beside one: a source, a
 reason.
 """
 
@@ -44,35 +44,35 @@ _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
 
 
 class Place(IntEnum):
-    """How early a figure is shown where there is no room for all."""
+    """How early a figure is shown where there is no room for all; each place includes those before it."""
 
     HEADLINE = 1
-    """Beside a run's name: at a sweep's end, and in the columns of the tab that stay in place."""
+    """Shown beside a run's name: at a sweep's end, and in the columns of the tab that stay in place."""
     TABLE = 2
-    """In the usual table of runs, and among TensorBoard's HPARAMS."""
+    """Shown in the usual table of runs, and among TensorBoard's HPARAMS."""
     FILE = 3
-    """In files for programs."""
+    """Written to files for programs."""
     ASKED = 4
-    """By its name, and on the page of its run."""
+    """Shown when asked for by name, and on the page of its run."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a field of a record is called, shown in and means. It also describes the field in the published schema.
+    """The title, unit and meaning of a record's field, also for the published schema.
 
-    In the texts of a field with ``keys``, ``{key}`` stands for the key and ``{word}`` for what people call it; in those
-    of a part that a record has by phase, ``PHASE`` stands for the phase.
+    In the texts of a field with ``keys``, ``{key}`` stands for the key and ``{word}`` for its display name; in those of
+    a part that a record has by phase, ``PHASE`` stands for the phase.
 
     Attributes:
         unit: One of ``UNITS``.
         meaning: One line without a full stop.
-        name: As the registry has it; empty where it is the field's, or the key.
-        keys: Of a mapping of numbers: the keys that are figures, perhaps each with its word.
+        name: The name in the registry; empty where it is the field's name, or the key.
+        keys: The keys of a mapping of numbers that are figures, perhaps each with its word.
         interval: The fields beside it that hold the ends of its 95 % interval.
-        goes_by_step: Whether it is so much a step over the step's time, whose interval it then has, turned over.
-        tag: TensorBoard's, of its value in each step.
-        run_tag: What TensorBoard's HPARAMS call a run's value.
-        group: Where people find it, if not where its part is.
+        goes_by_step: Whether it is a rate over the step's time; its interval is then that of the step, inverted.
+        tag: The TensorBoard tag of its value in each step.
+        run_tag: The tag of a run's value among TensorBoard's HPARAMS.
+        group: The section that shows it, if not that of its part.
     """
 
     title: str
@@ -89,7 +89,8 @@ class Figure:
     group: str = ""
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Describe the field in ``schema``, the published one; not a part that stands in several places."""
+        """Describe the field in the published ``schema``; pydantic calls this as ``json_schema_extra``."""
+        # A meaning with a placeholder belongs to a part that stands in several places, and fits none of them as it is.
         if "{" not in self.meaning:
             unit = UNITS[self.unit][0]
             text = self.meaning.replace("PHASE", "the phase")
@@ -98,14 +99,14 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
-    """How a record tells the figures of a part that one of its fields holds, once or by key.
+    """How the figures of a part are named and shown in the field that holds it, once or by key.
 
     Attributes:
-        group: Where people find them.
-        keys: Of a mapping of parts: the keys that are told, perhaps each with its word.
-        name: In these three ``{name}``, ``{title}`` and ``{meaning}`` stand for the part's own.
-        place: In place of the part's own.
-        instead: By field, what is told here in place of the part's own figure; None for nothing.
+        group: The section that shows them.
+        keys: The keys of a mapping of parts that are shown, perhaps each with its word.
+        name: A template; ``{name}``, ``{title}`` and ``{meaning}`` stand for the part's own, here and in the next two.
+        place: Replaces the part's own place.
+        instead: By field, the figure that replaces the part's own; None for no figure.
     """
 
     group: str = ""
@@ -117,11 +118,11 @@ class Within:
     instead: Mapping[str, Figure | None] = field(default_factory=dict)
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """The part itself describes what it is."""
+        """Leave ``schema`` as it is: the part describes itself."""
 
 
 def figure(title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Any:
-    """A field of a record that is a ``Figure``; ``default`` and ``default_factory`` are as in pydantic's ``Field``."""
+    """Return a field of a record that is a ``Figure``; its default is given as in pydantic's ``Field``."""
     defaults = {key: more.pop(key) for key in ("default", "default_factory") if key in more}
     return Field(
         **(defaults or {"default": PydanticUndefined}), json_schema_extra=Figure(title, unit, meaning, name, **more)
@@ -129,26 +130,27 @@ def figure(title: str, unit: str, meaning: str, name: str = "", **more: Any) -> 
 
 
 def within(**more: Any) -> Any:
-    """A field of a record that holds a part of it, as ``Within`` says; its default as in pydantic's ``Field``."""
+    """Return a field of a record that holds a part, as ``Within`` says; its default is given as in pydantic's."""
     defaults = {key: more.pop(key) for key in ("default", "default_factory") if key in more}
     return Field(**(defaults or {"default": PydanticUndefined}), json_schema_extra=Within(**more))
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
+    """Return ``count`` and its noun: ``1 step``, ``2 steps``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with three figures, in the largest unit of which they are at least a half."""
+    """Return bytes with three significant digits, in the largest unit of which they are at least a half."""
     unit, size = next(((unit, size) for unit, size in _BINARY if abs(count) >= size / 2), ("B", 1.0))
     shown = count / size
+    # 9.995 and 99.95 are where rounding would add a digit before the point.
     digits = 0 if size == 1 or abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else 2
     return f"{shown:,.{digits}f} {unit}"
 
 
 def duration_text(seconds: float) -> str:
-    """Figures that mean something, in the unit that fits: ``9.5 ms``, ``45.0 s``, ``9.5 min``, ``1.25 h``."""
+    """Return a time with three significant digits in the unit that fits: ``9.5 ms``, ``45.0 s``, ``1.25 h``."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 90.0:
@@ -157,6 +159,6 @@ def duration_text(seconds: float) -> str:
 
 
 def with_prefix(value: float, unit: str) -> str:
-    """``196 GFLOP/s``: three figures, and the prefix that fits."""
+    """Return three significant digits and the prefix that fits: ``196 GFLOP/s``."""
     prefix, size = next(((prefix, size) for prefix, size in _DECIMAL if value >= size), ("", 1.0))
     return f"{value / size:.3g} {prefix}{unit}"

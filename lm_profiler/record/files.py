@@ -1,4 +1,4 @@
-"""Writes whole files; reads plain ones only, and no figure that arithmetic cannot hold."""
+"""Writing files whole, and reading plain files only, with no number that arithmetic would overflow on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pydantic_core import from_json
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
     """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file.
 
-    A link stays one: what it points to is written. What is there and no plain file, a pipe or a device, is written
-    into, and never replaced. What is ``private`` can be read by its owner only.
+    Links stay, and their target is written; a pipe or a device is written into, never replaced. A ``private`` file can
+    be read by its owner only.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -39,7 +39,7 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def claim_run_dir(parent: Path) -> Path:
-    """Make the first free ``version_<n>`` below ``parent``; ``mkdir`` decides who of two runs gets it.
+    """Make the first free folder ``version_<n>`` below ``parent``, and return it.
 
     Raises:
         OSError: ``parent`` cannot be made or written to.
@@ -48,14 +48,14 @@ def claim_run_dir(parent: Path) -> Path:
     taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
     while True:
-        with suppress(FileExistsError):
+        with suppress(FileExistsError):  # of two runs that start at once, mkdir lets one have the number
             (folder := parent / f"version_{number}").mkdir()
             return folder
         number += 1
 
 
 def from_here(path: Path) -> Path:
-    """``path`` as a person in the current folder would write it: relative where it lies below."""
+    """Return ``path`` relative to the current folder where it lies below it."""
     try:
         return path.relative_to(Path.cwd())
     except (OSError, ValueError):  # the current folder is gone; or it lies elsewhere
@@ -63,12 +63,12 @@ def from_here(path: Path) -> Path:
 
 
 BEYOND = 1e30
-"""No time, count or size is as large (the FLOPs of the largest trainings are 1e26): what is, is damage, and its square
-or its sum with others would overflow."""
+"""A number as large as this is damage: the FLOPs of the largest trainings are 1e26. Its square, or its sum with others,
+could overflow."""
 
 _ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
 _PERHAPS_BEYOND = (b"0" * 30, b"0e00", b"0e+00")
-"""How a number beyond it is written, any digit as 0; a regular expression takes longer than all else of reading."""
+"""How a number beyond it may be written, with every digit as 0. Only files that have one are checked value by value."""
 
 _OPTIONS = ("config", "overrides")
 """Parts of a record that hold a user's own numbers, of any size."""
@@ -77,12 +77,12 @@ _ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
 
 
 class RecordError(ValueError):
-    """A file that cannot be read as what it ought to be; the message names it."""
+    """A file that is missing, damaged or of another kind; the message names it."""
 
 
 @contextmanager
 def only_below(root: Path) -> Iterator[None]:
-    """Meanwhile nothing is read in this thread that does not lie below ``root``, whatever link or name leads to it."""
+    """While this is open, let this thread read nothing outside ``root``, whatever link or name leads there."""
     token = _ROOT.set(Path(os.path.realpath(root)))
     try:
         yield
@@ -91,7 +91,7 @@ def only_below(root: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of ``path``, which a pipe or a device would make a reader wait for, perhaps for ever.
+    """Return the content of the plain file ``path``.
 
     Raises:
         RecordError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
@@ -100,6 +100,7 @@ def read_plain(path: Path) -> bytes:
     if root is not None and not real.is_relative_to(root):
         raise RecordError(f"{path}: cannot be read: it lies outside the folder")
     try:
+        # Without O_NONBLOCK a pipe in place of the file would block here, perhaps for ever.
         handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             if stat.S_ISREG(os.fstat(handle).st_mode):
@@ -110,7 +111,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in ``path``; of a user's options, numbers beyond ``BEYOND`` come as text.
+    """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text.
 
     Raises:
         RecordError: as ``read_plain``.
@@ -118,11 +119,13 @@ def read_json(path: Path) -> Any:
     """
     content = read_plain(path)
     read = from_json(content.decode("utf-8"), allow_inf_nan=False)
+    # A search in the translated bytes takes a small part of the time of parsing; a regular expression takes longer.
     digits = content.translate(_ANY_DIGIT)
     return _checked(read, "") if any(number in digits for number in _PERHAPS_BEYOND) else read
 
 
 def _checked(value: Any, at: str) -> Any:
+    """Return ``value`` with numbers beyond ``BEYOND`` as text where they are options; raise ValueError elsewhere."""
     if isinstance(value, dict):
         return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``improve.json``: what ``improve`` tried, what each change brought, and the setting that it ended with."""
+"""``improve.json``: the changes that ``improve`` tried, what each saved, and the final setting."""
 
 from __future__ import annotations
 
@@ -14,25 +14,19 @@ from lm_profiler.record.run import Newer, Part, Verb, read_as
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 
 TriedVerdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
-"""``SAME``: within 1 %. ``UNDECIDED``: the interval did not decide in the pairs that it was given. ``FAILED``: a run
-did not end well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``: FASTER, with numbers
-that are off.
+"""How a comparison ended. ``SAME``: within 1 %. ``UNDECIDED``: the interval was still too wide after the last pair.
+``FAILED``: a run did not end well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``:
+FASTER, but loss or gradients are off.
 """
 
 Ended = Literal["done", "budget", "interrupted", "failed", "unfinished"]
-"""``failed``: the first setting does not run. ``unfinished`` is what it is called while it runs, and what it stays
-where its process was killed.
-"""
+"""How a search ended. ``failed``: the first setting does not run. ``unfinished``: it still runs, or was killed."""
 
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Numerics(Part):
-    """How far off the numbers with a change are; None where unknown.
-
-    ``loss`` is how far the mean loss of the first steps is from that without it, over the same batches and seed, as a
-    share. ``gradients`` is the Euclidean norm of the gradients' difference from float32's, over the norm of float32's.
-    """
+    """How far a change moves the numbers, over the same batches and seed. None is unknown; norms are Euclidean."""
 
     loss: float | None = figure(
         "loss off by", "error", "how far the mean loss of the first steps is from that without the change, as a share",
@@ -48,15 +42,13 @@ class Numerics(Part):
 class Tried(Part):
     """A change, compared with the best setting so far in ``pairs`` of fresh processes, which alternate.
 
-    Seconds are of a mean step, scaled to the tokens or samples of the first setting's step: the geometric mean of
-    its processes without the change (``a_s``) and with it (``b_s``). ``saved_s`` is their difference, from ``low_s`` to
-    ``high_s``, an interval that holds whenever the comparison stopped. ``ceiling_s`` is the most that it could save, by
-    what the first run says. Bytes are of the peak. None where unknown.
+    Times are scaled to the tokens or samples of the first setting's step. The interval of ``saved_s`` holds whenever
+    the comparison stopped.
     """
 
     name: str = figure("change", "text", "what the call gets more")
     options: dict[str, str]
-    """What the call gets more, by the options' names without the dashes."""
+    """The options of the change, by name without the dashes."""
     may_change: str | None = figure("may change", "text", "what of the results it may change", default=None)
     ceiling_s: float | None = figure(
         "at most", "ms", "the most that it could save, as the first run tells it", default=None
@@ -91,10 +83,7 @@ class Tried(Part):
 
 
 class Final(Part):
-    """The final against the first setting in ``pairs`` of processes that nothing was chosen by.
-
-    ``ratio`` is first over final, how many times as fast, from ``low`` to ``high``.
-    """
+    """The final against the first setting, in fresh pairs of processes that no choice rests on."""
 
     pairs: int = figure("last pairs", "count", "of processes that nothing was chosen by", "final_pairs")
     first_s: Positive = figure(
@@ -119,7 +108,7 @@ class Final(Part):
 
 @dataclass(frozen=True)
 class WayPoint:
-    """The step after a change was accepted, and the interval that was known then; the first setting has none."""
+    """The step after an accepted change, with the interval known then; the first setting has no interval."""
 
     name: str
     step_s: float
@@ -128,7 +117,7 @@ class WayPoint:
 
 
 class ImproveRecord(Part):
-    """All that one call of ``improve`` tried, in that order. Written anew after each answer."""
+    """Everything that one call of ``improve`` tried, in that order; it is rewritten after each run."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -142,11 +131,11 @@ class ImproveRecord(Part):
         "first run", "ms", "step of the first setting's first run, before anything was compared", default=None
     )
     options: dict[str, str] = Field(default_factory=dict)
-    """Of all accepted changes together; empty where nothing helped."""
+    """The options of all accepted changes together; empty where nothing helped."""
     tried: list[Tried] = Field(default_factory=list)
-    """Some may be under way."""
+    """The changes so far; one may be under way."""
     left: list[str] = Field(default_factory=list)
-    """Names of changes that nobody came to."""
+    """The names of changes that were not tried."""
     final: Final | None = None
     """None where nothing was accepted, the budget ended before, or too few of its runs ended well."""
     runs: int = figure("runs", "count", "processes that were asked for", default=0)
@@ -157,11 +146,15 @@ class ImproveRecord(Part):
     def way(self) -> list[WayPoint]:
         """The step before the first accepted change, and after each; empty where nothing was accepted."""
         points: list[WayPoint] = []
-        for of in self.tried:
-            if of.accepted and of.a_s is not None and of.b_s is not None:
-                low_s, high_s = (None if saved is None else of.a_s - saved for saved in (of.high_s, of.low_s))
-                points += [] if points else [WayPoint("first setting", of.a_s)]
-                points.append(WayPoint(of.name, of.b_s, low_s, high_s))
+        for change in self.tried:
+            if change.accepted and change.a_s is not None and change.b_s is not None:
+                if not points:
+                    points.append(WayPoint("first setting", change.a_s))
+                # The most that was saved leaves the shortest step, so the ends of the interval change places.
+                low_s, high_s = (
+                    None if saved_s is None else change.a_s - saved_s for saved_s in (change.high_s, change.low_s)
+                )
+                points.append(WayPoint(change.name, change.b_s, low_s, high_s))
         return points
 
 
@@ -176,7 +169,7 @@ def read_improve(folder: Path) -> ImproveRecord:
 
 @dataclass(frozen=True)
 class Searched:
-    """What is in the folder of one call of ``improve``."""
+    """The folder of one call of ``improve``, and its record."""
 
     folder: Path
     record: ImproveRecord

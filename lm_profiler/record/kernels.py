@@ -1,4 +1,4 @@
-"""``trace/rank<n>.kernels.json``: where a trace's time went, by phase and kind, and its largest rows."""
+"""``trace/rank<n>.kernels.json``: the time of a trace by phase and kind, and its largest kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal[
     "communication",
     "other",
 ]
-"""What a kernel or an operator does, by its name: where it belongs is said by the module.
+"""The kind of a kernel or an operator, by its name.
 
 ``matmul`` includes convolutions, ``attention`` is fused attention only, ``softmax`` is one outside of it, ``copies``
 are those within the device, casts, fills, gathers and scatters, ``host_copies`` those from and to the host.
@@ -31,45 +31,40 @@ _TRACE, _KERNELS = ".pt.trace.json.gz", ".kernels.json"
 
 
 class KindTime(Part):
-    """How often a kind ran in a phase, and for how long; what runs at the same time counts in full."""
+    """The calls and the time of one kind in a phase; kernels that run at the same time count in full."""
 
     count: int
     total_s: float
 
 
 class PhaseKernels(Part):
-    """One phase. ``busy_s`` and ``idle_s`` of all phases add up to the window.
-
-    ``overlap_s`` is what the totals of ``kinds`` have beyond ``busy_s``: kernels of several streams, or operators of
-    several threads, that ran at the same time.
-    """
+    """One phase; ``busy_s`` and ``idle_s`` of all phases add up to the window."""
 
     busy_s: float
     idle_s: float
     overlap_s: float
+    """By how much the totals of ``kinds`` exceed ``busy_s``: several streams, or threads, worked at the same time."""
     kinds: dict[Annotated[Kind, Newer], KindTime]
 
 
 class KernelRow(Part):
-    """All that ran under one name, for one operator of one kind of module, in one phase.
-
-    ``operator`` launched it (of an operator: called it). ``module`` is the path of the module whose forward pass this
-    is, or of whose this is the backward pass, with ``*`` for indices, so that equal layers are one; ``module_type`` its
-    class. None is unknown, or none.
-    """
+    """All calls of one kernel by one operator of one kind of module in one phase. None is unknown, or none."""
 
     phase: str
     kind: Annotated[Kind, Newer]
     name: str
     operator: str | None
+    """The operator that launched the kernel, or called this operator."""
     module: str | None
+    """The path of the module whose forward or backward pass this is, with ``*`` for the indices of equal layers."""
     module_type: str | None
+    """The class of that module."""
     count: int
     total_s: float
 
 
 class Rest(Part):
-    """The rows that were left out, the smallest: how many, and what they add up to."""
+    """The number and the sums of the smallest rows, which were left out."""
 
     rows: int
     count: int
@@ -77,33 +72,31 @@ class Rest(Part):
 
 
 class KernelTable(Part):
-    """Where the time of the traced steps went. Times in seconds, over all ``steps``: divide by them for one step's.
-
-    ``source`` says of what: ``kernels`` are what ran on the device, phases being those whose host code launched it,
-    with idle time between kernels in the phase of the work that ended it; ``operators`` are PyTorch's on the host,
-    their children taken out, for lack of a device, and idle is what no operator covers: Python and the loop.
-    ``window_s`` lasts from the first traced step's beginning to the end of the last one and of its work.
-
-    ``memory_bound_share`` is the share of the window in which kernels ran that move bytes rather than compute
-    (elementwise, normalization, reduction, softmax, copies within the device) and no other kernel;
-    ``communication_share`` the same of communication. None without a device.
-    """
+    """The time of the traced steps, in seconds over all ``steps``: divide by them for one step."""
 
     schema_version: Literal[1] = 1
     source: Annotated[Literal["kernels", "operators"], Newer]
+    """``kernels``: those of the device, in the phase whose host code launched them; idle time is of the phase whose
+    kernel ended it. ``operators``: PyTorch's on the host without their children, where there is no device; idle is
+    what no operator covers, Python and the loop."""
     steps: int = Field(gt=0)
     window_s: float = Field(gt=0)
+    """From the beginning of the first traced step to the end of the last one and of its work."""
     phases: dict[str, PhaseKernels]
     rows: list[KernelRow]
     """The largest first."""
     rest: Rest
     memory_bound_share: float | None
+    """The share of the window in which only kernels ran that move bytes rather than compute (elementwise,
+    normalization, reduction, softmax, copies within the device); None without a device."""
     communication_share: float | None
+    """The share of the window in which only communication ran; None without a device."""
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
-        """A row's time is a part of its phase's, or what is read is damaged. All of it may have run beside others'."""
+        """Check that rows are of phases that took time."""
         for row in self.rows:
+            # A phase may be idle and busy for 0 s by itself, if all of its kernels ran beside those of others.
             phase = self.phases.get(row.phase)
             if phase is None or (row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0):
                 raise ValueError(f"rows: expected phases that took time, given {row.phase!r}")
@@ -111,12 +104,13 @@ class KernelTable(Part):
 
 
 def kernels_file(trace: Path) -> Path:
-    """Where the table of ``trace`` lies: beside it."""
+    """Return the path of the kernel table that lies beside ``trace``."""
     return trace.with_name(trace.name.removesuffix(_TRACE) + _KERNELS)
 
 
 def kernel_files(folder: Path) -> list[Path]:
-    """The tables of the run in ``folder``, one a rank, rank 0's first."""
+    """Return the kernel tables of the run in ``folder``, one a rank, rank 0's first."""
+    # Shorter names first: rank 2 before rank 10.
     return sorted((folder / "trace").glob(f"[!.]*{_KERNELS}"), key=lambda file: (len(file.name), file.name))
 
 

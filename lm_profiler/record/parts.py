@@ -1,12 +1,13 @@
-"""What a step is cut into, what each part means, the stages of a run, and what Lightning calls the precisions."""
+"""The parts of a step and their meanings, the stages of a run, and Lightning's names of precisions."""
 
 from __future__ import annotations
 
 PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
 PARTS = (*PHASES, "other")
-"""What a step is cut into: the phases, and ``other`` for what no phase covers. They add up to the step."""
+"""The parts of a step, which add up to it: the phases, and ``other`` for what no phase covers."""
 
 TIMED = (*PARTS, "step")
+"""The times that ``steps.csv`` has of each step."""
 
 MEANINGS = {
     "data": "the loop asks for a batch, until it has it",
@@ -20,10 +21,10 @@ MEANINGS = {
     "step": "from asking for the step's first batch to asking for the next step's",
     "forward_backward": "forward and backward added up within each step",
 }
-"""Of all that a run has times of."""
+"""The meaning of everything that a run has times of."""
 
 WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}
-"""What people call them."""
+"""The display names of ``MEANINGS``."""
 
 STAGES = {
     "warmup": "warm-up",
@@ -34,8 +35,7 @@ STAGES = {
     "memory": "memory",
     "trace": "trace",
 }
-"""What people call the stages of a run, in their order."""
-
+"""The stages of a run in their order, as adjectives: ``warm-up steps``."""
 
 STAGE_NAMES = {
     "warmup": "warm-up",
@@ -46,13 +46,12 @@ STAGE_NAMES = {
     "memory": "reading memory",
     "trace": "tracing",
 }
-"""In their order."""
-
+"""The same stages as what a run is doing: ``measuring``, ``tracing``."""
 
 _ALIASES = {"64": "64-true", "32": "32-true", "None": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 """Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)."""
 
 
 def full_name(precision: object) -> str:
-    """The whole name of a precision as a config may give it: None and ``32`` are ``32-true``."""
+    """Return the full name of a precision as a config may give it: None and ``32`` are ``32-true``."""
     return _ALIASES.get(str(precision), str(precision))

@@ -1,8 +1,8 @@
-"""The one registry of what is measured: names, units, how to print, TensorBoard tags, meanings, where records have it.
+"""The one registry of all measured quantities: names, units, formats, TensorBoard tags, meanings, places in records.
 
 Columns of ``steps.csv``, keys of ``run.json`` and ``improve.json``, tags, table headers and the documentation come
-from here. A figure's row stands beside its field, in ``record/run/`` and ``record/improve.py``; here are the groups,
-the times of each part, and what is computed of several values. Whoever shows a figure asks here.
+from here. A figure's row stands beside its field, in ``record/run/`` and ``record/improve.py``; this module adds the
+groups, the times of each part, and what is computed from several values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATISTICS = {
 
 
 def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any]:
-    """A statistic of ``part``; None where that never took time, and so did not occur."""
+    """Return a function that reads a statistic of ``part``; None where the part took no time, and so did not occur."""
 
     def get(record: RunRecord) -> Any:
         time = getattr(record, times).get(part)
@@ -49,6 +49,7 @@ def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any
 
 
 def _mean(times: str, part: str) -> Quantity:
+    """Return the mean time of ``part`` on the clock of ``times``."""
     host = times == "host_time"
     return Quantity(
         f"{part}{_CLOCKS[times]}_s",
@@ -65,12 +66,13 @@ def _mean(times: str, part: str) -> Quantity:
 
 
 TIMES = {part: _mean("time", part) for part in MEANINGS}
-"""Time on the device's stream; where there is none, the host's. Of a run: the mean of its measured steps."""
+"""Times on the device's stream, or on the host's clock where there is no device; a run's are means over its steps."""
 HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}
+"""Times on the host's clock."""
 
 
 def _statistic(times: str, part: str, name: str) -> Quantity:
-    """One of ``_STATISTICS`` of a part's measured steps."""
+    """Return one of ``_STATISTICS`` of ``part`` over the measured steps."""
     clock, (words, unit, place), title = _CLOCKS[times], _STATISTICS[name], WORDS[part]
     return Quantity(
         f"{part}{clock}_{name}" + ("_s" if unit == "ms" else ""),
@@ -103,12 +105,12 @@ TERMS = {
 
 
 def term_title(name: str) -> str:
-    """What a term is called; one of a later version by its own name."""
+    """Return the title of a term; a term of a later version has its own name."""
     return TERMS[name][0] if name in TERMS else name.replace("_", " ")
 
 
 def _computed(name: str, title: str, unit: str, meaning: str, get: Callable[[RunRecord], Any]) -> Quantity:
-    """One that follows from several values of the record."""
+    """Return a quantity that is computed from several values of the record."""
     return Quantity(name, title, *UNITS[unit], meaning, get=get)
 
 
@@ -122,8 +124,9 @@ def _term_s(name: str) -> Callable[[RunRecord], float | None]:
     return get
 
 
-def _of_steps(what: Callable[[list[float]], float | None]) -> Callable[[RunRecord], float | None]:
-    return lambda record: what(record.rank_step_s) if len(record.rank_step_s) > 1 else None
+def _over_ranks(statistic: Callable[[list[float]], float | None]) -> Callable[[RunRecord], float | None]:
+    """Return a function that computes ``statistic`` of the ranks' median steps; None for a single rank."""
+    return lambda record: statistic(record.rank_step_s) if len(record.rank_step_s) > 1 else None
 
 
 def _apart(steps: list[float]) -> float | None:
@@ -136,7 +139,8 @@ def _backward_over_forward(record: RunRecord) -> float | None:
 
 
 def _over_planned(record: RunRecord) -> float | None:
-    """Peaks where the device tells them; what forward left otherwise: a process's resident size is no judge."""
+    """Return the measured over the planned bytes: of the peak, or else of what is held after forward."""
+    # Without a device that counts its tensors, a process's resident size says too little of them.
     planned, memory = record.planned, record.memory
     if planned is None or memory is None:
         return None
@@ -179,9 +183,9 @@ _GROUPS: dict[str, list[Quantity]] = {
     ],
     "Steadiness": [],
     "Ranks": [
-        _computed("ranks_apart", "slowest rank longer by", "%", _APART, _of_steps(_apart)),
-        _computed("fastest_rank_s", "fastest rank's step", "ms", "shortest median step of a rank", _of_steps(min)),
-        _computed("slowest_rank_s", "slowest rank's step", "ms", "longest median step of a rank", _of_steps(max)),
+        _computed("ranks_apart", "slowest rank longer by", "%", _APART, _over_ranks(_apart)),
+        _computed("fastest_rank_s", "fastest rank's step", "ms", "shortest median step of a rank", _over_ranks(min)),
+        _computed("slowest_rank_s", "slowest rank's step", "ms", "longest median step of a rank", _over_ranks(max)),
     ],
     "Own work and waiting by phase": [],
     "GPU": [_computed("gpus", "GPUs", "count", _CARDS, lambda of: (of.telemetry and len(of.telemetry.gpus)) or None)],
@@ -210,7 +214,7 @@ _GROUPS: dict[str, list[Quantity]] = {
 
 
 def _by_step(quantity: Quantity) -> Quantity:
-    """One that goes by the inverse of the step, with the interval of the mean step turned over."""
+    """Return a rate over the step's time with the interval of the mean step, inverted."""
     step = TIMES["step"]
 
     def interval(record: RunRecord) -> tuple[float, float] | None:
@@ -223,14 +227,16 @@ def _by_step(quantity: Quantity) -> Quantity:
 
 
 def _whole_run(record: RunRecord) -> float | None:
-    """Of a run that has not ended, its record tells what it took until the loop began."""
+    """Return how long the whole run took; None where it has not ended."""
+    # An unfinished record has the time until the loop began.
     return None if record.status == "unfinished" else record.duration_s
 
 
 def _groups() -> dict[str, tuple[Quantity, ...]]:
-    """All figures of a run by what they are about: what is computed first, then as its file has them."""
+    """Return all figures of a run by group: the computed ones first, then the others in the order of its file."""
     groups = {title: [*of] for title, of in _GROUPS.items()}
     for one in figures_in(RunRecord):
+        # Other phases hardly multiply: their FLOPs would be columns that are nearly always empty.
         if one.path.startswith("floors.") and ".flops." in one.path and one.key not in _MULTIPLYING:
             continue
         quantity = _by_step(one.quantity) if one.figure.goes_by_step else one.quantity
@@ -239,17 +245,22 @@ def _groups() -> dict[str, tuple[Quantity, ...]]:
         groups[quantity.group or "Steps"].append(quantity)
     for title in ("Use of the CPU", "Own work and waiting by phase"):
         groups[title].sort(key=lambda of: PARTS.index(of.of or ""))
-    return {title: tuple(replace(quantity, group=title) for quantity in of) for title, of in groups.items()}
+    return {title: tuple(_within_group(title, quantity) for quantity in of) for title, of in groups.items()}
+
+
+def _within_group(title: str, quantity: Quantity) -> Quantity:
+    """Return ``quantity`` with its group; those that have it are not copied, which would take a tenth of the import."""
+    return quantity if quantity.group == title else replace(quantity, group=title)
 
 
 GROUPS = _groups()
-"""All figures of a run, by what they are about."""
+"""All figures of a run, by group."""
 
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for of in GROUPS.values() for quantity in of}
 """All figures of a run by their name."""
 
 LISTS = dict(rows_in(RunRecord))
-"""By where ``run.json`` has them: rows of a table of their own. Paths and ``get`` are of a row."""
+"""The columns of each list in ``run.json``, by its path; their paths and ``get`` are relative to a row."""
 
 _SEARCH = tuple(one.quantity for one in figures_in(ImproveRecord))
 
@@ -257,15 +268,15 @@ FIGURES: dict[type[Part], dict[str, tuple[Quantity, ...]]] = {
     RunRecord: {"": tuple(QUANTITIES.values()), **LISTS},
     ImproveRecord: {"": _SEARCH, **dict(rows_in(ImproveRecord))},
 }
-"""Of each kind of file, by where it has them: what it has once, and rows of lists."""
+"""The figures of each kind of file, by path: under an empty path those that it has once, then the columns of lists."""
 
 MEMORY = {name: QUANTITIES[f"{name}_bytes"] for name in MemoryReading.model_fields}
 TOKENS_PER_S, MFU = QUANTITIES["tokens_per_s"], QUANTITIES["mfu"]
 TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the step")
-"""Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
+"""The tokens of one step in ``steps.csv``; a run has ``tokens_per_step``."""
 
 CAUSES = {cause: cause.replace("_", " ") for cause in MemoryCauses.model_fields}
-"""What memory is taken for, and what that is called."""
+"""The causes of memory, each with its title."""
 
 _TIME_COLUMNS = (times[part].name for times in (TIMES, HOST_TIMES) for part in TIMED)
 STEP_COLUMNS = ("step", "stage", *_TIME_COLUMNS, TOKENS.name, *(of.name for of in MEMORY.values()), "rank")
@@ -275,7 +286,7 @@ _FLOOR = {one.path: one.quantity for one in figures_in(Floor)}
 FLOOR, TIMES_FLOOR = (
     replace(of, meaning=of.meaning.replace("PHASE", "the phase")) for of in (_FLOOR["seconds"], _FLOOR["times"])
 )
-"""Columns of a table of phases."""
+"""Columns of a table that has a row for each phase."""
 
 PLANNED_COLUMNS = (
     column("phase", "phase", "text", "part of the step"),
@@ -284,7 +295,7 @@ PLANNED_COLUMNS = (
     column("workspaces", "workspaces", "bytes", "what cuBLAS keeps to work in"),
     FLOOR,
 )
-"""Of a plan's row for each phase."""
+"""The columns of a plan's table, which has a row for each phase."""
 
 REMEDY_COLUMNS = (
     column("needs", "needs", "bytes", "memory that surely holds it: the peak and a ninth of it, or what is reserved"),
@@ -293,7 +304,7 @@ REMEDY_COLUMNS = (
     column("changes", "may change", "text", "what of the training it may change"),
     column("words", "with", "text", "options to be added to the call"),
 )
-"""Of a plan's row for each setting that would need less."""
+"""The columns of a plan's table of settings that would need less."""
 
 _TRIED = {of.name: of for of in FIGURES[ImproveRecord]["tried"]}
 _BOTH = "without → with the change: "
@@ -306,15 +317,16 @@ TRIED_COLUMNS = (
     column("numerics", "numbers off by", "text", _NUMERICS),
     _TRIED["verdict"],
 )
-"""Of the table of changes of `improve`, where what is without a change stands beside what is with it."""
+"""The columns of the table of `improve`: a row for each change, which shows values without and with it."""
 
 
 def overview() -> dict[str, list[Quantity]]:
-    """The groups, for people: of a family, such as one for each phase, one entry with ``PART`` for what differs."""
+    """Return the groups with one entry a family, such as one for each phase: ``PART`` stands for what differs."""
     return {title: list({of.name: of for of in map(_whole_family, group)}.values()) for title, group in GROUPS.items()}
 
 
 def _whole_family(member: Quantity) -> Quantity:
+    """Return the entry that stands for the whole family of ``member``."""
     texts = {name: getattr(member, name) for name in ("name", "title", "meaning", "path")}
     told = {name: text if member.of is None else text.replace(member.of, "PART", 1) for name, text in texts.items()}
     return replace(member, **told)

@@ -1,10 +1,10 @@
-"""One measured quantity, how it is shown, and how all of them are read from the fields of a record's type."""
+"""``Quantity``, one measured quantity and how it is shown; all of them are read from the fields of a record's type."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin, get_type_hints
@@ -19,12 +19,12 @@ class Quantity:
 
     Attributes:
         meaning: One line without a full stop.
-        tag: TensorBoard's, of its value in each step; None where steps have none.
-        path: Where its file has it; empty for what is computed of several values, or is of a step alone.
-        get: Its value in a record, or in a row of its list, in SI; None where it is unknown.
-        interval: Its (low, high) there, 95 %; None for a figure without one.
-        run_tag: What TensorBoard's HPARAMS call a run's value.
-        of: In ``name`` and ``meaning`` of a family, such as one for each phase, what its members differ in.
+        tag: The TensorBoard tag of its value in each step; None where steps have no such value.
+        path: Its place in its file; empty for a computed value, or one that only steps have.
+        get: Returns its value in a record, or in a row of its list, in SI; None where it is unknown.
+        interval: Returns its 95 % interval (low, high) there; None for a figure without one.
+        run_tag: The tag of a run's value among TensorBoard's HPARAMS.
+        of: The word in ``name`` and ``meaning`` that tells the members of a family apart, such as the phase.
     """
 
     name: str
@@ -45,18 +45,18 @@ class Quantity:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is no figure, but what one needs beside it."""
+        """Whether it is a text beside a figure, such as a source or a reason."""
         return self.unit == "text"
 
     @property
     def heading(self) -> str:
-        """``step (ms)``; a title that has its unit stays as it is."""
+        """The title with its unit, ``step (ms)``; a title that already names the unit stays as it is."""
         unit = self.shown_unit
         has = re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", self.title)
         return self.title if not unit or has else f"{self.title} ({unit})"
 
     def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
-        """``value`` (SI) for people; ``unknown`` for None. ``digits`` behind the point, if not the usual ones."""
+        """Return ``value`` (SI) for people, ``unknown`` for None; ``digits`` are behind the point."""
         if value is None:
             return "unknown"
         if self.is_text:
@@ -67,7 +67,7 @@ class Quantity:
         return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
 
     def rounded(self, value: float, low: float | None = None, high: float | None = None) -> str:
-        """To four places that mean something, with its interval to as many behind the point; without its unit."""
+        """Return ``value`` to four significant digits, its interval to as many behind the point, without the unit."""
         shown = abs(value * self.scale)
         places = 3 - math.floor(math.log10(shown)) if shown else self.digits
         digits = max(0, min(self.digits, places))
@@ -75,7 +75,7 @@ class Quantity:
         return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
 
     def fit(self, value: Any) -> str:
-        """The same on its own, where no other value has to stand in the same unit."""
+        """Return ``value`` in the unit that fits it best, where no column asks for the same unit in all rows."""
         if value is None or self.is_text:
             return self.show(value)
         if self.unit == "bytes":
@@ -88,7 +88,7 @@ class Quantity:
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """What a record has at ``path``; None where there is no such part."""
+    """Return a function that reads ``path`` from a record; None where a part on the way is missing."""
     keys = path.split(".") if path else []
 
     def get(record: Any) -> Any:
@@ -102,7 +102,7 @@ def at(path: str) -> Callable[[Any], Any]:
 
 
 def between(low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Callable[[Any], tuple[float, float] | None]:
-    """The interval with these ends; None where one of them is unknown."""
+    """Return a function that reads the interval with these ends; None where one of them is unknown."""
 
     def interval(record: Any) -> tuple[float, float] | None:
         ends = low(record), high(record)
@@ -112,12 +112,15 @@ def between(low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Callable[[
 
 
 def column(path: str, title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Quantity:
-    """A quantity at ``path``; called as there, unless ``name`` tells it from another."""
+    """Return the quantity at ``path``, named like the field unless ``name`` tells it from another."""
     return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=at(path), **more)
 
 
 class FigureAt(NamedTuple):
-    """A figure of a type: where its objects have it, whether files have it too, and by which key it is told."""
+    """A figure and its path in the objects of a type; ``key`` is the key of the mapping on the way.
+
+    Properties are not stored: files do not have them.
+    """
 
     path: str
     figure: Figure
@@ -126,6 +129,7 @@ class FigureAt(NamedTuple):
 
     @property
     def quantity(self) -> Quantity:
+        """The figure as the registry has it."""
         told, (above, _, _) = self.figure, self.path.rpartition(".")
         own: dict[str, Any] = {
             "tag": told.tag,
@@ -142,60 +146,69 @@ class FigureAt(NamedTuple):
 
 
 def figures_in(form: type[Part]) -> Iterator[FigureAt]:
-    """The figures that an object of the type has once: of its fields, of parts within it, of its properties."""
+    """Yield the figures that an object of the type has once: its fields', those of parts within it, its properties'."""
     for name, field in form.model_fields.items():
         told, kind = field.json_schema_extra, _bare(field.annotation)
         if isinstance(told, Figure) and told.keys:
             yield from (_keyed(FigureAt(f"{name}.{key}", told, key=key), key, word) for key, word in _words(told.keys))
         elif isinstance(told, Figure) and not _is_column(kind):
-            yield FigureAt(name, replace(told, name=told.name or name))
+            yield FigureAt(name, _named(told, name))
         elif isinstance(told, Within) or _is_part(kind):
             yield from _figures_within(name, told if isinstance(told, Within) else Within(), kind)
     for name, member in vars(form).items():
         returned = getattr(member.fget, "__annotations__", {}).get("return", "") if isinstance(member, property) else ""
+        # Annotations are text here, and only those of figures are worth evaluating.
         if str(returned).startswith("Annotated"):
             told = get_type_hints(member.fget, include_extras=True)["return"].__metadata__[0]
-            yield FigureAt(name, replace(told, name=told.name or name), is_stored=False)
+            yield FigureAt(name, _named(told, name), is_stored=False)
+
+
+def _named(figure: Figure, field: str) -> Figure:
+    """Return ``figure`` under its own name, or under that of its field."""
+    return figure if figure.name else replace(figure, name=field)
 
 
 def _figures_within(name: str, told: Within, kind: Any) -> Iterator[FigureAt]:
-    """The figures of a part at ``name``, or of those that it has by key: figure by figure, each of all keys."""
-    part = get_args(kind)[1] if get_origin(kind) is dict else kind
-    others = [FigureAt(field, each) for field, each in told.instead.items() if each is not None]
-    for inner in figures_in(part):
+    """Yield the figures of the part at ``name``, or of the parts by key: figure by figure, each for all keys."""
+    by_key = get_origin(kind) is dict
+    for inner in figures_in(get_args(kind)[1] if by_key else kind):
         if inner.path in told.instead:
             continue
-        keys: Sequence[tuple[str | None, str]] = _words(told.keys) if told.keys else [(None, "")]
-        for key, word in keys:
-            texts = inner.figure
-            own = {"name": texts.name, "title": texts.title, "meaning": texts.meaning, "key": key, "word": word}
-            phase = key or ""
-            figure = replace(
-                texts,
-                name=told.name.format(**own),
-                title=told.title.format(**own),
-                meaning=told.meaning.format(**own).replace("PHASE", phase),
-                place=told.place or texts.place,
-                group=texts.group or told.group,
-                tag=None if key else texts.tag,
-                run_tag=None if key else texts.run_tag,
-            )
-            path = f"{name}.{inner.path}" if key is None else f"{name}.{key}.{inner.path}"
-            yield FigureAt(path, figure, inner.is_stored, key or inner.key)
-    for other in others:
-        group = other.figure.group or told.group
-        yield other._replace(path=f"{name}.{other.path}", figure=replace(other.figure, group=group))
+        if by_key:
+            for key, word in _words(told.keys):
+                figure = _retold(inner.figure, told, key, word)
+                yield FigureAt(f"{name}.{key}.{inner.path}", figure, inner.is_stored, key)
+        else:
+            yield FigureAt(f"{name}.{inner.path}", _retold(inner.figure, told), inner.is_stored, inner.key)
+    for field, other in told.instead.items():
+        if other is not None:
+            yield FigureAt(f"{name}.{field}", replace(other, group=other.group or told.group))
+
+
+def _retold(figure: Figure, told: Within, key: str = "", word: str = "") -> Figure:
+    """Return ``figure`` of a part as the field that holds the part tells it, for one ``key`` where it has several."""
+    own = {"name": figure.name, "title": figure.title, "meaning": figure.meaning, "key": key, "word": word}
+    return replace(
+        figure,
+        name=told.name.format(**own),
+        title=told.title.format(**own),
+        meaning=told.meaning.format(**own).replace("PHASE", key),
+        place=told.place or figure.place,
+        group=figure.group or told.group,
+        tag=None if key else figure.tag,
+        run_tag=None if key else figure.run_tag,
+    )
 
 
 def _keyed(one: FigureAt, key: str, word: str) -> FigureAt:
-    """The figure of one key."""
+    """Return the figure of a mapping's ``key``, with the key in its texts."""
     told = one.figure
     texts = {name: getattr(told, name).format(key=key, word=word) for name in ("name", "title", "meaning")}
     return one._replace(figure=replace(told, **texts | {"name": texts["name"] or key}))
 
 
 def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Quantity, ...]]]:
-    """By where an object of the type has them, the lists whose rows are figures; ``[]`` is each of a list."""
+    """Yield the path and the columns of each list in the type whose rows have figures; ``[]`` stands for each item."""
     for name, field in form.model_fields.items():
         told, kind = field.json_schema_extra, _bare(field.annotation)
         inner = _bare(get_args(kind)[0]) if get_origin(kind) is list else None
@@ -210,7 +223,7 @@ def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Qua
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without what is annotated, and without None."""
+    """Return a type without its annotation and without None."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -223,7 +236,7 @@ def _is_part(kind: Any) -> TypeGuard[type[Part]]:
 
 
 def _is_column(kind: Any) -> bool:
-    """Whether it is a list of numbers, which is a table of its own; words are told in one line."""
+    """Return whether it is a list of numbers, which is a table of its own; a list of words is one line."""
     return get_origin(kind) is list and _bare(get_args(kind)[0]) in (int, float)
 
 

@@ -25,11 +25,11 @@ FORMS: dict[str, type[Part]] = {
     "improve": ImproveRecord,
     "rank_end": RankEnd,
 }
-"""What each kind of file holds."""
+"""The type of each kind of file."""
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema of each kind, by the name of its own file; a figure describes its field, or the string below it."""
+    """Yield each schema with its file's name; a field is described by its figure, or by the string below it."""
     for name, form in FORMS.items():
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **form.model_json_schema()}
         for part in (form, *_parts()):
@@ -46,7 +46,8 @@ def _parts(of: type[Part] = Part) -> Iterator[type[Part]]:
 
 
 def _field_docstrings(part: type[Part]) -> dict[str, str]:
-    """The string below each field. pydantic would read the sources for them at every import: 0.15 s."""
+    """Return the string below each field."""
+    # pydantic's `use_attribute_docstrings` would read the sources at every import, which takes 0.15 s.
     (definition,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(definition, ast.ClassDef)
     return {

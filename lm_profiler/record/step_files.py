@@ -1,4 +1,4 @@
-"""The files of a run's rows: which there are, of which rank, as CSV or Parquet."""
+"""The files of a run's rows: one for each rank while it runs, one for all at its end, as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from lm_profiler.record.steps import StepRow, StepTable, read_steps, write_steps
 STEPS_FILE, COLUMNS_FILE = "steps.csv", "steps.parquet"
 
 FEW_RANKS, FEW_ROWS = 8, 20_000
-"""A run with more of both has ``steps.parquet``. So many rows of CSV are read in 0.3 s, which is no reason yet to ask
-for a library; 56,000 take 0.6 s, as Parquet 0.1 s with the import of pyarrow, in a fifth of the bytes
-(benchmarks/ranks.py)."""
+"""A run with more than both writes ``steps.parquet``.
+
+20,000 rows of CSV are read in 0.3 s, which does not justify another library; 56,000 rows take 0.6 s, or 0.1 s as
+Parquet with the import of pyarrow, in a fifth of the bytes (benchmarks/ranks.py).
+"""
 
 _OF_A_RANK = re.compile(r"steps\.rank(\d+)\.csv")
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Where ``rank`` writes its rows as they come."""
+    """Return the file to which ``rank`` adds its rows as they come."""
     return folder / (f"steps.rank{rank}.csv" if rank else STEPS_FILE)
 
 
 def begin_rows(folder: Path, rank: int) -> None:
-    """Make the file to which ``rank`` adds its rows, also where no other rank sees it.
+    """Make the file to which ``rank`` adds its rows, and its folder where this host does not share one.
 
     Raises:
         OSError: it cannot be made.
@@ -41,13 +43,13 @@ def begin_rows(folder: Path, rank: int) -> None:
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """What ranks other than the first left in ``folder`` and nobody has brought together yet."""
+    """Return the files of ranks other than the first in ``folder`` that were not joined yet, by rank."""
     matches = ((_OF_A_RANK.fullmatch(path.name), path) for path in folder.glob("steps.rank*.csv"))
     return {int(match[1]): path for match, path in matches if match}
 
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:
-    """All rows of the run in ``folder``, each once, by step and rank; ``growing`` where it may not have ended.
+    """Return all rows of the run in ``folder``, each once, by step and rank; ``growing`` where it may not have ended.
 
     Raises:
         RecordError: a file cannot be read, or needs pyarrow, which is not installed.
@@ -58,7 +60,7 @@ def read_rows(folder: Path, growing: bool = False) -> StepTable:
 
 
 def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
-    """``rows`` and those that further ranks left in ``folder``.
+    """Return ``rows`` together with those that further ranks left in ``folder``.
 
     Raises:
         RecordError: one of their files cannot be read.
@@ -68,15 +70,15 @@ def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
 
 
 def _each_once(table: StepTable) -> StepTable:
-    """What a rank wrote as it came may be in the file of all ranks too."""
+    """Return the rows without repeats: those of a rank's own file may be in the file of all ranks too."""
     again = (np.diff(table.step, prepend=-1) == 0) & (np.diff(table.rank, prepend=-1) == 0)
     return table.where(~again)
 
 
 def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
-    """Write all ranks' ``rows`` into one file; returns what a reader must know of it.
+    """Write all ranks' ``rows`` into one file, and return notes for the reader of the run.
 
-    What the ranks wrote as they came is removed where ``all_ended``: otherwise they may be writing still.
+    The files of single ranks are removed where ``all_ended``: otherwise the ranks may still be writing.
 
     Raises:
         OSError: it cannot be written.
@@ -105,7 +107,7 @@ _NUMBERS = tuple(name for name in STEP_COLUMNS if name != "stage")
 
 
 def as_parquet(table: StepTable) -> bytes:
-    """The file's content. Times are in single precision, whose 7 digits are finer than any clock here."""
+    """Return the content of ``steps.parquet``."""
     import pyarrow
     from pyarrow import parquet
 
@@ -123,8 +125,10 @@ def as_parquet(table: StepTable) -> bytes:
 
 
 def _columns(table: StepTable) -> Iterator[NDArray[Any]]:
+    """Yield the columns in the order of ``STEP_COLUMNS``; unknown counts are masked."""
     yield table.step.astype(np.int32)
     yield table.stage
+    # Single precision has 7 digits, which is finer than any clock here.
     yield from table.seconds.astype(np.float32).T
     yield from table.host_seconds.astype(np.float32).T
     for counts in (table.tokens, *table.memory.T):
@@ -167,7 +171,7 @@ def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _table(numbers: dict[str, NDArray[np.float64]], stage: NDArray[np.str_]) -> StepTable:
-    """Takes the columns out of ``numbers``, so that none is held twice."""
+    """Return the table of these columns; ``numbers`` is emptied, so that no column is held twice."""
     device, host = STEP_COLUMNS[2 : 2 + len(TIMED)], STEP_COLUMNS[2 + len(TIMED) : 2 + 2 * len(TIMED)]
     groups = (device, host, STEP_COLUMNS[-1 - len(MEMORY) : -1])
     seconds, host_seconds, memory = (np.column_stack([numbers.pop(name) for name in names]) for names in groups)

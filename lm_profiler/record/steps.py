@@ -1,4 +1,4 @@
-"""The rows of steps, and ``steps.csv``: a row a step and rank, warm-up included."""
+"""The rows of steps and ``steps.csv``, which has a row for each step and rank, warm-up included."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ UNKNOWN: Peaks = (None,) * len(MEMORY)
 
 
 _AT_ONCE = 4096
-"""Rows that are read before they become columns, which take a third of the memory."""
+"""How many rows are read before they become columns, which take a third of the memory."""
 
 
 def largest(readings: Iterable[Peaks]) -> Peaks:
-    """The largest of each reading; None only where none is known."""
+    """Return the largest of each reading; None only where none is known."""
     columns = zip(UNKNOWN, *readings, strict=True)
     return tuple(max((value for value in column if value is not None), default=None) for column in columns)
 
 
-@dataclass(frozen=True, slots=True)  # of a million rows half the memory
+@dataclass(frozen=True, slots=True)  # slots halve the memory of a million rows
 class StepRow:
     """One step of one rank.
 
@@ -53,7 +53,7 @@ class StepRow:
     rank: int = 0
 
     def time(self, part: str, clock: str = "device") -> float:
-        """Seconds of ``part`` (one of ``TIMED``, or ``forward_backward``) on ``clock`` (``device`` or ``host``).
+        """Return the seconds of ``part`` (of ``TIMED``, or ``forward_backward``) on ``clock`` (``device`` or ``host``).
 
         Raises:
             ValueError: the device's time is unknown.
@@ -84,7 +84,7 @@ class StepTable(Sequence[StepRow]):
 
     @staticmethod
     def of(rows: Iterable[StepRow]) -> StepTable:
-        """``rows`` as columns; of those that are already, themselves."""
+        """Return ``rows`` as columns; a table is returned as it is."""
         if isinstance(rows, StepTable):
             return rows
         rows = list(rows)
@@ -101,7 +101,7 @@ class StepTable(Sequence[StepRow]):
 
     @staticmethod
     def joined(tables: Iterable[StepTable]) -> StepTable:
-        """All their rows, by step and then by rank."""
+        """Return all rows of ``tables``, by step and then by rank."""
         parts = list(tables) or [StepTable.of(())]
         whole = parts[0]
         if len(parts) > 1:
@@ -111,22 +111,23 @@ class StepTable(Sequence[StepRow]):
         return whole if in_order else whole.where(np.lexsort((whole.rank, whole.step)))
 
     def where(self, chosen: Any) -> StepTable:
-        """The rows that ``chosen`` picks: a mask, indices or a slice."""
+        """Return the rows that ``chosen`` picks, which is a mask, indices or a slice."""
         return StepTable(*(getattr(self, of.name)[chosen] for of in fields(self)))
 
     def of_stages(self, *stages: str) -> StepTable:
-        """The rows of these stages."""
+        """Return the rows of these stages."""
         return self.where(np.logical_or.reduce([self.stage == stage for stage in stages]))
 
     @property
     def timed(self) -> StepTable:
-        """Those whose time on the device is known."""
+        """The rows whose time on the device is known."""
         return self.where(~np.isnan(self.seconds[:, -1]))
 
     def finished_by_all(self) -> StepTable:
-        """Up to the last step that every rank with rows finished: of a run that was cut short."""
+        """Return the rows of a run that was cut short, up to the last step that every rank with rows finished."""
         whole = StepTable.joined([self])
-        last = dict(zip(whole.rank.tolist(), whole.step.tolist(), strict=True))  # in order of the steps
+        # Rows are in order of the steps, so each rank's entry ends as its last step.
+        last = dict(zip(whole.rank.tolist(), whole.step.tolist(), strict=True))
         return whole.where(whole.step <= min(last.values(), default=0))
 
     @property
@@ -145,7 +146,7 @@ class StepTable(Sequence[StepRow]):
             yield StepRow(
                 step,
                 sys.intern(stage),
-                tuple(seconds) if seconds[-1] == seconds[-1] else None,  # NaN is unlike itself
+                tuple(seconds) if seconds[-1] == seconds[-1] else None,  # NaN differs from itself: unknown
                 tuple(host_seconds),
                 int(tokens) if tokens == tokens else None,
                 tuple([int(value) if value == value else None for value in memory]),
@@ -185,9 +186,9 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
 
 
 def read_steps(path: Path, growing: bool = False) -> StepTable:
-    """Read ``steps.csv`` back; of one that is ``growing``, without the line that is being written.
+    """Read ``steps.csv``; of a ``growing`` one, all but the line that is being written.
 
-    Columns that a later version may have added are passed over.
+    Columns that a later version may have added are ignored.
 
     Raises:
         RecordError: it cannot be read, is no steps.csv, or damaged.
@@ -226,7 +227,7 @@ def _row(fields: Sequence[str]) -> StepRow:
 def _times(fields: Sequence[str]) -> tuple[float, ...]:
     values = tuple(map(float, fields))
     total = sum(values)
-    if total != total or not max(map(abs, values)) < BEYOND:  # NaN is unlike itself, and `max` may pass over it
+    if total != total or not max(map(abs, values)) < BEYOND:  # NaN differs from itself, and `max` may miss it
         raise ValueError(f"expected finite numbers below {BEYOND:g}, found {', '.join(fields)[:80]}")
     return values
 

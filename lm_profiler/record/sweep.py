@@ -1,4 +1,4 @@
-"""A sweep's files: ``sweep.json``, what is to run, and ``outcome.json`` in a cell's folder, what became of it."""
+"""The files of a sweep: ``sweep.json``, its plan, and ``outcome.json`` in each cell's folder, how the cell ended."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Cell(Part):
     """One point of a sweep, run once. ``arguments`` are those of ``python -m lm_profiler``, the verb first."""
 
     id: str
-    """Unique, and the name of its folder below the sweep's."""
+    """The name of its folder below the sweep's, which is unique."""
     overrides: dict[str, str]
     """The swept options, by their name without the dashes; ordered as the sweep names them."""
     repeat: int
-    """0 for the first time."""
+    """The number of the repeat, from 0."""
     arguments: list[str]
 
 
 class SweepPlan(Part):
-    """What a sweep is to run, in this order."""
+    """The plan of a sweep: its cells in the order in which they run."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -37,28 +37,25 @@ class SweepPlan(Part):
     verb: Annotated[Verb, Newer]
     seed: int
     config_sha256: str | None = None
-    """Of the content of all config files, one after the other; None without any."""
+    """The digest of all config files, one after the other; None without any."""
     configs: dict[str, str] = Field(default_factory=dict)
     """The text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``."""
     cells: list[Cell]
 
 
 class CellOutcome(Part):
-    """How the last try of a cell ended. ``run`` is its run folder relative to the sweep's; None where it left no run.
+    """How the last try of a cell ended."""
 
-    A file for each cell: jobs on many machines share no file to append to, and a cell whose folder somebody removes
-    is missing again.
-
-    ``exit_code`` is negative for the signal that killed it; None where nobody knows.
-    """
-
+    # A file for each cell: jobs on many machines share no file to append to, and a removed folder is missing again.
     cell: str
     status: Annotated[CellStatus, Newer]
     reason: str | None
     run: str | None
+    """Its run folder, relative to the sweep's; None where it left no run."""
     ended: str
     duration_s: float
     exit_code: int | None
+    """Negative for the signal that killed it; None is unknown."""
 
 
 def read_plan(folder: Path) -> SweepPlan:
@@ -71,7 +68,7 @@ def read_plan(folder: Path) -> SweepPlan:
 
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
-    """What became of one cell of the sweep in ``folder``; None where nothing is known, or nothing that can be read."""
+    """Return how one cell of the sweep in ``folder`` ended; None where it has no outcome that can be read."""
     try:
         return read_as(folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
     except RecordError:
@@ -79,6 +76,6 @@ def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
-    """The outcomes of all cells that have one, by their id."""
+    """Return the outcomes of all cells that have one, by their id."""
     cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
     return {cell: outcome for cell in cells if (outcome := read_outcome(folder, cell)) is not None}

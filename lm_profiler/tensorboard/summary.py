@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run beside its steps: HPARAMS, the summary under TEXT, and a layout of CUSTOM SCALARS.
+"""TensorBoard's view of a run beside its steps: HPARAMS, the summary under TEXT, and a layout of CUSTOM SCALARS.
 
 Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written as well.
 """
@@ -23,20 +23,19 @@ from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, 
 from lm_profiler.report.tables.terminal import plain
 
 SUFFIX = ".summary"
-"""Of the file, which lies beside that of the run's steps: in a folder of its own it would be a second run."""
+"""The suffix of the file. It lies beside that of the run's steps: in a folder of its own it would be a second run."""
 
 GROUP = "Summary"
-"""Of the main figures' tags. TensorBoard takes every scalar of a run for a metric of it, and shows the first few by the
-alphabet until it is asked for others: capitals come before the groups of the steps. The step's is among the first."""
+"""The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
+the order of the alphabet until it is asked for others: capitals come before the groups of the steps."""
 
 
 def write_hparams(entry: Entry) -> None:
-    """Write ``entry`` for TensorBoard into a file of its own in its folder, in the place of what an earlier try left.
+    """Write ``entry`` for TensorBoard into a file of its own in its folder, which replaces that of an earlier try.
 
-    What else is written there has to be written before: TensorBoard reads a folder's files one after the other.
-
-    The session's settings are all options of the resolved config and the device; its metrics the main figures, medians
-    over the measured steps. A run that did not end well is a failed session, one that did not end a running one.
+    All other event files have to be written before: TensorBoard reads a folder's files one after the other. The
+    settings of the session are the resolved config and the device; its metrics are the main figures. A run that did
+    not end well is a failed session, one that has not ended a running one.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -65,14 +64,14 @@ def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str
 
 
 def scalars_summary(values: Mapping[str, float]) -> Any:
-    """Scalars by their tags, as TensorBoard takes them."""
+    """Return a summary of scalars by their tags."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
-    """Options by their path, the device, and the words for its steps: what is known, whoever set it."""
+    """Return the known options by their path, the device, and the words for the run's steps."""
     settings = {fact.option or fact.name: fact.get(entry) for fact in COMPARED}
     for path, value in flat(entry.config or {}).items():
         if settings.get(path) is None and path not in OF_EACH_RUN:
@@ -85,14 +84,14 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
 
 
 def _setting(value: Any) -> bool | float | str:
-    """What TensorBoard can hold: it knows no lists, and no number that is not finite as a float."""
+    """Return ``value`` as TensorBoard can hold it: lists, and numbers that no float holds, become text."""
     if isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
         return value
     return plain(str(value))
 
 
 def figures(entry: Entry) -> dict[str, float]:
-    """The main figures by their tags, in the units that those say; what is unknown is left out."""
+    """Return the known main figures by their tags, in the units that the tags name."""
     peaks = {of.name for of in MEMORY.values()} - {peak_memory([entry]).name}
     shown = [of for of in QUANTITIES.values() if of.run_tag is not None and of.name not in peaks]
     known = ((of, COLUMNS[of.name].get(entry)) for of in shown)
@@ -100,7 +99,7 @@ def figures(entry: Entry) -> dict[str, float]:
 
 
 def text(entry: Entry) -> str:
-    """The page of a run as Markdown."""
+    """Return the page of a run as Markdown."""
     if entry.record is None:
         return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
     return render(run_page(entry.record, entry.folder), "markdown")
@@ -112,7 +111,7 @@ def _summaries(entry: Entry) -> Iterator[Any]:
 
     record = entry.record
     started = _started(record)
-    # Its name is the session's folder: given one, sessions of the same name would be averaged.
+    # An empty trial_id makes the folder the session's name; TensorBoard would average sessions of one name.
     yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
     yield scalars_summary(figures(entry))
     yield text_pb("summary", text(entry))
@@ -123,7 +122,7 @@ def _summaries(entry: Entry) -> Iterator[Any]:
 
 
 def _started(record: RunRecord | None) -> float:
-    """When the run began, in seconds since 1970; where its record does not say, now."""
+    """Return when the run began, in seconds since 1970, or now where its record does not say."""
     try:
         return datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
     except (ValueError, OverflowError):
@@ -143,7 +142,8 @@ def _session_end(ok: bool, ended: float) -> Any:
 
 
 def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
-    """TensorBoard merges the runs' layouts: charts of one category, equal ones once."""
+    """Return the layout of the charts, by category."""
+    # TensorBoard merges the layouts of all runs: charts of one category, equal ones once.
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2, metadata
     from tensorboard.util.tensor_util import make_tensor_proto
@@ -158,9 +158,9 @@ def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
 
 
 def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
-    """Tags by chart, charts by category: of the series that this run has, so that no chart stays empty.
+    """Return tags by chart and charts by category, for the series that this run has, so that no chart is empty.
 
-    Equal for runs of one kind of device, and never of one title with other tags: TensorBoard would show both.
+    Runs of one kind of device have equal charts: TensorBoard would show two of one title with different tags.
     """
     if record is None or not record.time or not record.time["step"].n:
         return {}

@@ -1,4 +1,4 @@
-"""What came of a run: why it died, how far off its precision is, what binds it."""
+"""The results of a run: why it died, how far off its precision is, what binds it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from lm_profiler.record.run.part import Newer, Part
 
 
 class OutOfMemory(Part):
-    """What an out-of-memory error says, in bytes; None where it does not.
+    """The figures of an out-of-memory error, in bytes; None where it does not say.
 
-    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB. ``fragmented`` is
-    reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
+    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB.
     """
 
     requested: int | None = figure(
@@ -32,19 +31,16 @@ class OutOfMemory(Part):
 
 
 class Failure(Part):
-    """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step.
-
-    In ``instruments`` it is the profiler that failed: training itself went on. ``remedies`` of a run that was refused
-    or ran out of memory are options to add, each alternative enough by itself, as planned. ``rank`` and ``host`` are
-    whose failure it was, of several ranks: the one that the others' ends followed from. None in a run of one process.
-    """
+    """Where and why a run died."""
 
     phase: str
+    """A phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed."""
     step: int | None = figure("failed at step", "count", "the step in which the run died", "failed_step")
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
     remedies: tuple[str, ...] = ()
+    """Options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself."""
     rank: int | None = figure(
         "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank", default=None
     )
@@ -52,17 +48,14 @@ class Failure(Part):
 
     @property
     def where(self) -> str:
-        """``backward of step 5 on rank 1 (its host)``; the phase alone where no more is known."""
+        """The place in words: ``backward of step 5 on rank 1 (its host)``; the phase alone where no more is known."""
         host = f" ({self.host})" if self.host else ""
         rank = f" on rank {self.rank}{host}" if self.rank is not None else ""
         return self.phase + (f" of step {self.step}" if self.step is not None else "") + rank
 
 
 class NumericsKind(Part):
-    """All modules of one class: the dtypes of their own parameters, of their outputs, and of their gradients.
-
-    ``gradient_error`` is None where there are no gradients, or they are not finite.
-    """
+    """The dtypes of all modules of one class; ``gradient_error`` is None without gradients, or with infinite ones."""
 
     kind: str = figure("class", "text", "class of the modules")
     modules: int = figure("modules", "count", "how many there are")
@@ -77,11 +70,10 @@ class NumericsKind(Part):
 class NumericsFacts(Part):
     """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
 
-    Errors are the Euclidean norm of the difference over that of the float32 result; None where it is not finite, or
-    there is nothing to compare. ``output_error`` is of the first floating-point tensor, of one dimension or more, that
-    the last module to do so returned in the forward pass: the logits of a language model. ``losses`` are of the first
-    steps of training, each the mean over its batches (None: not finite); empty where none were asked for.
-    ``gradient_norms`` are of the same steps, over all gradients that an optimizer gets, before they are clipped.
+    Errors are Euclidean norms; None where one is not finite, or there is nothing to compare. ``output_error`` compares
+    the first floating-point tensor, of one dimension or more, that the last module to do so returned in the forward
+    pass: the logits of a language model. ``losses`` and ``gradient_norms`` (before clipping) are empty where none were
+    asked for; None in them is not finite.
     """
 
     loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
@@ -104,18 +96,14 @@ class NumericsFacts(Part):
 
 
 Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]
-"""``straggler``: most ranks wait for one, for those of one host, or for another one each step."""
+"""What can bind a run. ``straggler``: most ranks wait for one, for those of one host, or for another one each step."""
 
 
 class Verdict(Part):
-    """What binds the run (None: nothing that the evidence shows), and its share of the step with its 95 % interval.
-
-    Where the interval holds the share from which it binds, ``or_bound_by`` is what else may. Not ``certain``: the steps
-    are too few or differ too much, or something else used the machine. ``evidence`` and ``advice`` are those of version
-    0.2, in whose place ``RunRecord.findings`` stand.
-    """
+    """What binds the run, and how one sees it."""
 
     bound_by: Annotated[Bound | None, Newer]
+    """None: the evidence shows no bottleneck."""
     share: float | None = figure(
         "share of the bottleneck", "%", "share of the step that the bottleneck takes", "bound_share",
         interval=("share_low", "share_high"),
@@ -123,13 +111,16 @@ class Verdict(Part):
     share_low: float | None = None
     share_high: float | None = None
     or_bound_by: Annotated[Bound | None, Newer] = None
+    """What else may bind it, where the interval of the share holds the least share that binds."""
     because: str | None = None
-    """What one sees it by, the name of a sentence."""
+    """The name of the sentence that says how one sees it."""
     facts: dict[str, float] = Field(default_factory=dict)
     """The figures of that sentence."""
+    # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""
     certain: bool = True
+    """False where the steps are too few or differ too much, or where something else used the machine."""
 
 
 FindingName = Literal[
@@ -159,17 +150,11 @@ FindingName = Literal[
     "recomputation",
     "communication",
 ]
-"""What takes time that could be saved: ``analysis.findings`` has when it is said, ``analysis.remedies`` what to do."""
+"""What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do."""
 
 
 class Finding(Part):
-    """Something that takes time which could be saved, and by whom or where.
-
-    ``saves_s`` is the most that a step could be shorter by, what lies between steps counted with them, in its 95 %
-    interval from ``low_s`` to ``high_s`` where that is known. ``may``: whether doing something about it helps is to be
-    tried. ``owner`` is a class and hook, or a function at ``file`` and ``line``, which spends its time in ``what``.
-    ``facts`` are the figures of its sentence.
-    """
+    """Something that takes time which could be saved, and whose code it is."""
 
     name: Annotated[FindingName, Newer] = figure("finding", "text", "what takes time that could be saved")
     saves_s: float = figure(
@@ -179,9 +164,11 @@ class Finding(Part):
     low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
     may: bool = False
+    """Whether a change helps is not known without trying it."""
     phase: str | None = figure("phase", "text", "where in the step", default=None)
     owner: str | None = figure("owner", "text", "whose code", default=None)
     file: str | None = figure("file", "text", "of that code", default=None)
     line: int | None = figure("line", "count", "its number", default=None)
     what: str | None = figure("what", "text", "what the time is spent in", default=None)
     facts: dict[str, float] = Field(default_factory=dict)
+    """The figures of its sentence."""

@@ -1,4 +1,4 @@
-"""What was run and on what, what the run made of its machine, and what else used that."""
+"""The model, the machine, how well the run used it, and what else did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lm_profiler.record.run.part import Newer, Part
 
 
 class Environment(Part):
-    """What the figures were measured on."""
+    """The machine and the software that the figures were measured on."""
 
     versions: dict[str, str]
     platform: str
@@ -28,38 +28,39 @@ class Environment(Part):
 
 
 class Settings(Part):
-    """What a run has switched on, and what its machine has; None is unknown, and nothing is advised about it.
-
-    ``precision`` is Lightning's, or the half precision that most is multiplied in. ``tf32``: whether float32 products
-    may use it (None also where the device has none). ``half_precision`` is the mixed precision that the device has
-    matrix units for; None where it has none. ``cores`` are those that this process may use for its loader.
-    ``fused_optimizer`` is None also where there is no fused kernel. ``memory_free_share`` is what the peak leaves of
-    the device's memory; None on the CPU. ``anomalies``: autograd looks for them. ``profiler`` is the Trainer's own.
-    """
+    """The options that a run has switched on, and what its machine offers; nothing is advised about an unknown one."""
 
     precision: str | None = None
+    """Lightning's, or the half precision of most matmuls."""
     tf32: bool | None = None
+    """Whether float32 matmuls may use it; None also where the device has none."""
     half_precision: str | None = None
+    """The mixed precision that the device has matrix units for; None where it has none."""
     compiled: bool | None = None
     num_workers: int | None = None
     cores: int | None = None
+    """CPU cores that this process may use for its loader."""
     pin_memory: bool | None = None
     fused_optimizer: bool | None = None
+    """None also where there is no fused kernel."""
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
     memory_free_share: float | None = None
+    """The share of the device's memory that the peak leaves free; None on the CPU."""
     anomalies: bool = False
+    """Whether autograd looks for anomalies."""
     profiler: str | None = None
+    """The Trainer's own profiler."""
 
     @property
     def full_precision(self) -> bool:
-        """Known to run in float32."""
+        """Whether the run is known to use float32."""
         return self.precision is not None and str(self.precision).split("-")[0] == "32"
 
 
 class ModelFacts(Part):
-    """Of the module that was profiled. ``bytes`` counts parameters and buffers; ``compiled``: any part of it is."""
+    """The module that was profiled; it is ``compiled`` where any part of it is."""
 
     class_path: str
     parameters: int = figure("parameters", "count", "parameters of the module")
@@ -75,14 +76,14 @@ class ModelFacts(Part):
 
 
 SHARED = 0.05
-"""Of the wanted CPU time, or of the GPU's: less of it that something else had is not seen in the times."""
+"""The share of the needed CPU time, or of the GPU's time, that others may take before the run counts as contended.
+
+Less cannot be seen in the times of steps.
+"""
 
 
 class Flops(Part):
-    """Floating-point operations of matrix products, convolutions and attention; in a record, a step's on all ranks.
-
-    Causal attention counts in full, masked half included. ``recomputation`` is what activation checkpointing repeats.
-    """
+    """FLOPs of matmuls, convolutions and attention; causal attention counts in full, masked half included."""
 
     forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
     backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
@@ -94,27 +95,22 @@ class Flops(Part):
 
     @property
     def model(self) -> int:
-        """The work that the model asks for: what MFU counts."""
+        """The FLOPs of the model without recomputation, which MFU counts."""
         return self.forward + self.backward
 
     @property
     def all(self) -> int:
-        """All the work that the devices are given: what HFU counts."""
+        """All FLOPs that the devices execute, which HFU counts."""
         return self.model + self.recomputation
 
     def times(self, factor: float) -> Flops:
-        """``factor`` times as many."""
+        """Return ``factor`` times as many FLOPs."""
         own = ((name, getattr(self, name)) for name in ("forward", "backward", "recomputation"))
         return self.model_copy(update={name: round(count * factor) for name, count in own})
 
 
 class Utilisation(Part):
-    """How close the mean step is to the hardware. Rates in FLOP/s; None is unknown.
-
-    ``mfu`` is of model FLOPs (forward and backward), ``hfu`` of all that were executed, both over ``peak_flops_per_s``
-    of all devices in ``dtype``, in which most is multiplied; ``ceiling_flops_per_s`` is one device's own rate in a
-    large matrix product, measured after the run, and ``of_ceiling`` the share of it that the executed FLOPs reach.
-    """
+    """How close the mean step comes to the hardware's peak, in the dtype of most matmuls. None is unknown."""
 
     mfu: float | None = figure(
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
@@ -139,10 +135,7 @@ class Utilisation(Part):
 
 
 class GpuSharing(Part):
-    """Other processes on the run's GPU at the end of the measured steps, as its driver tells. None is unknown.
-
-    ``utilisation`` is the share of time in which kernels of theirs ran, ``memory_bytes`` what they held.
-    """
+    """Other processes on the run's GPU, as its driver reports them. None is unknown."""
 
     processes: int = figure("other processes on the GPU", "count", "at the end of the measured steps", "gpu_others")
     utilisation: float | None = figure(
@@ -154,15 +147,12 @@ class GpuSharing(Part):
 
 
 class Telemetry(Part):
-    """The GPU over the measured steps, as its driver tells; None where it does not.
+    """The whole GPU over the measured steps, as its driver reports it, whoever else uses it. None is unknown.
 
-    Whole-GPU figures, whoever else uses it. ``max_sm_clock_hz`` is the card's highest boost clock: more than the base
-    clock that a datasheet guarantees, and more than many cards hold in long matrix products, which run into the power
-    limit; ``clock_share`` is the median SM clock over it. ``median_power_w`` is NVML's power: on Ampere (but GA100) and
-    later, a mean over the last second. ``energy_j`` is of the GPU's own counter (Volta and later; it moves every 20 to
-    100 ms) or the integral of the power samples; either spans ``duration_s``, and a step's share goes by its time.
-    ``throttle_reasons`` held in at least 5 % of the samples. ``gpus`` are the cards' UUIDs: of several, energy and
-    power are sums, clocks are the slowest card's, the temperature is the highest, ``throttle_reasons`` are any card's.
+    The highest boost clock is more than a datasheet's base clock, and more than many cards hold in long matmuls, which
+    run into the power limit. NVML's power is a mean over the last second on Ampere (but GA100) and later. The energy
+    counter (Volta and later) moves every 20 to 100 ms. For several cards energy and power are sums, clocks are those of
+    the slowest card, the temperature is the highest, and ``throttle_reasons`` are those of any card.
     """
 
     energy_per_step_j: float | None = figure(
@@ -185,16 +175,13 @@ class Telemetry(Part):
     samples: int = figure("samples", "count", "how often the GPU was read", "gpu_samples")
     duration_s: float = figure("sampled for", "s", "time that energy and samples span", "gpu_sampled_s")
     gpus: list[str] = Field(default_factory=list)
+    """The cards' UUIDs."""
 
 
 class Contention(Part):
-    """What else used the machine over the measured steps, on the CPUs that the run may use. None is unknown.
+    """Other load on the run's CPUs over the measured steps; None is unknown.
 
-    Seconds of CPU time: ``had_s`` of the run's own processes, ``others_s`` of all others, ``stolen_s`` of the
-    hypervisor, ``throttled_s`` of the control group's limit. ``waited_s`` is how long the run's threads were ready and
-    had no CPU, also because of each other. ``pressure`` is the share of ``wall_s`` in which something waited for a CPU;
-    ``involuntary_switches`` how often this process lost one. ``not_had`` is the answer: the share of the wanted CPU
-    time that something else had.
+    ``not_had`` is the answer, the other figures are its evidence. The run's threads also wait because of each other.
     """
 
     not_had: float | None = figure(
@@ -223,13 +210,13 @@ class Contention(Part):
 
     @property
     def shared(self) -> bool:
-        """Whether something else took enough to be seen in the times."""
+        """Whether other processes took enough to be seen in the times."""
         on_gpu = self.gpu is not None and (self.gpu.utilisation or 0.0) >= SHARED
         return on_gpu or (self.not_had or 0.0) >= SHARED
 
 
 class Sync(Part):
-    """A line that made the host wait for the device, ``count`` times in the ``memory`` stage."""
+    """A line of code that made the host wait for the device in the ``memory`` stage."""
 
     file: str = figure("file", "text", "of the line that made the host wait for the device")
     line: int = figure("line", "count", "its number")
@@ -239,7 +226,7 @@ class Sync(Part):
 
 
 class FlopRate(Part):
-    """FLOP/s of one device in matrix products of ``dtype``, as torch names that, and where the figure is from."""
+    """FLOP/s of one device in matmuls of ``dtype``, by torch's name, and where the figure is from."""
 
     dtype: str = figure("dtype", "text", "of the factors of matrix products")
     flops_per_s: float = figure("FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against")
@@ -247,14 +234,10 @@ class FlopRate(Part):
 
 
 class Rates(Part):
-    """Of one device: the datasheet's figures, else the machine's own, measured after the run. None is unknown.
-
-    ``flops`` has the dtypes of the run's products; where float32 products run in TF32, theirs is that rate.
-    ``bytes_per_s`` is of the device's memory, reading and writing together; ``copied_bytes_per_s`` is what a large copy
-    reached on this machine, read and written bytes counted.
-    """
+    """Rates of one device from its datasheet, or else measured on the machine after the run. None is unknown."""
 
     flops: list[FlopRate] = Field(default_factory=list)
+    """A rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32."""
     bytes_per_s: float | None = figure(
         "memory bandwidth", "GB/s",
         "bytes/s that the memory of one device can read and write, on its datasheet or else copying",
@@ -269,5 +252,5 @@ class Rates(Part):
     )  # fmt: skip
 
     def flops_per_s(self, dtype: str) -> float | None:
-        """In products of ``dtype``, such as "bfloat16"."""
+        """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None where it is unknown."""
         return next((rate.flops_per_s for rate in self.flops if rate.dtype == dtype), None)

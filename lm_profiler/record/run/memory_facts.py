@@ -1,4 +1,4 @@
-"""What memory a run took, when and for what; what it was planned to need, and the least time of each phase."""
+"""The memory of a run, as measured and as planned, and the least time of each phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOW_HELD = "`allocator`: all tensors of the device; `counted`: parameters, gradi
 
 
 class MemoryReading(Part):
-    """Most bytes at one time. None where this device or system cannot say."""
+    """Peaks of memory; None where this device or system cannot say."""
 
     allocated_peak: int | None = figure(
         "peak allocated", "GiB", "most bytes held by tensors on the device", "allocated_peak_bytes",
@@ -30,10 +30,7 @@ class MemoryReading(Part):
 
 
 class MemoryCauses(Part):
-    """What a part's allocated peak consisted of, in bytes.
-
-    ``activations_and_rest`` is what the others leave of the peak; None where the peak is unknown.
-    """
+    """The causes of an allocated peak; ``activations_and_rest`` is what the others leave of it, None is unknown."""
 
     parameters: int = figure("parameters", "GiB", "{title}")
     gradients: int = figure("gradients", "GiB", "{title}")
@@ -43,12 +40,7 @@ class MemoryCauses(Part):
 
 
 class AllocatorReading(Part):
-    """The device's caching allocator over the measured steps, in bytes and counts; None where it does not say.
-
-    ``requested_peak`` is what tensors and workspaces asked for, ``allocated_peak`` the blocks that they were given.
-    ``fragmentation`` is an upper bound of what was reserved but unused at the peak of use; ``driver_used`` counts other
-    processes too; the last two count since the process began.
-    """
+    """The device's caching allocator over the measured steps; None where it does not say."""
 
     allocated_peak: int | None = figure(
         "allocated", "GiB", "most bytes held by tensors over the measured steps", "allocator_allocated_peak_bytes"
@@ -84,12 +76,10 @@ class AllocatorReading(Part):
 class MemoryLevels(Part):
     """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None where the step has no such phase.
 
-    ``start``: forward begins: the module, optimizer states, and gradients that are not cleared before it.
-    ``forward``: it has ended, the most of the step's batches. ``forward - start`` is what forward left for backward.
-    ``backward``: backward has ended, likewise. ``backward - forward`` is what backward added: gradients, less what was
-    saved for it.
-    Where ``source`` is ``allocator`` these are all the device's tensors, batch and loss included. ``counted`` (the CPU)
-    are parameters, gradients, optimizer states, buffers and the tensors that autograd saved.
+    ``start`` counts the module, optimizer states, and gradients that are not cleared before forward. ``forward`` and
+    ``backward`` are the most of the step's batches. With the source ``allocator`` these are all the device's tensors,
+    batch and loss included; ``counted`` (on the CPU) are parameters, gradients, optimizer states, buffers and the
+    tensors that autograd saved.
     """
 
     start: int | None = figure("forward begins", "GiB", "{title}")
@@ -99,7 +89,7 @@ class MemoryLevels(Part):
 
 
 class MemoryFacts(Part):
-    """Peaks over the measured steps; per part of a step, their causes, and what is held, from the ``memory`` stage."""
+    """Peaks over the measured steps; their causes by part of the step, and bytes held, from the ``memory`` stage."""
 
     measured: MemoryReading
     parts: dict[str, MemoryReading] = within(
@@ -118,12 +108,12 @@ class MemoryFacts(Part):
 
     @property
     def saved_bytes(self) -> Annotated[int | None, SAVED]:
-        """How much more is held after forward than before it."""
+        """The bytes that are held after forward and were not before it."""
         return None if self.held is None else _less(self.held.forward, self.held.start)
 
     @property
     def backward_added_bytes(self) -> Annotated[int | None, ADDED]:
-        """How much more is held after backward than before it."""
+        """The bytes that are held after backward, less those held before it."""
         return None if self.held is None else _less(self.held.backward, self.held.forward)
 
 
@@ -140,13 +130,9 @@ PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "
 
 
 class PlannedMemory(Part):
-    """Bytes of a step on one device, as it was rehearsed on tensors without data; none of them where that is unknown.
+    """The memory of a step on one device, rehearsed on tensors without data; empty where that failed.
 
-    ``peaks`` are the most at one time, by phase, ``at_peak`` what the largest of them consists of, ``held`` what is
-    held at moments of the step. ``available`` is what a replica could have had when the run began, in the device's
-    memory or its part of the machine's; None where the device does not say. ``reserved`` is what the allocator of a GPU
-    would take of it, if that is not short; None on the CPU, where nobody reserves. Of a run that is ``compiled`` the
-    step was rehearsed without.
+    Nothing is ``reserved`` on the CPU. A ``compiled`` step is rehearsed without torch.compile.
     """
 
     peaks: dict[str, int] = figure(
@@ -176,22 +162,20 @@ class PlannedMemory(Part):
 
     @property
     def phase(self) -> Annotated[str | None, PHASE]:
-        """The one with the largest peak."""
+        """The phase with the largest peak."""
         return max(self.peaks, key=lambda phase: self.peaks[phase], default=None)
 
     @property
     def peak(self) -> Annotated[int | None, PEAK]:
-        """Of the step."""
+        """The largest peak of all phases, in bytes."""
         return max(self.peaks.values(), default=None)
 
 
 class Floor(Part):
-    """What a phase of a step has to do at least on one device, and how long that takes at best. None is unknown.
+    """The least work of a phase on one device and the least time that it takes (roofline). None is unknown.
 
-    ``flops`` are of its products, by dtype of the factors; ``bytes`` have to move between the device and its memory (of
-    ``transfer``: over the bus). ``seconds`` is the longer of what the FLOPs take at the peak and the bytes at the full
-    bandwidth (``RunRecord.rates``), ``bound`` which of the two it is, and ``times`` how many times that the phase took:
-    the mean of the measured steps over it.
+    ``seconds`` is the longer of two times: the FLOPs at the peak, or the bytes at the full bandwidth
+    (``RunRecord.rates``). Bytes move between the device and its memory; those of ``transfer`` move over the bus.
     """
 
     flops: dict[str, int] = figure(

@@ -1,4 +1,4 @@
-"""A part of a record, and reading one from its file: what each version may find there."""
+"""The base class of records and their parts, and how their files are read, also those of other versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
     from typing_extensions import dataclass_transform
 
 SCHEMA_VERSION = 1
-"""Of every file. What a later version may add without another number is said in ``docs/reference/files.md``."""
+"""The version of every file's format; ``docs/reference/files.md`` says what may be added without a new number."""
 
 
 def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
@@ -32,26 +32,26 @@ def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
 
 
 Newer = WrapValidator(_known_or_newer)
-"""Of a field that holds one of some words: a word that a later version may have added is kept as it is."""
+"""Marks a field that holds one of some words: a word that a later version may have added is kept as it is."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field, figure))
 class Part(BaseModel):
-    """A part of a record, which is never changed. A field that a later version may have added is passed over."""
+    """An immutable part of a record. Reading ignores fields that a later version may have added."""
 
     # Validators are built where they are first used: most processes that import these write or read no record.
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     def write(self, path: Path, private: bool = False) -> None:
-        """Write it to ``path``, as JSON; what is ``private`` for its owner only."""
+        """Write this part as JSON to ``path``, readable by its owner only if ``private``."""
         write_whole(path, json_of(self, indent=1) + "\n", private)
 
 
 def json_of(model: BaseModel, indent: int | None = None) -> str:
-    """``model`` as JSON; a lone surrogate, as a command line or a message may have, is a question mark there."""
+    """Return ``model`` as JSON; lone surrogates, which command lines and messages may have, become question marks."""
     try:
         return model.model_dump_json(indent=indent)
-    except PydanticSerializationError:
+    except PydanticSerializationError:  # pydantic writes UTF-8 and refuses lone surrogates
         text = json.dumps(model.model_dump(mode="json"), ensure_ascii=False, indent=indent)
         return text.encode("utf-8", "replace").decode()
 
@@ -60,7 +60,7 @@ P = TypeVar("P", bound=Part)
 
 
 def read_as(path: Path, form: type[P], what: str) -> P:
-    """Read the JSON in ``path``, which ought to be ``what``.
+    """Read a ``form`` from the JSON in ``path``; messages call it ``what``.
 
     Raises:
         RecordError: there is none, or it is damaged, foreign or of a later version of the format.
@@ -83,7 +83,7 @@ def read_as(path: Path, form: type[P], what: str) -> P:
 
 
 def _why_not(error: ValueError) -> str:
-    """Where a file is no record, and why: of pydantic's complaints the first."""
+    """Return where and why a file is no record: the first of pydantic's errors."""
     if not isinstance(error, ValidationError):  # no JSON, or figures that are none
         return f"file: {error}"
     first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""Who worked, who waited and for whom, of a run with several ranks. Seconds are of one step, means over the steps."""
+"""Own work and waiting of the ranks of a run, and who is slow. Seconds are means over the steps."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
 
 RANK_PARTS = (*PARTS, "between steps")
-"""Where a rank can be slow: a part of the step, or what it does between steps (validation, checkpoints)."""
+"""Where a rank can be slow: a part of the step, or between steps (validation, checkpoints)."""
 
 FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"]
-"""``straggler``: the others wait for one rank; ``several``: for ranks that are slow together, in the same phase or in
-different ones between two meetings; ``host``: for those of one host; ``turns``: for another one each step; ``equal``:
-nobody waits long for anybody; ``unsure``: they wait, and the steps do not say for whom."""
+"""For whom the others wait. ``straggler``: one rank; ``several``: ranks that are slow together, in the same phase or in
+different ones between two collectives; ``host``: the ranks of one host; ``turns``: another rank each step; ``equal``:
+nobody waits long; ``unsure``: they wait, and the steps do not say for whom."""
 
 
 class RankSpread(Part):
-    """A phase's seconds a step over all ranks; ``slowest`` is the rank that ``largest_s`` is of."""
+    """How the seconds of a phase differ over all ranks."""
 
     least_s: float = figure("least (ms)", "ms", "of the rank with least")
     median_s: float = figure("median (ms)", "ms", "of the median rank")
@@ -29,10 +29,7 @@ class RankSpread(Part):
 
 
 class RankTimes(Part):
-    """One rank's own work and waiting, by phase (and ``other``). Together they are its mean step.
-
-    ``own_by_column_s`` is its own work in each column of ``Ranks.columns``.
-    """
+    """One rank's own work and waiting, by phase and ``other``. They add up to its mean step."""
 
     rank: int = figure("rank", "count", "of the whole group")
     host: str = figure("host", "text", "its machine")
@@ -46,27 +43,22 @@ class RankTimes(Part):
 
     @property
     def all_own_s(self) -> float:
-        """Own work of all phases."""
+        """The seconds of own work in all phases."""
         return sum(self.own_s.values())
 
     @property
     def all_waiting_s(self) -> float:
-        """Waiting in all phases."""
+        """The seconds of waiting in all phases."""
         return sum(self.waiting_s.values())
 
 
 RankDoubt = Literal["few steps", "chance", "shared machine"]
-"""Why nobody is named though ranks wait: it takes more steps to be sure; one rank was slow in some steps, perhaps by
-chance; other programs used the machine, and may have made it late."""
+"""Why no rank is named although ranks wait: more steps are needed to be sure; one rank was slow in some steps, perhaps
+by chance; or other programs used the machine and may have made it late."""
 
 
 class SlowRank(Part):
-    """A rank that takes ``excess_s`` of the mean step longer in ``phase`` (one of ``RANK_PARTS``) than those that are
-    not slow there, in its 95 % interval from ``low_s`` to ``high_s`` (None: unknown).
-
-    ``certain`` says that neither chance nor, on a shared machine, other programs explain it. It was slow from
-    ``first_step`` to ``last_step``, which are those of the run where it was slow throughout.
-    """
+    """A rank that takes longer in ``phase`` (one of ``RANK_PARTS``) than those that are not slow there."""
 
     rank: int = figure("rank", "count", "that is slow")
     host: str = figure("host", "text", "its machine")
@@ -75,20 +67,17 @@ class SlowRank(Part):
     low_s: float | None = figure("longer by, low", "ms", "an end of its 95 % interval")
     high_s: float | None = figure("longer by, high", "ms", "an end of its 95 % interval")
     certain: bool
+    """Whether neither chance nor, on a shared machine, other programs explain it."""
     first_step: int = figure("from step", "count", "where it begins to be slow")
     last_step: int = figure("to step", "count", "where it ends to be slow")
 
 
 class RankFinding(Part):
-    """For whom the others wait, and what mending it would save.
+    """The ranks that the others wait for, and what mending them would save.
 
-    ``slow`` has each rank and phase that has to be mended (the 64 slowest), of ``slow_ranks`` ranks; of ``unsure``
-    what may have to be, if ``doubt`` were not. ``rank``, ``host`` and ``phase`` are theirs where all have the same; of
-    ``turns`` the phase in which they are uneven. ``excess_s`` is how much longer a slow rank takes in the mean.
-    ``saves_s`` is what a step would be shorter if all of them took what the others take, by replaying the steps from
-    collective to collective, in its 95 % interval from ``low_s`` to ``high_s``; of ``turns``, if every rank took the
-    median in ``phase``. ``last_in`` of the ``steps`` they were those that the others waited for longest;
-    ``others_wait_s`` is how long they wait for them in the mean.
+    ``rank``, ``host`` and ``phase`` are known where all slow ranks have the same; for ``turns``, ``phase`` is where the
+    ranks are uneven. ``saves_s`` comes from replaying the steps from collective to collective with the slow ranks as
+    fast as the others, or for ``turns`` with every rank at the median of ``phase``.
     """
 
     kind: Annotated[FindingKind, Newer] = figure(
@@ -120,6 +109,7 @@ class RankFinding(Part):
         "others wait", "ms", "how long the other ranks wait for it in the mean step", default=None
     )
     slow: list[SlowRank] = Field(default_factory=list)
+    """The 64 slowest ranks and phases to mend; where the kind is ``unsure``, those that might have to be."""
     slow_ranks: int | None = figure("slow ranks", "count", "how many ranks the others wait for", default=None)
     steps: int | None = figure(
         "steps judged", "count", "measured steps that say who waits for whom", "ranks_judged_steps", default=None
@@ -130,11 +120,7 @@ class RankFinding(Part):
 
 
 class ClockAlignment(Part):
-    """How the ranks' clocks were brought together. ``method`` in words; None of a figure: not measured.
-
-    ``uncertainty_s`` is by how much two ranks' clocks may still differ at the most; ``drift`` the fastest of them, in
-    seconds a second.
-    """
+    """How the ranks' clocks were aligned; None is not measured."""
 
     method: str = figure("clocks", "text", "how the ranks' clocks were brought together", "clocks_method")
     uncertainty_s: float | None = figure(
@@ -155,7 +141,7 @@ HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
 
 
 def _spreads(name: str, words: str) -> Any:
-    """A field that holds by phase how ranks differ in it."""
+    """Return a field that holds a ``RankSpread`` for each phase."""
     return within(
         group=_BY_PHASE, keys=PARTS, name=f"{{key}}_{name}_{{name}}", title=f"{{key}}: {words}, {{title}}",
         meaning=f"{words} in {{key}} in the mean step, {{meaning}}", place=Place.ASKED,
@@ -163,24 +149,21 @@ def _spreads(name: str, words: str) -> Any:
 
 
 class Ranks(Part):
-    """The ranks of a run, from when each came to the collectives of its steps.
+    """The ranks of a run, by when each came to the collectives of its steps.
 
-    ``hosts`` has those of the ``world`` ranks that said so, ``by_rank`` every one of them up to 64, else rank 0, the
-    8 with most own work and the 8 with least. ``columns`` are the first steps of the heat map's columns, each the mean
-    of the steps up to the next. ``step_s`` is the mean step; ``waiting_share`` how much of it the mean rank waits.
-    ``exposed_s`` is what of the collectives no compute hides, by phase, as ``exposed_source`` says (empty: unknown).
-    ``witness`` says what the waiting is known from, ``steps`` of how many steps: those that the run's other figures are
-    of. The finding is of all that were measured.
+    The figures are of the steps that the run's other figures are of; the finding is of all measured steps.
     """
 
     world: int
     hosts: dict[str, list[int]]
+    """By host, those of the ``world`` ranks that said when they came."""
     steps: int = figure("steps of waiting", "count", "measured steps of which waiting is known", "waiting_steps")
     step_s: float = figure("step of waiting", "ms", "mean of those steps, over the ranks heard", "waiting_step_s")
     own: dict[str, RankSpread] = _spreads("own", "own work")
     waiting: dict[str, RankSpread] = _spreads("waiting", "waiting")
     waiting_share: float = figure("waiting share", "%", "share of the mean step in which the mean rank waits")
     by_rank: list[RankTimes]
+    """Every rank up to 64 of them; else rank 0, the 8 with most own work and the 8 with least."""
     columns: list[int] = figure(
         "first step", "count", "of each column of the heat map", "ranks_column", default_factory=list
     )
@@ -198,20 +181,20 @@ class Ranks(Part):
 
     @property
     def heard(self) -> Annotated[int, HEARD]:
-        """How many of the ranks said when they came."""
+        """The number of ranks that said when they came."""
         return sum(map(len, self.hosts.values()))
 
     @property
     def waiting_s(self) -> Annotated[float, WAITING]:
-        """What ``waiting_share`` is of ``step_s``."""
+        """The mean rank's waiting, in seconds of a step."""
         return self.waiting_share * self.step_s
 
     @property
     def own_work_s(self) -> Annotated[float, OWN_WORK]:
-        """What waiting leaves of ``step_s``."""
+        """The mean rank's own work, in seconds of a step."""
         return (1 - self.waiting_share) * self.step_s
 
     @property
     def host_count(self) -> Annotated[int, HOSTS]:
-        """How many machines there are."""
+        """The number of machines."""
         return len(self.hosts)

@@ -1,4 +1,4 @@
-"""``run.json``: the record of one run, whole; and how each rank ended that did not end well."""
+"""``run.json``, the record of one run, and ``ended.rank<n>.json`` of each rank that did not end well."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Verb = Literal["fit", "validate", "test", "predict"]
 
 
 class RunRecord(Part):
-    """All that is known of one run. Times in seconds, memory in bytes."""
+    """The whole record of one run, in seconds and bytes."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -85,14 +85,14 @@ class RunRecord(Part):
         "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
     )  # fmt: skip
-    """Of each part (and forward_backward) in the mean step. They add up to 1."""
+    """Shares of each part in the mean step, which add up to 1, and of forward_backward."""
     odd_steps: list[OddStep] = Field(default_factory=list)
     step_counters: list[StepCounters] = Field(default_factory=list)
-    """Of the odd steps, below what is usual: of each the rank that it names. Empty where no step is odd."""
+    """First the usual counters, then those of each odd step on the rank that it names; empty where no step is odd."""
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
     loader: LoaderFacts | None = within(group="Steps", default=None)
-    """None of another verb than fit."""
+    """None for verbs other than fit."""
     planned: PlannedMemory | None = within(group="Planned memory", default=None)
     """None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own."""
     memory: MemoryFacts | None = within(group="Memory", default=None)
@@ -100,12 +100,12 @@ class RunRecord(Part):
     steadiness: Steadiness | None = within(group="Steadiness", default=None)
     utilisation: Utilisation | None = within(group="Use of the hardware", default=None)
     rates: Rates | None = within(group="Use of the hardware", default=None)
-    """What the figures are held against."""
+    """The rates that the figures are compared with."""
     floors: dict[str, Floor] = within(
         group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
     )  # fmt: skip
-    """Per phase that occurred in a step of the memory stage: the least it could take. Of rank 0's device."""
+    """The least time on rank 0's device of each phase that occurred in a step of the memory stage."""
     telemetry: Telemetry | None = within(group="GPU", default=None)
     contention: Contention | None = within(group="What else used the machine", default=None)
     syncs: list[Sync] | None = None
@@ -126,7 +126,7 @@ class RunRecord(Part):
         group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
         instead={"step": None, "rank": None}, default=None,
     )  # fmt: skip
-    """Of the measured steps of rank 0, the mean of each figure."""
+    """The mean of each counter over the measured steps of rank 0."""
     findings: list[Finding] = Field(default_factory=list)
     """What takes time that could be saved, the most likely saving first."""
     verdict: Verdict | None = within(group="How it ended", default=None)
@@ -135,26 +135,26 @@ class RunRecord(Part):
     slack: Slack | None = within(group="Slack", default=None)
     """None where no delays were asked for."""
     ranks: Ranks | None = within(group="Ranks", default=None)
-    """None of a single rank, or where nothing says who waited for whom; ``notes`` say why."""
+    """None for a single rank, or where nothing says who waited for whom; ``notes`` say why."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures; shown under the table."""
     details: list[str] = Field(default_factory=list)
-    """What a reader of floors and terms may want to know beside."""
+    """Further notes on floors and terms."""
 
     @property
     def words(self) -> list[str]:
-        """What may be said of the measured steps, the gravest first; none where they are too few."""
+        """The words for the measured steps, the gravest first; none where the steps are too few."""
         shared = ["shared"] if self.contended else []
         return ([] if self.steadiness is None else self.steadiness.words) + shared
 
     @property
     def contended(self) -> bool:
-        """Whether others used the machine: times are then upper bounds, and rates say nothing."""
+        """Whether others used the machine: times are then upper bounds, and utilisation says nothing."""
         return self.contention is not None and self.contention.shared
 
     @property
     def stretch(self) -> slice:
-        """Which of the measured steps the figures are of."""
+        """The measured steps that the figures are of."""
         known = self.steadiness
         if known is None:
             return slice(0, None)
@@ -163,6 +163,7 @@ class RunRecord(Part):
     @field_validator("time", "host_time")
     @classmethod
     def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+        # A run that died before its first measured step has no times at all; readers index the others by any part.
         if times and (missing := [part for part in MEANINGS if part not in times]):
             raise ValueError(f"has no {', '.join(missing)}")
         return times
@@ -178,26 +179,22 @@ def read_run(folder: Path) -> RunRecord:
 
 
 class RankEnd(Part):
-    """``ended.rank<n>.json``: what a rank left when it ended, other than well.
-
-    ``at`` is in seconds since 1970, on the clock of its host. ``followed``: another rank's end brought it about, since
-    a collective failed, or nothing was left to wait for.
-    """
+    """How a rank ended that did not end well: ``ended.rank<n>.json``."""
 
     status: Annotated[Status, Newer]
     failure: Failure
     at: float
+    """Seconds since 1970, on the clock of its host."""
     followed: bool = False
+    """Whether another rank's end caused it: a collective failed, or nothing was left to wait for."""
 
 
 def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The earliest that followed from no other; None where every one did.
-
-    Clocks of hosts differ by milliseconds, and what follows from an error comes later than that, or says what it is.
-    """
+    """Return the earliest end that followed from no other; None where every one did."""
+    # Hosts' clocks differ by milliseconds; an end that follows from another comes later than that, or is marked.
     return min((end for end in ends if not end.followed), key=lambda end: end.at, default=None)
 
 
 def end_file(rank: int) -> str:
-    """The name of the rank's file in the run's folder."""
+    """Return the name of the rank's file in the run's folder."""
     return f"ended.rank{rank}.json"

@@ -1,4 +1,4 @@
-"""How long steps took, how they differ, what went through them, and whose the time is that no phase covers."""
+"""Times of steps, how they differ, throughput, and whose code takes the time that no phase covers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lm_profiler.record.run.part import Newer, Part
 
 
 class TimeSummary(Part):
-    """Seconds a step over the measured steps. None where there are too few steps to say.
+    """Statistics of one part over the measured steps, in seconds; None where there are too few steps.
 
-    ``mean_low`` and ``mean_high`` are the 95 % interval of the mean, which allows for steps that resemble their
-    neighbours; records of version 0.2 have none.
+    ``mean_low`` and ``mean_high`` are the 95 % interval of the mean, which allows for autocorrelated steps; records of
+    version 0.2 have none.
     """
 
     n: int
@@ -32,10 +32,7 @@ class TimeSummary(Part):
 
 
 class Throughput(Part):
-    """Over all ranks, at the mean step. None where the module does not say how many tokens a batch has.
-
-    ``samples`` are rows of batches, of the mean step; rounded.
-    """
+    """Throughput of all ranks at the mean step; tokens are None where the module does not say how many a batch has."""
 
     tokens_per_s: float | None = figure(
         "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation, the slowest rank's", goes_by_step=True,
@@ -51,7 +48,7 @@ class Throughput(Part):
 
 
 class StepLevel(Part):
-    """Measured steps ``first`` to ``last``, counted from 1, whose regular ones take ``seconds`` on average."""
+    """A stretch of measured steps, counted from 1, at one level."""
 
     first: int = figure("from step", "count", "the first measured step of the level")
     last: int = figure("to step", "count", "the last measured step of the level")
@@ -59,34 +56,27 @@ class StepLevel(Part):
 
 
 class StepPattern(Part):
-    """Of ``every`` so many steps, those at the places ``slow`` (from 1, the first measured step's) differ.
-
-    The one that differs most takes ``extra`` of the level longer; ``part`` is what of the step differs most.
-    """
+    """A pattern that repeats: among ``every`` so many steps, those at the places ``slow`` (from 1) are slower."""
 
     every: int = figure("every so many steps", "count", "after how many steps the pattern repeats", "pattern_every")
     slow: list[int] = figure("slow step", "count", "its place among so many steps", "pattern_slow")
     extra: float = figure("slower by", "%", "by what share of the level the slowest steps of the pattern differ")
     part: str | None = None
+    """The part of the step that differs most."""
 
 
 class Steadiness(Part):
-    """The course of the measured steps, counted from 1, and which of them the figures of the run are of.
+    """The course of the measured steps, counted from 1, and the steps that the run's figures are of.
 
-    ``word`` is ``noisy`` (the level is not known to 5 %), ``steady``, ``slowing`` (later steps slower), ``unsettled``
-    (another change of level), or None where there are too few steps to tell; ``also`` is ``slowing`` or ``unsettled``
-    of a noisy run that certainly is. Figures are of steps ``first`` to ``last``: of the longest level; of a trend, of
-    all but the ``cut`` steps of warm-up, which would have shifted the mean by the share ``bias_of_mean``. ``rise`` is
-    by what share a trend's last step lies above its first.
-
-    Their mean is ``level_s``, that of the regular steps, plus ``pattern_s``, what a pattern adds, plus ``odd_s``, what
-    odd steps add. The 95 % interval of the level allows for ``lag1``, the steps' autocorrelation; ``known_to`` is half
-    of it, a share of the level. ``recompilations`` of torch.compile happened meanwhile. ``drift`` and ``evidence`` are
-    those of version 0.2.
+    The mean step is ``level_s + pattern_s + odd_s``. Figures are of the longest level, or under a trend of all steps
+    but the ``cut`` ones.
     """
 
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
+    """``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
+    otherwise; None: too few steps to tell."""
     also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
+    """What a noisy run certainly is as well."""
     level_s: float | None = figure(
         "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
         interval=("level_low_s", "level_high_s"), default=None,
@@ -105,23 +95,18 @@ class Steadiness(Part):
     cut: int = figure("steps left out", "count", "measured steps left out because they were not level yet")
     bias_of_mean: float | None = figure("bias of the mean", "%", "shift of the mean if the steps left out were counted")
     recompilations: int = figure("recompilations", "count", "of torch.compile, while measuring", default=0)
+    # Version 0.2 wrote these two; old records are still read.
     drift: float | None = None
     evidence: str = ""
 
     @property
     def words(self) -> list[str]:
-        """``word`` and ``also``, as far as there are any."""
+        """``word`` and ``also``, without those that are None."""
         return [word for word in (self.word, self.also) if word is not None]
 
 
 class OddStep(Part):
-    """A measured step far from the others: in total ``step_s``, ``ratio`` times what the others let expect.
-
-    ``part`` is what differed most from its own level, by ``excess_s``. ``cause`` explains at least half of what the
-    step took beyond that, by ``cause_s``; None where nothing does, or the step was faster than the others.
-    ``beside`` says, where no cause is seen, which counters differ. ``rank`` is the one that ``cause`` or ``beside`` is
-    of; None where nothing was read.
-    """
+    """A measured step far from the others; ``cause`` is also None where it was faster than they were."""
 
     step: int = figure("step", "count", "a step far from the others")
     step_s: float = figure("time", "ms", "what it took")
@@ -135,19 +120,14 @@ class OddStep(Part):
 
 
 def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
-    """The slowest first; after them those that were faster than the others, the farthest first."""
+    """Sort ``odd``: the slowest first; after them those that were faster than the others, the farthest first."""
     return sorted(odd, key=lambda step: (step.ratio < 1, -abs(step.ratio - 1)))
 
 
 class StepCounters(Part):
-    """What was read of one measured step of one rank; ``step`` None: the median of that rank's measured steps.
+    """The counters of one measured step of one rank; None where this machine does not say.
 
-    ``gc_s`` was spent in collections of garbage, the longest of which was of ``gc_generation``; ``compile_s`` in
-    torch.compile, of ``compiled``. The training thread was ready and had no CPU for ``cpu_wait_s``, and neither ready
-    nor running for ``asleep_s``. All threads of the process had the CPU for ``cpu_s``, of which ``system_s`` in the
-    kernel; ``fault_s`` is the most of it that page faults took. Counters are read between steps, so they hold the
-    ``between_s`` before the step too. ``sm_clock_hz`` is the GPU's clock during the step, and ``throttled`` what held
-    it back. None where this machine does not say.
+    They are read between steps, so they include the ``between_s`` before the step.
     """
 
     step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
@@ -182,10 +162,10 @@ class StepCounters(Part):
 
 
 class LoaderFacts(Part):
-    """Of rank 0's loader: its ``workers``, how many batches these may make before somebody takes one (``ahead``), and
-    how many they had, where the measured steps began and where they ended. None where it does not say.
+    """Rank 0's loader and its prefetched batches. None where it does not say.
 
-    Where fewer are left at the end, the steps lived on what was made before them, and a longer run's are slower.
+    Where fewer batches are ready at the end, the steps consumed what was prefetched before them; a longer run would be
+    slower.
     """
 
     workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
@@ -201,25 +181,24 @@ class LoaderFacts(Part):
 
     @property
     def used_up(self) -> int | None:
-        """Batches that the measured steps took and that were not made meanwhile; None is unknown."""
+        """How many batches prefetched before the measured steps were used up by them; None is unknown."""
         if self.ready_before is None or self.ready_after is None:
             return None
         return max(self.ready_before - self.ready_after, 0)
 
 
 LIGHTNING = "Lightning"
-"""The owner of what Lightning itself does in its loops."""
+"""The owner of Lightning's own work in its loops."""
 
 OURS = "lm_profiler"
-"""The owner of what these instruments cost."""
+"""The owner of what the profiler's own instruments cost."""
 
 
 class OwnedTime(Part):
-    """One action in ``other``. ``seconds`` and ``calls`` are of a mean step; it took time in ``in_steps`` of the steps.
+    """One action in ``other``; the time of an action inside of another one counts for the inner one only.
 
-    ``least_s`` is the least that it took in one of these steps, times their share of all. ``owner`` is a class of a
-    callback, module, logger or strategy, ``Lightning``, ``lm_profiler``, or empty for an action that somebody named
-    himself; ``action`` its hook, method, or a word for several. Time of another action inside of it is that one's.
+    ``owner`` is a class of a callback, module, logger or strategy, ``Lightning``, ``lm_profiler``, or empty for an
+    action that the user has named.
     """
 
     owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
@@ -233,17 +212,16 @@ class OwnedTime(Part):
 
     @property
     def name(self) -> str:
-        """``LearningRateMonitor.on_train_batch_start``, ``Lightning's loop``."""
+        """The action with its owner: ``LearningRateMonitor.on_train_batch_start``, ``Lightning's loop``."""
         between = "" if not self.owner else "'s " if self.owner in (LIGHTNING, OURS) else "."
         return self.owner + between + self.action
 
 
 class PythonTime(Part):
-    """A line of the program in one step, in ``phase``: ``seconds`` of its own in ``what``, entered ``calls`` times.
+    """A line of the program and its own time in one step; operators that torch's own modules call are not counted.
 
-    ``what`` is ``python``, ``torch`` (operators that the line calls itself), ``library`` (Python of torch's), another
-    package by its name, or a function of C by its name, such as ``time.sleep``. Operators that torch's own modules call
-    are not in here.
+    ``what`` is ``python``, ``torch`` (operators that the line calls itself), ``library`` (torch's Python code), another
+    package by its name, or a C function by its name, such as ``time.sleep``.
     """
 
     phase: str = figure("phase", "text", "where in the step")
@@ -256,10 +234,9 @@ class PythonTime(Part):
 
 
 class BetweenSteps(Part):
-    """What passed between measured steps: ``validation``, a ``checkpoint``, the turn of an ``epoch``, ``instruments``.
+    """Time between measured steps: ``validation``, a ``checkpoint``, the turn of an ``epoch``, ``instruments``.
 
-    It took ``seconds`` in all, in so many ``times``. A checkpoint that is saved amid a step is in here too, and in that
-    step's ``other``.
+    A checkpoint that is saved within a step counts here as well as in that step's ``other``.
     """
 
     what: str = figure("what passed", "text", "between measured steps")
@@ -271,11 +248,7 @@ ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for someth
 
 
 class ThreadUse(Part):
-    """What the training thread did in a phase of a mean step.
-
-    It ran for ``ran_s`` seconds, was ready and had no CPU for ``no_cpu_s``, and slept or waited for something else in
-    the rest of ``wall_s``.
-    """
+    """The training thread in a phase of the mean step: it ran, was ready without a CPU, or slept for the rest."""
 
     wall_s: float
     ran_s: float = figure("ran", "ms", "the training thread ran")
@@ -283,16 +256,15 @@ class ThreadUse(Part):
 
     @property
     def asleep_s(self) -> Annotated[float, ASLEEP]:
-        """Neither running nor ready to run."""
+        """The seconds in which the thread was neither running nor ready to run."""
         return max(self.wall_s - self.ran_s - self.no_cpu_s, 0.0)
 
 
 class OtherByOwner(Part):
-    """``other`` by whose it is, of rank 0, on the host's clock: ``seconds`` of a mean step of ``steps`` that were timed
-    action by action, after the measured ones. The ``actions``, the longest first, add up to it.
+    """The ``other`` of rank 0 by its owner, in steps after the measured ones whose actions were timed one by one.
 
-    Timing every action takes time itself, most of which is an action of ``lm_profiler``. ``measured_s`` is without: the
-    mean ``other`` of the measured steps of this rank, on the same clock.
+    The ``actions``, the longest first, add up to ``seconds``. Timing them takes time itself, most of which is an action
+    of ``lm_profiler``; ``measured_s`` is free of that.
     """
 
     steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")

@@ -1,4 +1,4 @@
-"""From the ideal step to the measured one, in terms that add up; and where delays show slack."""
+"""The waterfall from the ideal step to the measured one, and the slack that held delays show."""
 
 from __future__ import annotations
 
@@ -23,23 +23,13 @@ TermName = Literal[
     "input",
     "unexplained",
 ]
-"""In the order of the waterfall.
-
-``ideal``: the model's FLOPs at the peak. ``clock``: what the same take longer because the device held a lower clock
-than the peak is stated for. ``slow_products``: what matrix products and fused attention take beyond both.
-``recomputation``: what activation checkpointing repeats. ``bandwidth``: memory-bound kernels, if they moved their bytes
-at the full bandwidth; ``beyond_bandwidth``: what they take longer. ``communication``: that no other kernel hides.
-``waiting``: for other ranks, which only mending those saves. ``gaps``: the device waited for the host, or at a
-synchronization. ``input``: it waited for data and its transfer.
-"""
+"""The terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means."""
 
 
 class Contributor(Part):
-    """What a term consists of, most of it first. ``seconds`` and ``count`` are of one step.
+    """A part of a term's time: what ran, and in which module (None is unknown, or none).
 
-    ``module`` is a path with ``*`` for indices, so that equal layers are one; None is unknown, or none. ``what`` is
-    what ran there: an operator, a kernel, or in words; ``detail`` why it took so long, where that is known: phrases
-    with "; " between, the one that tells most first.
+    ``detail`` has phrases separated by "; ", the one that tells most first.
     """
 
     module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
@@ -50,12 +40,10 @@ class Contributor(Part):
 
 
 class Term(Part):
-    """One step of the waterfall. ``seconds`` of ``unexplained`` may be negative; of others they are not.
+    """One term of the waterfall; the seconds of ``unexplained`` alone may be negative.
 
-    The 95 % interval is from ``low_s`` to ``high_s``: traced steps scatter, and so does the mean step that gaps are the
-    rest of; None where one step was traced. ``at_most_s`` is a ceiling of what could be saved here, never a gain: None
-    where nothing could. ``phases`` are the seconds of it in each phase of the step (and ``other``), which add up to it;
-    empty where that is unknown.
+    There is no interval where one step was traced, and no ceiling where nothing could be saved. ``phases`` add up to
+    the term; empty is unknown.
     """
 
     name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
@@ -70,12 +58,9 @@ class Term(Part):
 
 
 class Waterfall(Part):
-    """Where the milliseconds of a step went. The terms, each there once, add up to ``step_s``.
+    """The mean measured (untraced) step as a sum of terms; what ran in it is known from the trace of rank 0.
 
-    ``step_s`` is the mean of the measured (untraced) steps, in its 95 % interval from ``ci_low`` to ``ci_high``; what
-    ran in it is known from the trace of rank 0. ``source`` says what the terms are of: ``kernels`` on the device, or
-    the host's ``operators`` where the device is the CPU. Rates are one device's; ``*_source`` say where each is from.
-    ``step_phases`` are the seconds of each phase in ``step_s``; empty where that is unknown.
+    Rates are those of one device. ``step_phases`` are empty where they are unknown.
     """
 
     step_s: float = figure(
@@ -108,23 +93,18 @@ class Waterfall(Part):
 
     @property
     def untold(self) -> set[str]:
-        """Terms that nobody can tell from the one after them, because the clock or the bandwidth is unknown."""
+        """The terms that count in the next one, because the clock or the bandwidth is unknown."""
         rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
         return {name for name, rate in rates.items() if rate is None}
 
 
 PlaceName = Literal["loader", "data", "forward", "backward", "optimizer", "device"]
-"""Where a delay goes: into the loader's workers; on the host before it asks for a batch (a loader without workers),
-before forward, backward or optimizer; into the device's stream, before forward's kernels."""
+"""Where a delay is held: in the loader's workers; on the host before it asks for a batch (a loader without workers),
+before forward, backward or optimizer; or in the device's stream, before the kernels of forward."""
 
 
 class PlaceSlack(Part):
-    """What a delay in one place costs. Intervals are of 95 %; delays are seconds a step.
-
-    ``slope`` is what a small delay (up to a quarter of the step) costs, per second of it: 1 on the critical path, 0 off
-    it. ``slack_s`` is the largest delay that costs nothing; where its interval ends at ``largest_s``, the largest that
-    was tried, it may be more.
-    """
+    """The cost of a delay in one place, in seconds a step; a small delay is one of up to a quarter of the step."""
 
     place: Annotated[PlaceName, Newer] = figure("place", "text", "where the delay went")
     slope: float = figure("cost of a small delay", "number", "per second of it: 1 on the critical path, 0 off it")
@@ -137,10 +117,10 @@ class PlaceSlack(Part):
 
 
 class Saving(Part):
-    """What a place that is ``faster_s`` a step faster would save of the step, with its 95 % interval.
+    """What a faster place would save of the step.
 
-    ``compute`` is all that is no loader: host and device. Of a loader with n workers, each batch is n x faster_s
-    faster, divided by the batches of a step. A place on the host is never faster by more than it takes.
+    ``compute`` is the host and the device. In a loader with n workers each batch is n x faster_s faster, divided by the
+    batches of a step. A place on the host is never faster by more than it takes.
     """
 
     place: Annotated[Literal["loader", "compute", "data", "forward", "backward", "optimizer"], Newer] = figure(
@@ -153,10 +133,10 @@ class Saving(Part):
 
 
 class Slack(Part):
-    """An experiment after timing. ``step_s`` is the mean step without a delay, over ``blocks`` held delays in all.
+    """The result of holding delays in the ``whatif`` stage, after timing.
 
-    ``savings`` are of loaders with ``workers``: elsewhere loader and host take turns on one thread, where a place that
-    is faster saves just that. Of single places on the host they are where there is no device beside it.
+    ``savings`` need a loader with ``workers``: without, loader and host take turns on one thread, and a faster place
+    saves just what it is faster by. Those of single places on the host need a run without a device beside it.
     """
 
     step_s: float = figure(

@@ -1,4 +1,4 @@
-"""What the pages show, as plain JSON, of runs that were read: nothing is computed here that their files do not hold."""
+"""The contents of the pages as plain JSON, from records that were read; nothing new is computed here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Co
 
 
 def slack_answer(record: RunRecord) -> dict[str, Any] | None:
-    """A bar a place, in seconds; None where no delays were asked for. An unknown slack has a text and no bar."""
+    """Return a bar for each place, in seconds; None without delays. An unknown slack has a text and no bar."""
     slack = record.slack
     if slack is None or not slack.places:
         return None
@@ -46,20 +46,20 @@ def _place(of: PlaceSlack) -> dict[str, Any]:
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
 MOST_STEPS = 4000
-"""More than a few thousand bars nobody can tell apart, and a page cannot draw."""
+"""The most steps that a page gets: more bars could neither be told apart nor drawn."""
 
 Json = dict[str, Any]
 
 
 COLOURS: Json = {"parts": PART_COLOURS, "series": SERIES_COLOURS, "pale": PALE, "kinds": KIND_LOOKS}
-"""One for each part of a step, others for what is no part, a pale one; (colour, hatching) for kinds of kernel."""
+"""The colours of the parts of a step, of other series and of shading; (colour, hatching) for kinds of kernel."""
 
 
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
-    """All runs and cells by name, with every column's value; the columns; and what could not be read.
+    """Return all runs and cells by name with the value of each column, the columns, and what could not be read.
 
-    ``headline`` and ``table`` name the columns of the pages' table, the first of which stay in view; ``parts`` those of
-    what a step's time is cut into, in the order of a stack; ``where`` is where the runs are from.
+    ``headline`` and ``table`` name the columns of the pages' table, of which the headline stays in view; ``parts`` name
+    those of the parts of a step, in the order of a stack; ``where`` is where the runs are from.
     """
     came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]
     options = _options(list(runs.values()))
@@ -77,13 +77,13 @@ def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> J
 
 
 def _is_listed(of: Column) -> bool:
-    """Whether it is shown of many runs: not each part's spread, which would be most of the answer."""
+    """Return whether a table of many runs has this column; each part's spread would be most of the answer."""
     return of.quantity is None or (of.place <= Place.FILE and of.quantity.of is None)
 
 
 def _options(entries: list[Entry]) -> list[Column]:
-    """The columns of all options that a sweep or a command line gave, and of what people compare runs by."""
-    given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where a run goes
+    """Return the columns of all options that were given, and of the facts that people compare runs by."""
+    given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where files go
     columns = [*map(column, sorted(given)), *COMPARED]
     return list({option.name: option for option in columns}.values())
 
@@ -101,20 +101,20 @@ def _listed(name: str, entry: Entry, columns: list[Column]) -> Json:
 
 
 def _stamp(folder: Path) -> str:
-    """Another one as soon as there is something new to be shown of the run."""
+    """Return a stamp that changes when there is something new to show of the run."""
     shown = (folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace"))
     return " ".join(str(path.stat().st_mtime_ns) for path in shown if path.exists())
 
 
 def _column(column: Column) -> Json:
-    """How it is called and shown, what it means, and in which group it is."""
+    """Return a column's name, title, meaning and group, and how its figures are shown."""
     of = column.quantity
     shown = None if of is None else {"unit": of.shown_unit, "scale": of.scale, "digits": of.digits}
     return {name: getattr(column, name) for name in ("name", "title", "meaning", "group")} | {"shown": shown}
 
 
 def table_of(table: Table) -> Json:
-    """``table`` as the pages draw it: the headings, and each cell's text."""
+    """Return ``table`` as the pages draw it: the headings, and each cell's text."""
     return {
         "title": table.title,
         "headings": [{"title": heading.title, "figure": heading.figures} for heading in table.headings],
@@ -126,7 +126,7 @@ def table_of(table: Table) -> Json:
 
 
 def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
-    """The run called ``name``: its table and lines as the terminal shows them, and every figure, by sections.
+    """Return the page of the run ``name``: its table and lines as on the terminal, and every figure, by sections.
 
     Raises:
         RecordError: it is a cell that left no run.
@@ -152,7 +152,7 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
 
 
 def _owners(record: RunRecord) -> Json | None:
-    """``other`` of a step by action, with the name that people read."""
+    """Return the actions of ``other`` in a step, with their display names."""
     owned = record.other_by_owner
     if owned is None:
         return None
@@ -161,7 +161,7 @@ def _owners(record: RunRecord) -> Json | None:
 
 
 def _causes(record: RunRecord) -> Json:
-    """Bytes by what they are for and by the part of the step in whose peak they are."""
+    """Return bytes by cause, and by the part of the step in whose peak they are."""
     bytes_of: Json = {}
     for of in GROUPS["Memory by cause"]:
         if (value := of.get(record)) is not None:
@@ -170,10 +170,9 @@ def _causes(record: RunRecord) -> Json:
 
 
 def _steps(entry: Entry, most: int) -> Json:
-    """Columns of the timed stages, means over the ranks, in SI; ``error`` where a run's file is missing or damaged.
+    """Return columns of the timed stages, means over the ranks, in SI; ``error`` where a file is missing or damaged.
 
-    Of ``of`` steps ``every``-th one; the first ``warmup`` of these are in no summary. ``clocks`` that tell them apart;
-    how many ``ranks``.
+    Every ``every``-th of ``of`` steps is there; the first ``warmup`` of them are in no summary.
     """
     record = entry.record
     if record is None or not record.steps:  # it never began a step
@@ -203,7 +202,7 @@ def _steps(entry: Entry, most: int) -> Json:
 
 
 def _times(rows: Sequence[StepRow], clock: str) -> Json:
-    """Columns of the parts that took time, and of the step; None where a device died before it said so."""
+    """Return columns of the parts that took time, and of the step; None where a device died before it said so."""
     known = [row.seconds is not None or clock == "host" for row in rows]
     columns = {
         part: [_short(row.time(part, clock)) if is_known else None for row, is_known in zip(rows, known, strict=True)]
@@ -213,7 +212,7 @@ def _times(rows: Sequence[StepRow], clock: str) -> Json:
 
 
 def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
-    """Each odd step, with what is said of it and its time on both clocks."""
+    """Return each odd step with its text and its time on both clocks."""
     rows = {row.step: row for row in steps}
     texts = {of.step: odd_text(of, len(record.rank_step_s) > 1) for of in record.odd_steps if of.step in rows}
     return [
@@ -224,12 +223,13 @@ def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
 
 
 def _short(seconds: float) -> float:
-    """To a nanosecond: its other digits would be half of an answer."""
+    """Return ``seconds`` to a nanosecond."""
+    # The other digits would be half of an answer's bytes.
     return round(seconds, 9)
 
 
 def kernels(entry: Entry, most_rows: int | None = None) -> Json:
-    """The run's kernel tables by their file's name, rank 0's first; ``why`` there is none where there is none."""
+    """Return the run's kernel tables by file name, rank 0's first, or ``why`` there is none."""
     tables = {file.name: _kernel_table(file, most_rows) for file in kernel_files(entry.folder)}
     return {"tables": tables, "why": None if tables else _no_kernels(entry)}
 
@@ -238,7 +238,7 @@ _OF_KERNEL = ("phase", "kind", "name", "operator", "module", "module_type", "cal
 
 
 def _kernel_table(file: Path, most_rows: int | None) -> Json:
-    """Its rows, of one step, as ``report`` has them, and its answers; ``error`` where it is damaged."""
+    """Return the rows of one step, as ``report`` has them, and the answers; ``error`` where the file is damaged."""
     try:
         table = read_kernels(file)
     except RecordError as error:

@@ -24,14 +24,15 @@ from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
-"""A line of its own, and indentation: a sixth of the modules. None of them has a text of several lines."""
+"""Comment lines and indentation, a sixth of the modules. No module has a text of several lines to be broken."""
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
 def bundled(entry: Path) -> str:
-    """The module ``entry`` and all that it imports from its folder, each a function's body, so that names stay apart.
+    """Return the module ``entry`` with all that it imports from its folder as one script.
 
-    Understands what our modules have: imports by name or of the whole, exports where a name is declared, no circles.
+    Each module becomes the body of a function, which keeps its names apart. Only what our modules use is understood:
+    imports by name or of the whole module, exports where a name is declared, no circular imports.
     """
     scripts: dict[str, str] = {}
     _add(entry, scripts)
@@ -62,10 +63,10 @@ form-action 'none'"
 _ALL_STEPS = 3_000
 _ALL_KERNELS = 5_500
 _KERNEL_RUNS = 100
-"""What makes a page large is shared out among its runs: steps and rows of kernels, which are of so many of the runs."""
+"""The limits on what makes a page large: the steps and rows of kernels of all runs, and the runs that have kernels."""
 
 _DIGITS = 6
-"""As many as any figure is shown with."""
+"""The significant digits of numbers in a page; no figure is shown with more."""
 
 
 def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:
@@ -97,7 +98,7 @@ def _document(collection: Collection, table: Table | None, policy: str, *scripts
 
 
 def _answers(collection: Collection, table: Table | None) -> dict[str, answers.Json]:
-    """What the script is answered that asks for a route; of a run, by its name."""
+    """Return the answer to each route that the script asks for; those of runs by their name."""
     runs, searches = _named(collection)
     listing = answers.listing(runs, "this page", collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
@@ -121,7 +122,7 @@ def _answers(collection: Collection, table: Table | None) -> dict[str, answers.J
 
 
 def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
-    """Each by its folder, from one above what all have in common: ``demo/version_0``."""
+    """Return runs and searches by their folder, from one above what all have in common: ``demo/version_0``."""
     named = [*(run.folder for run in collection.entries), *(search.folder for search in collection.searches)]
     folders = [Path(os.path.realpath(folder)) for folder in named]
     above = Path(os.path.commonpath([folder.parent for folder in folders])).parent if folders else Path()
@@ -131,7 +132,7 @@ def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveR
 
 
 def _rounded(value: Any) -> Any:
-    """``value`` with its numbers as precise as they are shown: their other digits would be half of the page."""
+    """Return ``value`` with its numbers as precise as they are shown: the other digits would be half of the page."""
     if isinstance(value, dict):
         return {key: _rounded(of) for key, of in value.items()}
     if isinstance(value, (list, tuple)):
@@ -140,14 +141,14 @@ def _rounded(value: Any) -> Any:
 
 
 def _held(kind: str, name: str, content: bytes) -> str:
-    """An element that holds ``content`` as the page's script unpacks it (unpack.js), when it is asked for."""
+    """Return an element with the packed ``content``, which the page's script (unpack.js) unpacks on demand."""
     return f'<script type="text/plain" data-{kind}="{name}" data-bytes="{len(content)}">{packed(content)}</script>'
 
 
 def packed(content: bytes) -> str:
-    """``content`` compressed, as text in which HTML finds no markup: seven bits a character.
+    """Return ``content`` compressed as text without markup, seven bits a character.
 
-    A character that HTML would change or read as the beginning of a tag (NUL, CR, ``<``) stands 256 places further up.
+    Characters that HTML would change or read as a tag (NUL, CR, ``<``) are moved up by 256.
     """
     import lzma  # which some builds of Python lack
 
@@ -161,11 +162,11 @@ def packed(content: bytes) -> str:
 
 @cache
 def _plotly() -> tuple[str, str]:
-    """The element that holds plotly.js, and the digest of its text."""
+    """Return the element that holds plotly.js, and the digest of its text."""
     script = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return _held("script", "plotly", script), digests([script])
 
 
 def digests(scripts: Iterable[bytes]) -> str:
-    """Of ``scripts`` in a page, as its policy names those that may run."""
+    """Return the digests of ``scripts`` as a page's Content-Security-Policy lists those that may run."""
     return " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in scripts)

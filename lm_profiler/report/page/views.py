@@ -31,8 +31,7 @@ from lm_profiler.report.run.waterfall_text import (
 
 
 def searched(searches: Mapping[str, ImproveRecord]) -> list[Json]:
-    """By name, the one that began last first. ``way`` is in seconds, its texts under
-    ``way_titles``; empty where nothing helped."""
+    """Return the searches by name, the latest first; ``way`` is in seconds, and empty where nothing helped."""
     latest = sorted(searches.items(), key=lambda of: of[1].started, reverse=True)
     return [_search(name, record) for name, record in latest]
 
@@ -55,9 +54,10 @@ def _search(name: str, record: ImproveRecord) -> Json:
 
 
 def ranks(entry: Entry) -> Json:
-    """A row a rank: ``own`` of each of the ``phases``, how much that is ``above`` that of the fast ranks, what
-    it waits; and the same of its own work ``by_column``, of which ``columns`` are the first steps. Or ``why`` there
-    are none. In seconds of the mean step.
+    """Return a row for each rank in seconds of the mean step, or ``why`` there are none.
+
+    A row has the rank's ``own`` work in each of the ``phases``, how much that is ``above`` the fast ranks', its
+    waiting, and the excess ``by_column`` of the heat map, whose ``columns`` are their first steps.
     """
     record = entry.record
     if record is None or record.ranks is None:
@@ -101,13 +101,14 @@ def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Se
 
 
 def _in_order(known: Ranks) -> list[RankTimes]:
-    """By rank; where not all are there, those with most own work first."""
+    """Return the ranks in order; where the record has only some of them, those with most own work first."""
     whole = len(known.by_rank) == known.heard
     return sorted(known.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
 
 
 def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "") -> list[float]:
-    """Each less the median of those that are fast: of all ranks, where the record knows theirs but not each of them."""
+    """Return the seconds of each rank less the median of the fast ones."""
+    # The record has only the extremes of many ranks, and the median of all of them.
     if known is not None and len(known.by_rank) < known.heard:
         return [one - known.own[part].median_s for one in seconds]
     if len(seconds) < 2:
@@ -117,7 +118,7 @@ def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "")
 
 
 def _heard(known: Ranks) -> str:
-    """Not all may have said when they came."""
+    """Return how many ranks there are, and how many of them said when they came."""
     ranks = counted(known.world, "rank")
     return ranks if known.heard == known.world else f"{known.heard:,} of {ranks}"
 
@@ -137,9 +138,9 @@ def _no_ranks(record: RunRecord) -> str:
 
 
 def why(entry: Entry) -> Json:
-    """``terms`` in the order of their bars and the ``step`` that they add up to; or ``why`` there are none.
+    """Return the ``terms`` in the order of their bars and the ``step`` that they add up to, or ``why`` there are none.
 
-    Of ``pieces`` each is seconds of a phase; those of no known phase have an empty name. Texts are in ms.
+    ``pieces`` are seconds by phase; those of no known phase have an empty name. Texts are in ms.
     """
     record = entry.record
     if record is None or record.waterfall is None:

@@ -1,4 +1,4 @@
-"""What all pictures share: the colours, the style, a new figure, a legend, titles that stay within it."""
+"""The parts that all pictures share: colours, style, a new figure, a legend, titles that stay within it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PART_COLOURS = {
 }
 
 SERIES_COLOURS = ("#44AA99", "#AA4499", "#CC6677", "#117733")
-"""For lines that are not parts of a step (Tol muted teal, purple, rose, green): none means a phase. Markers tell
-more of them apart."""
+"""Colours of lines that are not parts of a step (Tol muted teal, purple, rose, green); none of them means a phase.
+Markers tell more lines apart."""
 
 PALE = "#888888"
-"""Shading, grids and what has no figure: readable on white and on dark."""
+"""The colour of shading, grids and what has no figure, readable on white and on dark."""
 
 _MULTIPLY, _EACH, _ROWS, _MOVE = SERIES_COLOURS
 
@@ -45,8 +45,8 @@ KIND_LOOKS = {
     "other": (PALE, ""),
     "idle": (PALE, "/"),
 }
-"""Colour and hatching (as matplotlib and plotly name it) of what a kernel does, in the order of a stack: kinds that
-work alike share a colour."""
+"""The colour and the hatching (as matplotlib and plotly name it) of each kind of kernel, in the order of a stack. Kinds
+that work alike share a colour."""
 
 
 STYLE: dict[Any, Any] = {
@@ -68,7 +68,7 @@ _CHARACTERS_AN_INCH = 13  # of DejaVu Sans at 9 points, capitals aside
 
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
-    """A figure of so many inches, and its axes."""
+    """Return a figure of so many inches, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -76,7 +76,7 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 
 
 def legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:
-    """A patch for each (label, colour), above the figure."""
+    """Add a patch for each (label, colour) above the figure."""
     from matplotlib.patches import Patch
 
     if colours:
@@ -85,7 +85,7 @@ def legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:
 
 
 def known_points(figures: Iterable[tuple[float, Estimate]], scale: float) -> Sequence[Sequence[float]]:
-    """Places, values, and how far intervals reach below and above them: of those that are known, times ``scale``."""
+    """Return places, values times ``scale``, and how far intervals reach below and above, of the known figures."""
     points = []
     for at, of in figures:
         if of.value is not None:
@@ -95,23 +95,23 @@ def known_points(figures: Iterable[tuple[float, Estimate]], scale: float) -> Seq
 
 
 def error_bars(figures: Iterable[Estimate]) -> str:
-    """What the bars of error are; empty where there are none."""
+    """Return what the error bars are; empty where there are none."""
     counts = [figure.n for figure in figures if figure.low is not None]
     parts = ["with 95 % interval"] * (1 in counts) + ["of repeats, the extremes"] * (max(counts, default=1) > 1)
     return "; ".join(parts)
 
 
 def wrapped(text: str, inches: float) -> str:
-    """``text`` on at most two lines that are not wider than ``inches``; what has no room is left out."""
+    """Return ``text`` on at most two lines no wider than ``inches``; the rest is left out."""
     width = max(8, int(inches * _CHARACTERS_AN_INCH))
     return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
 
 
 def inches(texts: Sequence[str]) -> float:
-    """About how wide the longest of ``texts`` is, by a wide estimate."""
+    """Return a generous estimate of the width of the longest of ``texts``, in inches."""
     return max(map(len, texts), default=0) / (_CHARACTERS_AN_INCH - 2)
 
 
 def thinned(count: int, most: int) -> range:
-    """Every k-th of ``count`` places, so that ``most`` at most are left."""
+    """Return every k-th of ``count`` places, so that at most ``most`` are left."""
     return range(0, count, max(1, -(-count // most)))

@@ -1,4 +1,4 @@
-"""Entries against what varies among them, for pictures."""
+"""Groups of entries by what varies among them, for pictures."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from lm_profiler.usage_error import UsageError
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that differ in nothing that is known of them; ``columns`` are what the groups of a picture differ in."""
+    """Entries that differ in no known fact; ``columns`` are the facts that the groups of a picture differ in."""
 
     entries: Merged
     columns: Sequence[Column]
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """Of ``columns``, to look up by: lists and mappings of the config as text."""
+        """The values of ``columns`` as a key; lists and mappings of the config are text."""
         values = [of.get(self.entries[0]) for of in self.columns]
         return tuple(x if x is None or isinstance(x, (bool, int, float)) else str(x) for x in values)
 
     @property
     def label(self) -> str:
-        """Beside an axis that says what of: a single value alone."""
+        """The name beside an axis with a title: a single value stands alone."""
         return ", ".join(_word(of, self.entries[0], bare=len(self.columns) == 1) for of in self.columns)
 
     @property
     def told(self) -> str:
-        """On its own: each value says what it is of."""
+        """The name on its own: each value comes with its title."""
         return ", ".join(_word(of, self.entries[0]) for of in self.columns)
 
 
 def trouble(entries: Merged) -> str:
-    """How the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
+    """Return how the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
     ended = merged.status(entries, merged.WORDS)
     return "" if ended == "ok" else ended
 
 
 def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> list[Group]:
-    """``entries`` in the order of ``by``, a fact or an option; where it is None, of the first that varies.
+    """Group ``entries``, in the order of ``by``, a fact or an option; where it is None, of the first one that varies.
 
-    With ``numbers`` rather of the context length, or else of an option that is a number: lines need one. That is the
-    first column of all groups, the others are what else varies.
+    With ``numbers`` that is the context length, or else an option that is a number, which lines need on their axis. It
+    is the first column of all groups; the others are what else varies.
 
     Raises:
         UsageError: there is no such fact or option, or it is a figure.
@@ -66,9 +66,9 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
-    """What the entries differ in: the options that were given, the facts that people compare by, other options.
+    """Return what the entries differ in: options that were given, facts that people compare by, other options.
 
-    A value that nobody knows, of a run that died early, is no difference.
+    An unknown value, as of a run that died early, is no difference.
     """
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
     axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, merged.set_apart(entries)))}
@@ -77,7 +77,7 @@ def varying(entries: Sequence[Entry]) -> list[Column]:
 
 
 def _word(of: Column, entry: Entry, bare: bool = False) -> str:
-    """A fact of ``entry`` for people: ``bf16-mixed``, ``compiled``, ``batch 4``; numbers may be ``bare``."""
+    """Return a fact of ``entry`` for people: ``bf16-mixed``, ``compiled``, ``batch 4``; numbers may be ``bare``."""
     value, title = of.get(entry), of.title.rpartition(".")[2]
     if value is None:
         return f"no {title}" if merged.unset(entry, of) else f"{title} unknown"
@@ -90,7 +90,8 @@ _SPOKEN = {("compile", True): "compiled", ("compile", False): "eager"}
 
 
 def stack(group: Group) -> dict[str, float]:
-    """Seconds of each part of the group's step, scaled to add up to it: medians over several runs do not."""
+    """Return the seconds of each part of the group's step, which add up to it."""
+    # Medians over several runs do not add up: the parts are scaled to the step.
     typical = {part: estimated(group.entries, COLUMNS[TIMES[part].name]).value for part in PARTS}
     known = {part: seconds for part, seconds in typical.items() if seconds is not None}
     step, total = estimated(group.entries, COLUMNS[TIMES["step"].name]).value, sum(known.values())
@@ -98,7 +99,7 @@ def stack(group: Group) -> dict[str, float]:
 
 
 def lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups by what they are called beside the first column: a line each, over the first column's values."""
+    """Return the groups of each line, which runs over the values of the first column, by the line's name."""
     by_label: dict[str, list[Group]] = {}
     for group in groups:
         by_label.setdefault(Group(group.entries, group.columns[1:]).label, []).append(group)
@@ -106,7 +107,7 @@ def lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def places(groups: Sequence[Group]) -> tuple[dict[Any, float], bool]:
-    """Where each value of the first column stands on an axis, and whether these are numbers; others stand in a row."""
+    """Return the place of each value of the first column on an axis, and whether the values are numbers."""
     values = dict.fromkeys(group.values[0] for group in groups)
     numbers = all(map(is_number, values))
     return {value: value if numbers else place for place, value in enumerate(values)}, numbers

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a bar a group, cut into its parts."""
+"""The pictures of runs: a bar of phases for each group, and figures against what varies."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 _BARS_WIDTH = 8.0
 _NAMES_ROOM = 2.6
-"""Inches for the names: more goes on a second line."""
+"""The width of the names in inches; longer ones have a second line."""
 _MOST_NAMED = 100
-"""More bars than that are drawn without names of their own but for every k-th."""
+"""The most bars that have a name each; of more bars every k-th has one."""
 
 
 def phases(groups: Sequence[Group]) -> Figure:
-    """Bars read from above: the means of a group's parts, which add up to its step, with its interval."""
+    """Draw a bar for each group, from the top: the means of its parts, which add up to its step, with its interval."""
     count, scale = len(groups), TIMES["step"].scale
     figure, axes = new_figure(_BARS_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMED))
     stacks = [stack(group) for group in groups]
@@ -86,12 +86,12 @@ def _explained(steps: Sequence[Estimate], named: range) -> list[str]:
 
 
 def _reach(step: Estimate) -> float:
-    """How far to the right a bar reaches, with its interval, in ms."""
+    """Return how far to the right a bar reaches with its interval, in ms."""
     return (step.high or step.value or 0.0) * TIMES["step"].scale
 
 
 def _said(step: Estimate, ended: str) -> str:
-    """What stands beside a bar; on two lines where that is long."""
+    """Return the text beside a bar, on two lines where it is long."""
     if step.value is None:
         return shortened(ended)
     ms = TIMES["step"].show(step.value, digits=1)
@@ -100,9 +100,10 @@ def _said(step: Estimate, ended: str) -> str:
 
 KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu")
 WAY_DOWN = "improve"
-"""The kind that is no picture of runs, but of a search among them."""
+"""The kind of picture that shows a search of ``improve`` instead of runs."""
 SUFFIXES = (".png", ".svg", ".pdf")
 
+# Without a date equal figures make equal files.
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":")
@@ -172,12 +173,12 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
 
 
 _MOST_WORDS = 12
-"""Lines in a legend, and below an axis: of more there is the number."""
+"""The most lines in a legend, and below an axis; of more, only the number is shown."""
 _WIDTH, _MOST_TICKS = 7.2, 24
 
 
 def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
-    """``figure`` against the first column, a line for each combination of the others."""
+    """Draw ``figure`` against the first column, a line for each combination of the others."""
     assert figure.quantity is not None
     figures = [estimated(group.entries, figure) for group in groups]
     if all(of.value is None for of in figures):
@@ -206,7 +207,7 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, color: str, **look: Any) -> None:
-    """A point for each figure; on the axis, a cross where there is none."""
+    """Draw a point for each figure, and a cross on the axis where there is none."""
     x, y, *around = known_points(points, scale)
     axes.errorbar(x, y, yerr=around, color=color, capsize=3, **look)
     missing = [x for x, figure in points if figure.value is None]
@@ -215,7 +216,7 @@ def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, co
 
 
 def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
-    """A line for each group that has no point, or of which only some repeats speak: what became of it."""
+    """Return a line on how each group ended that has no point, or a point of some of its repeats only."""
     told = []
     for group, figure in zip(groups, figures, strict=True):
         if word := trouble(group.entries) or ("unknown" if figure.value is None else ""):
@@ -224,7 +225,8 @@ def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
 
 
 def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
-    """A tick at each value that was run; doubling values stand at equal distances."""
+    """Draw a tick at each value that was run."""
+    # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
     if numbers and 0 < 4 * min(ticks.values()) <= max(ticks.values()):
         axes.set_xscale("log", base=2)
     shown = [list(ticks.items())[at] for at in thinned(len(ticks), _MOST_TICKS)]

@@ -1,4 +1,4 @@
-"""The time of every step: a panel a run, or of many runs a line each."""
+"""The time of every step: a panel for each run, or a line for each of many runs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _TOLD = 3
 _WIDTH = 8.0
 _MOST_PANELS = 30
 _NAMED = 8
-"""Lines in one panel that a reader can follow; those of further runs are grey."""
+"""The most lines in one panel that a reader can follow; those of further runs are grey."""
 _DASHES = ("-", "--")
 _LINEAR = 3.0
-"""A first step that compiled is a hundred times the others: from this many medians on the axis is logarithmic."""
+"""How many medians the slowest step may take on a linear axis; a first step that compiles takes a hundred."""
 
 
 def steps(groups: Sequence[Group]) -> Figure:
-    """Every step that was timed, warm-up shaded; no point is left out."""
+    """Draw every step that was timed, with the warm-up shaded; no point is left out."""
     runs = [(_called(group, entry), entry) for group in groups for entry in group.entries]
     return _panels(runs) if len(runs) <= _MOST_PANELS else _together(runs)
 
 
 def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
-    """A panel a run, each with its own scale of time."""
+    """Draw a panel for each run, each with its own scale of time."""
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
     figure, grid = new_figure(_WIDTH, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
@@ -58,17 +58,15 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
 
 
 def _called(group: Group, entry: Entry) -> str:
-    """What tells a run from all others."""
+    """Return the name that tells a run from all others."""
     if entry.cell is not None:
         return group.told + (f" (repeat {entry.cell.repeat})" if entry.cell.repeat else "")
     return group.told if len(group.entries) == 1 else f"{group.told} ({COLUMNS['name'].get(entry)})"
 
 
 def _series(entry: Entry) -> list[StepRow]:
-    """Each warm-up and measured step, averaged over the ranks, as other stages are not timed; none if unreadable.
-
-    A device that died never said how long its last steps took: those are left out.
-    """
+    """Return the warm-up and measured steps, averaged over the ranks; none if they cannot be read."""
+    # Other stages are not timed, and a device that died never said how long its last steps took.
     try:
         timed = entry.rows.of_stages("warmup", "measure")
     except RecordError:
@@ -77,7 +75,7 @@ def _series(entry: Entry) -> list[StepRow]:
 
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:
-    """What is wrong with the ``steps.csv`` of runs that finished steps, a line each: no picture shows those."""
+    """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
     problems = []
     for entry in entries:
         if entry.record is not None and any(entry.record.steps.values()):
@@ -107,7 +105,7 @@ def _panel(axes: Axes, entry: Entry) -> None:
 
 
 def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
-    """A ring around each; the worst ones with their cause."""
+    """Draw a ring around each odd step, and the cause beside the worst ones."""
     if not odd:
         return
     scale = TIMES["step"].scale
@@ -128,7 +126,7 @@ def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
 
 
 def _scale(axes: Axes, ms: Sequence[float]) -> None:
-    """From 0, so that lengths can be compared; logarithmic where one step would press the others flat."""
+    """Scale the axis from 0, so that lengths can be compared, or by logarithm where one step is far slower."""
     if min(ms) > 0 and max(ms) > _LINEAR * median(ms):
         from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
@@ -141,7 +139,7 @@ def _scale(axes: Axes, ms: Sequence[float]) -> None:
 
 
 def _together(runs: Sequence[tuple[str, Entry]]) -> Figure:
-    """More runs than a page has room for, in one panel: those whose steps differ most by name, the others grey."""
+    """Draw many runs in one panel: those whose steps differ most in colour with their names, the others grey."""
     figure, axes = new_figure(_WIDTH, 5.0)
     scale = TIMES["step"].scale
     known = [(name, rows) for name, entry in runs if (rows := _series(entry))]
@@ -167,7 +165,7 @@ def _together(runs: Sequence[tuple[str, Entry]]) -> Figure:
 
 
 def _thin(axes: Axes, lines: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """A quiet line for each run that has no name."""
+    """Draw a thin grey line for each run that has no name."""
     from matplotlib.collections import LineCollection
 
     opacity = max(0.08, min(0.6, 30 / max(1, len(lines))))
@@ -176,6 +174,6 @@ def _thin(axes: Axes, lines: Sequence[Sequence[tuple[int, float]]]) -> None:
 
 
 def _uneven(rows: Sequence[StepRow]) -> float:
-    """The slowest measured step over the median one; 1 where none was measured."""
+    """Return the slowest measured step over the median one; 1 where none was measured."""
     seconds = [row.time("step") for row in rows if row.stage == "measure"]
     return max(seconds) / median(seconds) if seconds and median(seconds) else 1.0

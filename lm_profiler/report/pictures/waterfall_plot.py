@@ -26,15 +26,15 @@ _MOST_PANELS = 12
 _WIDTH = 8.0
 _STEP = "measured step"
 _TOLD = 0.01
-"""From this share of the step on it stands beside a bar."""
+"""The least share of the step that is written beside a bar."""
 _SEEN = 0.002
-"""Of the step: a phase that takes less is in no legend."""
+"""The least share of the step with which a phase is in the legend."""
 _SCALE = TIMES["step"].scale
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """A run: its bars, and the measured step cut into its phases, which are empty where they are unknown."""
+    """A run: its bars, and the measured step by phase, which is empty where that is unknown."""
 
     title: str
     fall: Waterfall
@@ -43,14 +43,14 @@ class _Panel:
 
     @property
     def said(self) -> dict[str, tuple[float, str]]:
-        """By term, how far a bar reaches to the right, and what stands there."""
+        """How far each term's bar reaches to the right, and the text that stands there."""
         told = {of.term.name: (of.start_s + max(of.term.seconds, 0.0), self._share(of)) for of in self.rungs}
         step = f"{step_text(self.fall).partition(' [')[0]} ms"
         return told | {_STEP: (max(self.fall.step_s, self.fall.ci_high or 0.0), step)}
 
     @property
     def parts(self) -> set[str]:
-        """The phases that can be seen."""
+        """The phases that are large enough to be seen."""
         stacks = [self.step, *(rung.pieces for rung in self.rungs)]
         return {part for of in stacks for part, seconds in of.items() if seconds >= _SEEN * self.fall.step_s}
 
@@ -60,7 +60,7 @@ class _Panel:
 
 
 def waterfalls(groups: Sequence[Group]) -> Figure:
-    """Two panels a row, with the same terms and the same scale of time; below them the runs that have none, and why.
+    """Draw two panels a row, with the same terms and scale of time, and below them why other runs have none.
 
     Raises:
         UsageError: no run has a waterfall, or more have one than there is room for.
@@ -117,14 +117,14 @@ def _draw(panels: Sequence[_Panel], without: Sequence[str]) -> Figure:
 
 
 def _terms(panels: Sequence[_Panel]) -> list[str]:
-    """All that occur, in the order of a waterfall; those of a later version before what is unexplained."""
+    """Return all terms that occur, in the order of a waterfall; those of a later version before the unexplained."""
     occurring = dict.fromkeys(rung.term.name for panel in panels for rung in panel.rungs)
     known = [name for name in TERMS if name in occurring]
     return [*known[:-1], *(name for name in occurring if name not in TERMS), *known[-1:]]
 
 
 def _bars(axes: Axes, panel: _Panel, rows: Mapping[str, int]) -> None:
-    """Each term in the colours of its phases; thin lines lead from one bar to the next."""
+    """Draw each term in the colours of its phases, with thin lines from one bar to the next."""
     ends = [*(rows[rung.term.name] for rung in panel.rungs[1:]), rows[_STEP]]
     for rung, below in zip(panel.rungs, ends, strict=True):
         row, end = rows[rung.term.name], (rung.start_s + rung.term.seconds) * _SCALE
@@ -144,7 +144,7 @@ def _bars(axes: Axes, panel: _Panel, rows: Mapping[str, int]) -> None:
 
 
 def _stack(axes: Axes, row: int, start_s: float, pieces: Mapping[str, float]) -> None:
-    """``pieces`` of a bar one behind the other; hatched is what is of no known phase."""
+    """Draw the ``pieces`` of a bar one after the other; those of no known phase are hatched."""
     for part, seconds in pieces.items():
         of = {"color": PART_COLOURS[part]} if part else {"facecolor": "#DDDDDD", "edgecolor": PALE, "hatch": "////"}
         look: dict[str, Any] = {"lw": 0, **of}
@@ -153,7 +153,7 @@ def _stack(axes: Axes, row: int, start_s: float, pieces: Mapping[str, float]) ->
 
 
 def _end(panels: Sequence[_Panel], width: float) -> float:
-    """Where the axis of ``width`` inches ends, so that what is written behind the bars stays within the figure."""
+    """Return where the axis of ``width`` inches ends, so that the texts behind the bars stay within the figure."""
     said = [told for panel in panels for told in panel.said.values()]
     ends = (end_s * _SCALE * width / max(width - 0.2 - inches([text]), 1.0) for end_s, text in said)
     return max(ends) or 1.0
@@ -163,7 +163,7 @@ _WAY_WIDTH = 7.2
 
 
 def way_down(record: ImproveRecord) -> Figure:
-    """Bars below each other; behind each, pale, what the change saved, and over its end the interval.
+    """Draw a bar for each step of a search; behind it, pale, what the change saved, and over its end the interval.
 
     Raises:
         UsageError: nothing was kept.

@@ -1,4 +1,4 @@
-"""What a run's record says otherwise, once it is concluded anew."""
+"""The table of what changes in a record when it is concluded anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADINGS = (Heading("field", "changed"), Heading("before", "the record"), Headi
 
 
 def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
-    """A row a field; one line where nothing differs."""
+    """Return a row for each field that differs; one line where none does."""
     if not changes:
         return Table(above=[f"{folder}: this version says the same"])
     rows = [[TableCell(of.field, of.field), _cell(of.before), _cell(of.now)] for of in changes[:_SHOWN]]

@@ -21,12 +21,12 @@ _SHOWN = 3  # phases that a verdict names
 
 
 def as_json(comparison: Comparison) -> str:
-    """Every field of the comparison, in SI units."""
+    """Return every field of the comparison as JSON, in SI units."""
     return json.dumps(asdict(comparison), indent=1) + "\n"
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A row for the step, each part of it, tokens/s and each peak; differences above, verdict and notes below."""
+    """Return a table with a row for each of ``rows``, differences of the settings above, verdict and notes below."""
     small = {TIMES[row.part].title for row in comparison.phases if _small(row)}
     body = []
     for texts in rows(comparison):
@@ -38,7 +38,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def opening(comparison: Comparison) -> list[str]:
-    """What is compared, and in what it differs."""
+    """Return lines on what is compared, and on the differences of the two sides' settings."""
     lines = [f"{label}: {_folders(folders)}" for label, folders in (("A", comparison.a), ("B", comparison.b))]
     if comparison.unlike:
         lines += ["not the same work on the same device (A → B):", *_listed(comparison.unlike)]
@@ -51,7 +51,7 @@ def opening(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """A row for the step, each part of it, work and waiting, tokens/s, each peak; texts, one for each of ``HEADER``."""
+    """Return a row of texts for the step, each part, work and waiting, tokens/s, each peak, as ``HEADER`` has them."""
     parts = (comparison.step, comparison.forward_backward, *comparison.phases)
     texts = [_cells(TIMES[part.part], part.a_s, part.b_s, part) for part in parts]
     texts += [_cells(QUANTITIES[of.part], of.a_s, of.b_s, of) for of in comparison.ranks]
@@ -61,7 +61,7 @@ def rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | MemoryChange) -> list[str]:
-    """Times stand without their unit: the header says it."""
+    """Return the texts of one row; times have no unit, which the header names."""
     shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
     title = of.title if of.unit == "s" else of.heading
     share = change.of_step if isinstance(change, PartChange) else None
@@ -70,7 +70,7 @@ def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | M
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """The verdict, what it rests on, what to be careful with, and what to do where it is unclear."""
+    """Return lines on the verdict, the cost of compilation, what to be careful with, and how to be surer."""
     lines = [f"verdict: {verdict_line(comparison)}"]
     if comparison.compilation is not None:
         lines.append(f"compilation: {_compilation_line(comparison.compilation)}")
@@ -85,7 +85,7 @@ def closing(comparison: Comparison) -> list[str]:
 
 
 def verdict_line(comparison: Comparison) -> str:
-    """The step's word with its figures, and the phases that made it."""
+    """Return the verdict on the step with its figures, and the phases that made the difference."""
     step = comparison.step
     if step.interval is None:
         return f"{step.verdict}: too few or too unlike steps to tell; repeat"
@@ -111,7 +111,7 @@ def _compilation_line(of: Compilation) -> str:
 
 
 def _small(row: PartChange) -> bool:
-    """It moves the step by less than is called a change: whatever its own word, it is no news."""
+    """Return whether the part moves the step by less than counts as a change, whatever its own verdict."""
     return row.of_step is not None and abs(row.of_step) < MARGIN
 
 
@@ -129,7 +129,7 @@ def _how_to_be_sure(comparison: Comparison) -> str:
 
 
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
-    """Nothing where there is no ratio; what to do where it says nothing."""
+    """Return the ratio with its interval; empty where there is none, or advice where it is unknown."""
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))

@@ -1,4 +1,4 @@
-"""What ``improve`` found, in words: a row for each change, what all of them bring together, and how it ended."""
+"""The findings of ``improve`` in words: a row for each change, what all of them save together, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _STYLES = {
     **dict.fromkeys(("UNDECIDED", "FAILED", "REFUSED", "NUMERICS"), "yellow"),
 }
 _NEAR = 1.1
-"""A ratio below it has three digits behind the point: two would not tell it from 1."""
+"""The ratio below which three digits behind the point are shown: two would not tell it from 1."""
 
 
 def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
-    """A row for each change that was tried, in that order; ``folder`` is where the files are, if they are to be named.
+    """Return a row for each change in the order of the trials; with ``folder``, also the command that runs the result.
 
-    An interval stands behind what was saved; it says nothing of how good the choice among many was, as the line of the
-    total does.
+    The interval of a single change does not account for having chosen among many; the line of the total does.
     """
     rows = [_row(of) for of in record.tried]
     below = [headline(record), *_lines(record)]
@@ -36,7 +35,7 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
 
 
 def headline(record: ImproveRecord) -> str:
-    """What all accepted changes bring together, or that nothing helped."""
+    """Return what all accepted changes save together, or that nothing helped."""
     if record.ended == "failed":
         return "the first setting does not run to its end: nothing could be compared with it"
     if record.final is not None:
@@ -50,7 +49,7 @@ def headline(record: ImproveRecord) -> str:
 
 
 def final_line(final: Final) -> str:
-    """``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
+    """Return the total: ``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
     around = f"[{ratio_text(final.low)}, {ratio_text(final.high)}]"
     unsure = "" if final.low > 1.0 else "; that it is faster at all is not sure"
     anew = f"measured anew in {counted(final.pairs, 'pair')}"
@@ -58,7 +57,7 @@ def final_line(final: Final) -> str:
 
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
-    """Of each point of the way the step in ms and its interval, to as many digits as the first setting's step has."""
+    """Return the step in ms and its interval for each point of the way, with as many digits as the first step."""
     digits = digits_of(record.way[0].step_s) if record.way else 0
     return [(ms_text(of.step_s, digits), _around(of.low_s, of.high_s, digits)) for of in record.way]
 
@@ -68,16 +67,17 @@ def _around(low_s: float | None, high_s: float | None, digits: int) -> str:
 
 
 def ratio_text(ratio: float) -> str:
+    """Return a ratio with two digits behind the point, or three near 1."""
     return f"{ratio:.{2 if ratio >= _NEAR else 3}f}"
 
 
 def verdict_text(of: Tried) -> str:
-    """The word, and whether the change was kept; of one that is under way, that."""
+    """Return the verdict and whether the change was kept; ``being tried`` while there is none."""
     return "being tried" if of.verdict is None else f"{of.verdict}, kept" if of.accepted else of.verdict
 
 
 def saved_text(of: Tried) -> str:
-    """Milliseconds of a step with their interval, to as many digits as the step has; empty where unknown."""
+    """Return the saved ms of a step with their interval, with as many digits as the step; empty where unknown."""
     if of.saved_s is None or of.a_s is None:
         return ""
     digits = digits_of(of.a_s)
@@ -85,12 +85,13 @@ def saved_text(of: Tried) -> str:
 
 
 def _ms(seconds: float, digits: int) -> str:
-    """Where it rounds to nought, without a sign."""
+    """Return milliseconds; what rounds to 0 has no sign."""
+    # Adding 0.0 turns -0.0 into 0.0.
     return ms_text(round(seconds, digits + 3) + 0.0, digits)
 
 
 def _row(of: Tried) -> list[TableCell]:
-    """A cell for each of ``TRIED_COLUMNS``."""
+    """Return a cell for each of ``TRIED_COLUMNS``."""
     step = "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
     at_most = "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
     memory = "" if of.a_bytes is None or of.b_bytes is None else _bytes_from_to(of.a_bytes, of.b_bytes)
@@ -117,7 +118,7 @@ def _from_to(before_s: float, after_s: float) -> str:
 
 
 def numerics_text(of: Numerics) -> str:
-    """How far off loss and gradients are, and whether that is beyond the tolerance."""
+    """Return how far off loss and gradients are, and whether that is beyond the tolerance."""
     known = {what: share for what, share in (("loss", of.loss), ("gradients", of.gradients)) if share is not None}
     off = ", ".join(f"{what} {_share(share)}" for what, share in known.items() if share)
     word = {True: "", False: "too much", None: "unknown"}[of.within]
@@ -129,7 +130,7 @@ def _share(share: float) -> str:
 
 
 def _lines(record: ImproveRecord) -> Iterator[str]:
-    """How it ended, why changes were not taken, and what those that were may change."""
+    """Yield how the search ended, why changes were not kept, and what the kept ones may change."""
     yield _end(record)
     if record.first_s is not None and not record.way:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
@@ -145,7 +146,7 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
 
 
 def _memory_line(final: Final) -> Iterator[str]:
-    """Where the peak is not the SAME, as times are."""
+    """Yield a line on the peak where it differs by more than counts as the SAME for times."""
     first, last = final.first_bytes, final.final_bytes
     if first is not None and last is not None and abs(last - first) > MARGIN * first:
         yield f"memory {_bytes_from_to(first, last)}"

@@ -1,4 +1,4 @@
-"""Where the device's time goes, for the terminal: kinds by phase, the largest kernels, and what people ask of them."""
+"""The tables of kernels: kinds by phase, the largest kernels, and answers to common questions about them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PASSES = ("forward", "backward")
 
 
 def kernel_answers(table: KernelTable) -> list[tuple[str, str]]:
-    """Which kernel takes most of a pass, the matrix products' share, and softmax against them inside attention.
+    """Return questions and answers: the largest kernel of each pass, the matmuls' share, softmax inside attention.
 
-    Names come from the table's rows alone: of what was left out (``rest``) they know nothing.
+    Names come from the table's rows alone, without those that were left out (``rest``).
     """
     if not _phases_s(table, table.phases):
         return []  # nothing was traced
@@ -26,7 +26,7 @@ def kernel_answers(table: KernelTable) -> list[tuple[str, str]]:
 
 
 def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
-    """The name that takes most of each pass, whoever calls it."""
+    """Return the kernel that takes most of each pass, summed over its callers."""
     answers, names = [], list[str]()
     for phase in _PASSES:
         sums: dict[str, tuple[float, int]] = {}
@@ -61,7 +61,7 @@ def _shares(table: KernelTable, kind: Kind) -> str:
 
 
 def _attention(table: KernelTable, phase: str) -> str | None:
-    """None where no module of the phase is called attention and no kernel of it is."""
+    """Return what takes time in the attention of a phase; None where no module and no kernel is called attention."""
     types = [(row.module, row.module_type) for row in table.rows if row.module and row.module_type]
     own = {module for module, type_ in types if _ATTENTION.search(type_)}
     below = tuple(f"{module}." for module in own)
@@ -81,7 +81,7 @@ def _attention(table: KernelTable, phase: str) -> str | None:
 
 
 def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
-    """What ran of ``kind`` in ``phases``, over all steps."""
+    """Return the seconds of ``kind`` in ``phases``, over all steps."""
     of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
     return sum(time.total_s for time in of_phases if time is not None)
 
@@ -95,26 +95,26 @@ def _total(rows: Iterable[KernelRow]) -> float:
 
 
 def _ms_with_unit(table: KernelTable, seconds: float) -> str:
-    """Of one step."""
+    """Return the time of one step, given that of all steps."""
     return TIMES["step"].show(seconds / table.steps)
 
 
 IDLE = "idle"
 
 _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-"""Parts of a kernel's name that tell a reader nothing."""
+"""The parts of a kernel's name that say nothing to a reader."""
 
 _LARGEST = 15
 
 
 def kernel_tables(table: KernelTable) -> list[Table]:
-    """Milliseconds a step by phase and kind; the largest kernels of all; and what people ask of them."""
+    """Return tables of ms a step by phase and kind, and of the largest kernels, and the answers about them."""
     answers = [f"{question}: {answer}" for question, answer in kernel_answers(table)]
     return [_by_kind(table), _largest(table), Table(above=answers)]
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
-    """A row for each phase and kind, and for each phase's idle time, of one step; ``share`` is of the step."""
+    """Return a row for each phase and kind, and for each phase's idle time, of one step; ``share`` is of the step."""
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
         kinds = [(kind, time.count, time.total_s) for kind, time in times.kinds.items()]
@@ -126,7 +126,7 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
 
 
 def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
-    """The largest kernels (or operators) first, of one step; ``share`` is of the step, ``mean_s`` of a call."""
+    """Return the kernels or operators of one step, the largest first; ``mean_s`` is the time of a call."""
     return [
         {
             **row.model_dump(exclude={"count", "total_s"}),
@@ -140,7 +140,7 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
 
 
 def _by_kind(table: KernelTable) -> Table:
-    """A row a phase, a column a kind that occurs, the largest first; the last row is the step."""
+    """Return a row for each phase and for the step, and a column for each kind that occurs, the largest first."""
     sums = {kind: kind_s(table, table.phases, kind) for phase in table.phases.values() for kind in phase.kinds}
     kinds = sorted(sums, key=lambda kind: -sums[kind])
     totals = [*(sums[kind] for kind in kinds), sum(phase.idle_s for phase in table.phases.values())]
@@ -158,7 +158,8 @@ def _by_kind(table: KernelTable) -> Table:
 
 
 def _largest(table: KernelTable) -> Table:
-    """The largest rows; behind the name, as that is what the pieces of a wide table are told apart by."""
+    """Return the largest kernels or operators."""
+    # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
     name = "kernel" if table.source == "kernels" else "operator"
     rows = [
         [

@@ -13,20 +13,21 @@ _FLOORS = [of.heading for of in (FLOOR, TIMES_FLOOR)]
 
 
 def phase_table(record: RunRecord) -> Table:
-    """A row for each phase that occurred, then forward + backward, and the step."""
+    """Return a row for each phase that occurred, then forward + backward, and the step."""
     host = record.environment is not None and record.environment.device_type != "cpu"
     titles = ["phase", "mean [95 % interval] (ms)", "std", "CV", "median", "p95", "share", *["host (ms)"] * host]
     rows = []
     for part in (*PARTS, "forward_backward", "step"):
-        # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
+        # Phases that this verb or loop lacks have no time. Without backward the sum would repeat the forward pass.
         of = "backward" if part == "forward_backward" else part
         if part == "step" or any(clock[of].max for clock in (record.time, record.host_time) if of in clock):
             rows.append((part, _cells(record, part, host)))
+    # On a shared machine the times say nothing about how far they are from a floor.
     return table_of(titles, rows, {} if record.contended else record.floors)
 
 
 def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]) -> Table:
-    """Texts by part, the last of them bold, with the parts' floors behind them where any is known."""
+    """Return a table of the texts of each part, the last row bold, with the floors of the parts where any is known."""
     known = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
     shown = [text + floor_texts(floors.get(part)) * known for part, text in rows]
     cells = [[TableCell(text, text, style="bold" if row is shown[-1] else "") for text in row] for row in shown]
@@ -35,14 +36,14 @@ def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floor
 
 
 def step_line(record: RunRecord) -> str:
-    """The measured step, its interval and its spread, where a table has no columns for them."""
+    """Return the measured step, its interval and its spread in a line, for tables without such columns."""
     _, mean, std, cv, median, p95, *_ = _cells(record, "step", host=False)
     spread = {"std": std, "CV": cv, "median": median, "p95": p95}
     return ", ".join([f"step: {mean} ms", *(f"{name} {value}" for name, value in spread.items() if value)])
 
 
 def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
-    """The time of ``part``, at last that on the ``host``'s own clock."""
+    """Return the texts of the row of ``part``; with ``host``, the last one is the time on the host's clock."""
     time = record.time[part]
     mean_s, step_s = time.mean or 0.0, record.time["step"].mean
     digits = _digits(mean_s)
@@ -67,7 +68,7 @@ def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
 
 
 def floor_texts(floor: Floor | None) -> list[str]:
-    """The least that a phase could take, with what that is of, and how many times as long it took."""
+    """Return the least time of a phase with what bounds it, and how many times as long the phase took."""
     if floor is None or floor.seconds is None or floor.seconds < LEAST_S:
         return ["", ""]
     of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
@@ -76,5 +77,5 @@ def floor_texts(floor: Floor | None) -> list[str]:
 
 
 def _digits(seconds: float) -> int:
-    """Behind the point, in milliseconds: three or four figures that mean something."""
+    """Return how many digits behind the point show a time in ms with three or four significant digits."""
     return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1

@@ -1,4 +1,4 @@
-"""The table of a plan: what each phase would hold, and the largest run that fits."""
+"""The tables of a plan: the planned memory of each phase, and settings that would need less."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
 
 def plan_table(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> Table:
-    """Of ``planned``, and of the largest ``context`` that fits into ``device``."""
+    """Return a row for each phase of ``planned``, with lines on what fits into ``device``."""
     rows = []
     for phase in (part for part in PARTS if part in planned.peaks):
         floor = floors.by_phase.get(phase)
@@ -37,14 +37,14 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
 
 
 def _without(causes: MemoryCauses | None, workspaces: int | None) -> MemoryCauses | None:
-    """``causes`` whose rest has no workspaces in it."""
+    """Return ``causes`` with the workspaces taken out of the rest."""
     if causes is None or causes.activations_and_rest is None:
         return causes
     return causes.model_copy(update={"activations_and_rest": causes.activations_and_rest - (workspaces or 0)})
 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
-    """Whether it fits, the largest that does, the floor, and what is not in it."""
+    """Return lines on whether it fits, the largest run that does, the floor, and what is not counted."""
     reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
     lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {_verdict(planned, device)}"]
     largest = []
@@ -75,13 +75,14 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:
-    """By the memory that surely holds the run, the figure of the table of remedies; less may do, down to the peak."""
+    """Return whether the run fits, with the memory that surely holds it."""
+    # The same figure as in the table of remedies; less memory may do, down to the peak.
     whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
     return f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
-    """The least that the step could take, and on what that rests."""
+    """Return lines on the least time of the step, and on the rates that it rests on."""
     if floors.seconds is None:
         return [f"floor of the step: unknown, as are the peaks of {device.name}"]
     rates = floors.rates
@@ -95,12 +96,12 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
 
 
 def _floor_ms(seconds: float) -> str:
-    """With a digit behind the point, or three figures where that would show few of them."""
+    """Return milliseconds with a digit behind the point, or three significant digits below 10 ms."""
     return f"{seconds * 1e3:,.1f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
 def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
-    """Of other settings of a run that may not fit into ``device``, each rehearsed, and its step's floor."""
+    """Return a row for each rehearsed setting that would need less, with the floor of its step."""
     if not tried:
         return Table(above=["no setting is known that would need less"])
     rows = []
@@ -115,7 +116,7 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
 
 
 def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
-    """A cell for each column; empty where its value is unknown."""
+    """Return a cell for each column; empty where its value is unknown."""
 
     def cell(of: Quantity) -> TableCell:
         value = of.get(values)
@@ -127,6 +128,6 @@ def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableC
 def _known(
     columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[Heading], list[list[TableCell]]]:
-    """Without the columns in which no row has anything."""
+    """Return headings and rows without the columns that are empty in all rows."""
     told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
     return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]

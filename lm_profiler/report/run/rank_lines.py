@@ -1,4 +1,4 @@
-"""Several ranks in the table and the lines at a run's end: each phase's own work, waiting, and who waits for whom."""
+"""The table and the lines of a run with several ranks: own work by phase, waiting, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from lm_profiler.report.tables.table import Table, ms_text
 
 WAITING = "waiting"
 _NAMED = 16
+"""The most ranks that a line names one by one."""
 _SEEN = 0.001
-"""Of the mean step: less of a phase is in no line."""
+"""The share of the mean step below which a phase's exposed communication is left out."""
 
 
 def own_work_table(record: RunRecord) -> Table:
-    """A row for each phase's own work, one for waiting, one for the step; of the median rank and both extremes."""
+    """Return rows of each phase's own work, of waiting and of the step, for the median rank and both extremes."""
     ranks = record.ranks
     assert ranks is not None
     titles = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
@@ -36,34 +37,35 @@ def own_work_table(record: RunRecord) -> Table:
 
 
 def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
-    """The rank with most is named where one has more than another."""
+    """Return the texts of a row; the rank with most is named where ranks differ."""
     middle, least, most = map(ms_text, (spread.median_s, spread.least_s, spread.largest_s))
     share = f"{spread.median_s / step_s:.1%}" if step_s else ""
     return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
 
 
 def _of_own(floor: Floor, own_s: float) -> Floor:
-    """Against own work: nobody waits faster."""
+    """Return ``floor`` against own work: a rank cannot wait faster."""
     return floor.model_copy(update={"times": own_s / floor.seconds if floor.seconds else None})
 
 
 def waiting_of(ranks: Ranks) -> RankSpread | None:
-    """Waiting in all phases together, over the ranks that the record has."""
+    """Return how waiting in all phases together differs over the ranks; None without ranks."""
     seconds = {of.rank: of.all_waiting_s for of in ranks.by_rank}
     if not seconds:
         return None
+    # The record keeps extreme ranks only where there are many, whose median is not that of all.
     middle = median(seconds.values()) if len(seconds) == ranks.heard else ranks.waiting_share * ranks.step_s
     most = max(seconds, key=lambda rank: seconds[rank])
     return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
 
 
 def ranks_lines(record: RunRecord) -> list[str]:
-    """Who waits for whom and what mending it would save; then what else is known."""
+    """Return who waits for whom and what mending it would save, and the lines on communication."""
     return [] if record.ranks is None else [f"ranks: {who_waits(record.ranks)}", *communication_lines(record.ranks)]
 
 
 def communication_lines(ranks: Ranks) -> list[str]:
-    """What no compute hides, and what one must know of all this."""
+    """Return a line on exposed communication, and the notes on the ranks."""
     exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
     lines = []
     if exposed:
@@ -74,7 +76,7 @@ def communication_lines(ranks: Ranks) -> list[str]:
 
 
 def who_waits(ranks: Ranks) -> str:
-    """For whom the others wait, how sure that is, and what mending it would save."""
+    """Return for whom the others wait, how sure that is, and what mending it would save."""
     of = ranks.finding
     waits = f"the mean rank waits {ms_text(ranks.waiting_share * ranks.step_s)} of {ms_text(ranks.step_s)} ms a step"
     if of.kind == "equal":
@@ -86,7 +88,7 @@ def who_waits(ranks: Ranks) -> str:
         return f"another rank is slow in {of.phase} each time; {waits}{saves}"
     if of.kind == "unsure":
         return f"{_doubted(ranks)}; {waits}"
-    if of.saves_s is None:  # of a later version
+    if of.saves_s is None:  # a kind that a later version has added
         return waits
     it = "it" if of.kind == "straggler" else "them"
     said = [_slow(ranks)]
@@ -100,6 +102,7 @@ def who_waits(ranks: Ranks) -> str:
 
 
 def _doubted(ranks: Ranks) -> str:
+    """Return which rank may be slow, and why that is not sure."""
     of = ranks.finding
     reasons = {
         "shared machine": "which other programs on this machine may have done",
@@ -116,7 +119,7 @@ def _doubted(ranks: Ranks) -> str:
 
 
 def _slow(ranks: Ranks) -> str:
-    """``rank 1 is 30.0 ms slower in data``: ranks that are slow in the same phases together, a phrase each."""
+    """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same phases share a phrase."""
     of = ranks.finding
     by_rank: defaultdict[int, list[SlowRank]] = defaultdict(list)
     for one in sorted(of.slow, key=lambda one: RANK_PARTS.index(one.phase) if one.phase in RANK_PARTS else 0):
@@ -125,7 +128,7 @@ def _slow(ranks: Ranks) -> str:
     for rank, its in sorted(by_rank.items()):
         where = ", ".join(f"{one.phase}{_when(one, of)}" for one in its)
         alike[where if its[0].phase == RANK_PARTS[-1] else f"in {where}"].append(rank)
-    if not alike:  # of version 0.2, which told one rank, or one host, in one phase
+    if not alike:  # a record of version 0.2, which names one rank or one host in one phase
         who = f"rank {of.rank}" if of.rank is not None else "slow ranks" if of.host is None else f"host {of.host}"
         return f"{who}: {_ms(of.excess_s or 0.0)} slower" + (f" in {of.phase}" if of.phase else "")
     told = []
@@ -137,7 +140,7 @@ def _slow(ranks: Ranks) -> str:
 
 
 def _who(its: list[int], ranks: Ranks, hosts: list[str]) -> str:
-    """Ranks with their hosts; all of a host by its name, of many the first."""
+    """Return the ranks with their hosts; all ranks of a host by its name, and the first one of many."""
     if ranks.finding.kind == "host":
         return f"the ranks of host {ranks.finding.host}"
     count = len(its) if len(its) < len(ranks.finding.slow) else max(len(its), ranks.finding.slow_ranks or 0)

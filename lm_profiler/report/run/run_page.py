@@ -1,4 +1,4 @@
-"""What is printed at the end of a run, and the page of all that its record knows."""
+"""The tables printed at the end of a run, and the page of everything in its record."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from lm_profiler.report.tables.table_columns import device_of
 
 _WAITS_SHOWN = 2
 _SAID = 0.05
-"""Of the step: less of what no phase covers is not told at a run's end."""
+"""The share of the step from which ``other`` is broken down at a run's end."""
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
-    """At a run's end: what binds it and what to do, phases, throughput, memory, precision; or how the run died.
+    """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died.
 
-    Above all what changes how these are read. With ``verbose`` all else that its page begins with, too.
+    With ``verbose`` the table has all lines of ``summary_lines``, without only those of ``end_lines``.
     """
     audit = Table()
     if record.numerics is not None:
@@ -56,7 +56,7 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
 
 
 def end_lines(record: RunRecord) -> list[str]:
-    """What the table of a run's end needs beside it: a line each, where there is something to say."""
+    """Return the lines below the table of a run's end, each where there is something to say."""
     rates = [*_rates(record), *_utilisation(record)]
     other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
     steps = step_lines(record) if record.ranks is None else [step_line(record), *step_lines(record)]
@@ -67,7 +67,7 @@ def end_lines(record: RunRecord) -> list[str]:
         *_memory(record)[:1],
         *waits,
         *other,
-        *slack_lines(record),  # asked for
+        *slack_lines(record),  # who asked for delays wants to see them
         *odd_lines(record)[:1],
         *(f"note: {note}" for note in record.notes),
         *failure_lines(record),
@@ -75,7 +75,7 @@ def end_lines(record: RunRecord) -> list[str]:
 
 
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
-    """All that is known of a run, in sections; what it does not know is left out."""
+    """Return everything in a run's record, in sections; what is unknown is left out."""
     said = [
         *failure_lines(record),
         *verdict_lines(record),
@@ -91,18 +91,16 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
 
 
 def time_table(record: RunRecord) -> Table:
-    """A row for each phase that occurred, and the step; below them what else is to be said.
-
-    Of several ranks each phase's own work, and waiting: a phase that ends in a collective takes as long on all of them.
-    """
+    """Return a row for each phase that occurred and for the step, with the summary lines below."""
     if not record.time or not record.time["step"].n:
         return Table(below=summary_lines(record))
+    # A phase that ends in a collective takes as long on all ranks: own work and waiting tell them apart.
     table = phase_table(record) if record.ranks is None else own_work_table(record)
     return replace(table, title=headline(record), below=summary_lines(record))
 
 
 def headline(record: RunRecord) -> str:
-    """What was measured, where; or what became of it."""
+    """Return what was measured and where; for a run without measured steps, how it ended."""
     if not record.time or not record.time["step"].n:
         return f"{record.name}: {record.verb}, {record.status}"
     device = device_of(record.environment)
@@ -113,7 +111,8 @@ def headline(record: RunRecord) -> str:
 
 
 def summary_lines(record: RunRecord) -> list[str]:
-    """Throughput, memory, first step, notes and failure: a line each. The step, where its table has no room for it."""
+    """Return a line each on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
+    # The table of own work has no columns for the step's spread.
     lines = [step_line(record)] if record.ranks is not None and record.time else []
     if rates := [*_rates(record), *_utilisation(record)]:
         lines.append(", ".join(rates))
@@ -137,7 +136,7 @@ def summary_lines(record: RunRecord) -> list[str]:
 
 
 def _memory(record: RunRecord) -> list[str]:
-    """Peaks of the run; the peak of each phase, where the device tells; and the causes of the highest."""
+    """Return the peaks of the run, the peak of each phase where the device tells, and the causes of the highest."""
     of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
     at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"
     causes = [of for of in GROUPS["Memory by cause"] if of.of == at and of.get(record)]
@@ -151,7 +150,7 @@ def _memory(record: RunRecord) -> list[str]:
 
 
 def _planned(record: RunRecord) -> list[str]:
-    """The planned peak, and what became of it."""
+    """Return the planned peak, and how the measured one compares."""
     if record.planned is None:
         return []
     if record.planned.peak is None:
@@ -169,7 +168,7 @@ def _planned(record: RunRecord) -> list[str]:
 
 
 def _waits(record: RunRecord) -> list[str]:
-    """The lines that make the host wait for the device, those that do it most first."""
+    """Return a line on the code that makes the host wait for the device, the most frequent first."""
     waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
     told = [f"{sync.call or sync.function} ({_file(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]]
     more = [f"{counted(len(waits) - _WAITS_SHOWN, 'more line')}"] if len(waits) > _WAITS_SHOWN else []
@@ -177,12 +176,12 @@ def _waits(record: RunRecord) -> list[str]:
 
 
 def _file(path: str) -> str:
-    """By its name; a library's by whose it is."""
+    """Return the file's name; for library code, the path inside site-packages."""
     return path.partition("site-packages/")[2] or Path(path).name
 
 
 def failure_lines(record: RunRecord) -> list[str]:
-    """Where and why the run died, in one line; none where it did not."""
+    """Return where and why the run died, in one line; none where it did not."""
     failure = record.failure
     if failure is None:
         return []
@@ -193,7 +192,7 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def _rates(record: RunRecord) -> list[str]:
-    """Tokens/s with their interval; samples/s where tokens are unknown."""
+    """Return tokens/s with their interval, or samples/s where tokens are unknown."""
     for what in ("tokens", "samples"):
         rate, count = QUANTITIES[f"{what}_per_s"], QUANTITIES[f"{what}_per_step"].get(record)
         if count is not None:
@@ -203,7 +202,7 @@ def _rates(record: RunRecord) -> list[str]:
 
 
 def _utilisation(record: RunRecord) -> list[str]:
-    """Against the datasheet, and against the machine's own matrix product; nothing where others used the machine."""
+    """Return the utilisation against the datasheet and against the measured matmul rate; none on a shared machine."""
     use = record.utilisation
     if use is None or record.contended:
         return []
@@ -218,7 +217,7 @@ def _utilisation(record: RunRecord) -> list[str]:
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
-    """Loss in both, and how far output and gradients are off."""
+    """Return the loss in both precisions, and how far output and gradients are off."""
     losses = " against ".join("not finite" if x is None else f"{x:.6g}" for x in (audit.loss, audit.reference_loss))
     output, gradients = ("unknown" if x is None else f"{x:.2%}" for x in (audit.output_error, audit.gradient_error))
     text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
@@ -230,10 +229,9 @@ _ACTIONS_SHOWN = 4
 
 
 def other_lines(record: RunRecord) -> list[str]:
-    """The measured ``other``, and what it was while each action was timed, by the longest of these; or none.
+    """Return a line with the measured ``other``, and with what it was while each action was timed, by its actions.
 
-    Of several ranks it is the first one's. The line's parts add up to the second figure: timing every
-    action takes some time itself.
+    The actions add up to the second figure: timing each of them takes some time itself.
     """
     owned = record.other_by_owner
     if owned is None or not owned.actions:

@@ -1,4 +1,4 @@
-"""What a record knows, group by group as the registry has it: facts, and tables of what a run has several of."""
+"""The sections of a run's page, a group of the registry each: its facts, and tables of its lists."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 
 
 def waterfall_tables(record: RunRecord) -> list[Table]:
-    """The terms and the largest contributors of each; none without a waterfall."""
+    """Return tables of the terms and of the largest contributors of each; none without a waterfall."""
     fall = record.waterfall
     return [] if fall is None else [table for table in (_terms_table(fall), _largest_contributors(fall)) if table.rows]
 
 
 def _terms_table(fall: Waterfall) -> Table:
-    """A row a term, and the step that they add up to; of the phases those that occur."""
+    """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
     name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
-    ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # of a version before
+    ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # one traced step, or an older record
     occurring = {
         part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)
     }
@@ -63,7 +63,7 @@ def _terms_table(fall: Waterfall) -> Table:
 
 
 def _largest_contributors(fall: Waterfall) -> Table:
-    """The largest of each term, behind its title."""
+    """Return the largest contributors of each term, behind its title."""
     rows, left = [], 0
     for term in fall.terms:
         of_term = contributors(term, fall).rows
@@ -74,7 +74,7 @@ def _largest_contributors(fall: Waterfall) -> Table:
 
 
 def contributors(term: Term, fall: Waterfall) -> Table:
-    """What ``term`` consists of, the largest first."""
+    """Return the contributors of ``term``, the largest first."""
     digits = digits_of(fall.step_s)
     ranked = sorted(term.contributors, key=lambda of: -of.seconds)
     count = [TableCell(of.count, f"{of.count:,g}") for of in ranked]
@@ -111,22 +111,22 @@ _LISTS_OF = {
 }
 _STEPS = ("odd_steps", "step_counters")
 _SPARSE = (*_STEPS, "ranks.by_rank", "findings", "other_by_owner.actions")
-"""Of these no column stands where no row has anything."""
+"""The lists whose columns are left out where no row has a value."""
 _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
-"""Lists of bare figures: what each is of, and the number of the first."""
-_TERMS = "Terms of the waterfall"  # stands in its own table
+"""The lists of bare figures: what numbers their rows, and the first number."""
+_TERMS = "Terms of the waterfall"  # `waterfall_tables` shows them
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
 
 
 def shown(of: Quantity, record: RunRecord) -> str:
-    """A figure with its unit, and its interval where it has one."""
+    """Return a figure with its unit, and its interval where it has one."""
     ends = of.interval(record)
     return of.fit(of.get(record)) + (f" [{', '.join(of.show(end, unit=False) for end in ends)}]" if ends else "")
 
 
 def sections(record: RunRecord) -> list[Table]:
-    """All figures that ``record`` has: times by phase, then a section for each group; empty ones are left out."""
+    """Return all figures of ``record``: times by phase, then a section for each group; empty ones are left out."""
     times = [of for title in _TIMES for of in GROUPS[title]]
     device, host = ([of for of in times if of.path.startswith("host_") is on_host] for on_host in (False, True))
     tables = [_families(record, device, "Time of a step (ms)")]
@@ -140,31 +140,32 @@ def sections(record: RunRecord) -> list[Table]:
 
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
-    """Its facts with what they mean; below them its list, and its families."""
+    """Return the tables of one group: its facts with their meanings, its lists, and its families."""
     alone = [of for of in group if of.of is None]
     several = _families(record, [of for of in group if of.of is not None])
     lists = [list_table(record, path) for path in _LISTS_OF.get(title, ())]
     tables = [known_table(record, alone, _words(record, title)), *lists, several]
     tables += waterfall_tables(record) if title == "Waterfall" else []
     tables = [table for table in tables if table.rows]
+    # The first table carries the title of the section, whichever it is.
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
 
 
 def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Sequence[str]] = ()) -> Table:
-    """Of ``group`` what is known, with its meaning; then what is said in ``words``."""
+    """Return the known figures of ``group`` with their meanings, and then the rows of ``words``."""
     rows = [[of.title, shown(of, record), of.meaning] for of in group if of.get(record) is not None]
     return text_table(("", "", ""), [*rows, *words], left=3)
 
 
 def _words(record: RunRecord, title: str) -> list[list[str]]:
-    """What the record says of the model and the machine in words."""
+    """Return rows of what the record says of the model and the machine in words."""
     part: BaseModel | None = {"Model": record.model, "Machine": record.environment}.get(title)
     said = {} if part is None else {name: _said(value) for name, value in part.model_dump().items()}
     return [[name.replace("_", " "), text, ""] for name, text in said.items() if text]
 
 
 def _said(value: Any) -> str:
-    """Empty for numbers: those are figures."""
+    """Return ``value`` as text; empty for numbers, which are figures of their own."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_said(of)}" for name, of in value.items())
     if isinstance(value, list):
@@ -173,13 +174,13 @@ def _said(value: Any) -> str:
 
 
 def list_table(record: RunRecord, path: str) -> Table:
-    """The first rows of what ``record`` has several of at ``path``; none where it has none."""
+    """Return a table with the first rows of the list at ``path``; empty where the record has none."""
     items: Any = record
     for key in path.split("."):
         items = getattr(items, key, None)
     if not items or (path == "rank_step_s" and len(items) < 2):
         return Table()
-    # Of steps only what this machine counts, and where something has a cause; of ranks the phases that occur.
+    # Steps show only what this machine counts, ranks only the phases that occur: there 0 is nothing too.
     nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
     columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
     headings = headings_of(columns)
@@ -193,15 +194,15 @@ def list_table(record: RunRecord, path: str) -> Table:
 
 
 def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
-    """Of a step nothing where nothing happened to it; what is usual has no step."""
+    """Return the cell of one column in one row of the list at ``path``."""
     value = of.get(row)
-    if value is None and path in _SPARSE:
+    if value is None and path in _SPARSE:  # the row of counters without a step holds the usual ones
         return TableCell(None, "median" if of.name == "step" else "")
     return TableCell(value, of.show(value, unit=False))
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
-    """A row for each part of the step, a column for each family of ``group``; those that are known."""
+    """Return a row for each part of the step and a column for each family of ``group``, as far as they are known."""
     cells: dict[str, dict[str, str]] = {}
     for of in group:
         part = of.of or of.path.split(".")[1]
@@ -214,7 +215,7 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
 
 
 def _cell(record: RunRecord, of: Quantity) -> str:
-    """Times to the digits that mean something, in the unit that the title has; nothing for no time and no memory."""
+    """Return one figure of a family: times with four digits in the title's unit; empty for no time and no memory."""
     value = of.get(record)
     if value is None or (not value and of.shown_unit):
         return ""

@@ -1,4 +1,4 @@
-"""What the delays of the ``whatif`` stage say, in a few lines."""
+"""The results of the ``whatif`` stage in a few lines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from lm_profiler.record.run import PlaceSlack, RunRecord, Saving, Slack
 _WHOLE = ("loader", "compute")
 
 _REACHED = 0.99
-"""Of the largest delay that was tried: a larger one may cost nothing too."""
+"""The share of the largest delay from which a slack counts as "or more": a larger delay may cost nothing either."""
 
 
 def slack_lines(record: RunRecord) -> list[str]:
-    """The slack of each place; then what a faster place would save, each at the middle one of its speed-ups.
-
-    Of a loader without workers that needs no figures, where no delay of any place was for nothing.
-    """
+    """Return the slack of each place, and what a faster place would save at the middle one of its speed-ups."""
     slack = record.slack
     if slack is None:
         return []
@@ -31,7 +28,7 @@ def slack_lines(record: RunRecord) -> list[str]:
 
 
 def _in_turns(slack: Slack) -> bool:
-    """All on one thread, as far as their delays tell."""
+    """Return whether loader and host share one thread: no delay of any place costs nothing."""
     places = slack.places
     return not slack.workers and len(places) > 1 and all(of.place != "device" and not of.slack_low_s for of in places)
 
@@ -41,20 +38,20 @@ def _of_place(of: Saving) -> str:
 
 
 def middle_savings(slack: Slack) -> dict[str, Saving]:
-    """Of each faster place the middle one of its speed-ups."""
+    """Return the middle one of the speed-ups of each place."""
     by_place = {of.place: [each for each in slack.savings if each.place == of.place] for of in slack.savings}
     return {place: savings[len(savings) // 2] for place, savings in by_place.items()}
 
 
 def known_slack(of: PlaceSlack) -> tuple[float | None, tuple[float, float] | None]:
-    """The largest delay that costs nothing, with its interval; without one it is that or more, None is unknown."""
+    """Return the largest delay that costs nothing and its interval; without an interval it may be more."""
     if of.slack_high_s >= _REACHED * of.largest_s:
         return of.slack_low_s or None, None
     return of.slack_s, (of.slack_low_s, of.slack_high_s)
 
 
 def slack_text(of: PlaceSlack) -> str:
-    """The same in words."""
+    """Return the slack of a place in words."""
     slack_s, interval = known_slack(of)
     if slack_s is None:
         return "unknown"
@@ -62,11 +59,11 @@ def slack_text(of: PlaceSlack) -> str:
 
 
 def _saving(of: Saving) -> str:
-    by = f" {_ms(of.faster_s)} ms a step" if of.saves_s else ""  # of what saves nothing it does not matter by how much
+    by = f" {_ms(of.faster_s)} ms a step" if of.saves_s else ""  # if it saves nothing, the speed-up does not matter
     what = f"making {'the ' * (of.place == 'loader')}{of.place}{by} faster"
     return f"{what} would save {_ms(of.saves_s)} ms a step [{_ms(of.low_s)}, {_ms(of.high_s)}]"
 
 
 def _ms(seconds: float) -> str:
-    """Three figures, but nothing below a microsecond."""
+    """Return milliseconds with three significant digits, but none below a microsecond."""
     return f"{float(f'{seconds * 1e3:.3g}'):.3f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""What is concluded of a run, in words: what binds it, whether it was steady, and which steps were odd."""
+"""The conclusions on a run in words: what binds it, whether it was steady, and which steps were odd."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lm_profiler.record.run import Finding, OddStep, RunRecord, Steadiness, Step
 _ODD_SHOWN = 3
 
 _SLOW_CLOCK = 0.75
-"""Under this share of the highest SM clock a GPU's figures say more about its cooling than about the program."""
+"""The share of the highest SM clock below which a GPU's figures say more about its cooling than about the program."""
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
-    """What binds the run and whether it was steady, in one line; what to do next, in another."""
+    """Return a line on what binds the run and whether it was steady, and a line on what to do next."""
     verdict, steadiness = record.verdict, record.steadiness
     if verdict is None:
         return []
@@ -30,7 +30,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def bound_text(verdict: Verdict) -> str:
-    """What binds the run and how one sees it."""
+    """Return what binds the run and how one sees it."""
     if verdict.because is None:  # of version 0.2
         bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "no bottleneck found"
         return f"{bound if verdict.certain else 'bottleneck unknown'}: {verdict.evidence}"
@@ -42,6 +42,8 @@ def bound_text(verdict: Verdict) -> str:
 
 
 def _because(verdict: Verdict) -> str:
+    """Return the sentence that ``verdict.because`` names, with its figures."""
+    # All sentences are formed, most of them with facts that this verdict does not have.
     facts = defaultdict(float, verdict.facts)
     share = "" if verdict.share is None else f"{verdict.share:.0%}"
     if verdict.share_low is not None and verdict.share_high is not None:
@@ -78,7 +80,7 @@ def _launching(facts: Mapping[str, float]) -> str:
 
 
 def next_text(record: RunRecord) -> str:
-    """What to do next, with what it would save at most."""
+    """Return what to do next, with what it would save at most."""
     if not record.findings:
         if record.verdict is not None and record.verdict.advice:  # of version 0.2
             return record.verdict.advice
@@ -87,19 +89,19 @@ def next_text(record: RunRecord) -> str:
 
 
 def findings_lines(record: RunRecord) -> list[str]:
-    """A line for each other finding: what else could be done, and what it could save."""
+    """Return a line for each finding but the first: what else could be done, and what it could save."""
     return [f"also: {finding_text(finding, record)}" for finding in record.findings[1:]]
 
 
 def finding_text(finding: Finding, record: RunRecord) -> str:
-    """What to do about it, and what that could save."""
+    """Return what to do about ``finding``, and what that could save."""
     could = "could save" if finding.may else "saves"
     text = remedy_of(finding, record)
     return f"{text} It {could} at most {duration_text(finding.saves_s)} ({finding.share:.0%}) of a step."
 
 
 def step_lines(record: RunRecord) -> list[str]:
-    """The course of the measured steps, and what their mean consists of: a line each where there is anything to say."""
+    """Return a line on the course of the measured steps and one on what their mean consists of, where there is news."""
     of = record.steadiness
     if of is None or of.first is None or of.level_s is None:
         return [f"steps: {of.evidence}"] if of is not None and of.evidence else []
@@ -108,7 +110,7 @@ def step_lines(record: RunRecord) -> list[str]:
 
 
 def _course(of: Steadiness) -> list[str]:
-    """Trend or levels, and which steps the figures are of."""
+    """Return phrases on the trend or the levels, and on the steps that the figures are of."""
     if of.rise:
         return [f"the level {'rises' if of.rise > 0 else 'falls'} by {abs(of.rise):.1%} over the run"]
     if len(of.levels) < 2:
@@ -133,7 +135,7 @@ def _warmed(of: Steadiness) -> list[str]:
 
 
 def _parts(of: Steadiness) -> str:
-    """``step: 119.6 ms = 117.4 level + 2.2 every 5th step (+11 %)``."""
+    """Return the mean step as a sum: ``step: 119.6 ms = 117.4 level + 2.2 every 5th step (+11 %)``."""
     parts = [(of.level_s or 0.0, "level")]
     if (pattern := of.pattern) is not None:
         which = ordinal(pattern.every) if len(pattern.slow) == 1 else f"{len(pattern.slow)} of {pattern.every}"
@@ -145,13 +147,13 @@ def _parts(of: Steadiness) -> str:
 
 
 def ordinal(number: int) -> str:
-    """``2nd``, ``5th``."""
+    """Return ``number`` as an ordinal: ``2nd``, ``5th``."""
     ends = {1: "st", 2: "nd", 3: "rd"}
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"
 
 
 def _words(steadiness: Steadiness) -> str:
-    """What may be said of the run's steps, the gravest first."""
+    """Return the words for the run's steps, the gravest first."""
     if steadiness.word is None:
         return "too few steps to tell whether it is steady"
     text = ", ".join(steadiness.words)
@@ -166,7 +168,7 @@ def _words(steadiness: Steadiness) -> str:
 
 
 def odd_lines(record: RunRecord) -> list[str]:
-    """A line for each of the three worst steps, and how many more there are."""
+    """Return a line for each of the three worst steps, and how many more there are."""
     several = len(record.rank_step_s) > 1
     told = [f"odd: {odd_text(odd, several)}" for odd in worst_first(record.odd_steps)[:_ODD_SHOWN]]
     more = len(record.odd_steps) - _ODD_SHOWN
@@ -174,7 +176,7 @@ def odd_lines(record: RunRecord) -> list[str]:
 
 
 def odd_text(odd: OddStep, ranks: bool = False) -> str:
-    """What the step took, where, and why; of several ``ranks`` the one that the cause is of."""
+    """Return how long the step took, where and why; with ``ranks`` also the rank that the cause is of."""
     excess = f"{'+' if odd.excess_s > 0 else '-'}{duration_text(abs(odd.excess_s))}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
     text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x what others take, {excess} in {odd.part}"
@@ -187,7 +189,7 @@ def odd_text(odd: OddStep, ranks: bool = False) -> str:
 
 
 def _clock(telemetry: Telemetry | None) -> list[str]:
-    """A slow or throttled GPU makes every figure above slow: that is part of the verdict."""
+    """Return a phrase on a GPU that was slow or throttled, which makes all other figures slow."""
     if telemetry is None:
         return []
     reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""

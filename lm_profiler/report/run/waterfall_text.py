@@ -1,4 +1,4 @@
-"""The waterfall in words: why a step takes as long as it does, what could be saved, or why nobody knows."""
+"""The waterfall in words: why a step takes as long as it does, what could be saved, or why that is unknown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from lm_profiler.record.text import shortened
 from lm_profiler.report.tables.table import digits_of, ms_text
 
 _SMALL = 0.01
-"""Terms below this share of the step are told together on the terminal, and promise too little to be named there."""
+"""The share of the step below which terms are summed up on the terminal, and are not named as places to save."""
 _NOTHING = 1e-3
+"""The share of a term below which what no phase is known of is rounding."""
 _MOST_NAMED = 2
 _UNSURE = 0.1
-"""Of the step. If more is unexplained, any term may have taken more than the trace has seen, and has no ceiling."""
+"""The share of the step that may be unexplained. Beyond it any term may be longer than the trace shows: no ceilings."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A term as it is drawn: it begins ``start_s`` after the step's, where the one before it ends.
+    """A term as it is drawn: it begins ``start_s`` after the step begins, where the term before it ends.
 
     ``text`` is its time in ms, rounded so that all of them add up to the step's own text.
     """
@@ -33,19 +34,19 @@ class Rung:
 
     @property
     def signed_text(self) -> str:
-        """What it adds to those before it, or takes from them; the ideal begins at nought."""
+        """The text with its sign; the ideal, which begins at 0, has none."""
         return self.text if self.term.name == "ideal" or self.text.startswith("-") else f"+{self.text}"
 
     @property
     def pieces(self) -> dict[str, float]:
-        """Its seconds by phase, in the order of a step; under an empty name what no phase is known of."""
+        """Its seconds by phase, in the order of a step; those of no known phase have an empty name."""
         known = {part: seconds for part in PARTS if (seconds := self.term.phases.get(part))}
         rest = self.term.seconds - sum(known.values())
         return known | ({"": rest} if abs(rest) > _NOTHING * abs(self.term.seconds) else {})
 
 
 def rungs(fall: Waterfall) -> list[Rung]:
-    """The terms whose time can be read, in the record's order; the ideal and what is unexplained always."""
+    """Return the terms whose text is not 0, in the record's order, and always the ideal and the unexplained."""
     texts = term_texts(fall)
     drawn, start_s = [], 0.0
     for term in fall.terms:
@@ -57,7 +58,7 @@ def rungs(fall: Waterfall) -> list[Rung]:
 
 
 def not_drawn(fall: Waterfall) -> str:
-    """What becomes of the terms that have no bar; empty where all have one."""
+    """Return a sentence on the terms that have no bar; empty where all have one."""
     drawn = {rung.term.name for rung in rungs(fall)}
     without = [term.name for term in fall.terms if term.name not in drawn]
     nothing = [title_in(fall, name) for name in without if name not in fall.untold]
@@ -71,40 +72,41 @@ def _is_nought(text: str) -> bool:
 
 
 def title_in(fall: Waterfall, name: str) -> str:
-    """What a term is called; nothing is said to be beyond a bandwidth that nobody knows."""
+    """Return the title of a term in this waterfall."""
+    # Without a known bandwidth the two terms of memory-bound kernels are one.
     unknown = name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None
     return "memory-bound" if unknown else term_title(name)
 
 
 def of_the_step(record: RunRecord) -> dict[str, float]:
-    """Seconds of each phase in the step that the terms add up to; empty where they are unknown.
-
-    Records that do not know them have the shares of the mean step.
-    """
+    """Return the seconds of each phase in the step that the terms add up to; empty where they are unknown."""
     fall = record.waterfall
     if fall is not None and fall.step_phases:
         return {part: seconds for part in PARTS if (seconds := fall.step_phases.get(part))}
+    # Records of earlier versions have only the shares of the mean step.
     step_s = fall.step_s if fall is not None else 0.0
     return {part: share * step_s for part in PARTS if (share := record.shares.get(part))}
 
 
 def step_text(fall: Waterfall) -> str:
-    """The step in ms with its interval, to four places: as ``report`` shows it anywhere."""
+    """Return the step in ms with its interval, to four digits, as ``report`` shows it everywhere."""
     return TIMES["step"].rounded(fall.step_s, *interval_of(fall))
 
 
 def interval_of(fall: Waterfall) -> tuple[float, float] | tuple[()]:
+    """Return the 95 % interval of the step; empty where there is none."""
     return () if fall.ci_low is None or fall.ci_high is None else (fall.ci_low, fall.ci_high)
 
 
 def term_texts(fall: Waterfall) -> dict[str, str]:
-    """The time of each term in ms, by its name, so that all of them add up to the step's text."""
+    """Return the time of each term in ms, by its name, rounded so that all of them add up to the step's text."""
     texts = _adding_up([term.seconds for term in fall.terms], fall.step_s)
     return dict(zip((term.name for term in fall.terms), texts, strict=True))
 
 
 def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
-    """``seconds`` in ms to as many digits as ``total_s`` has, by largest remainders: as printed, they add up to it."""
+    """Return ``seconds`` in ms with as many digits as ``total_s``; the texts add up to that of ``total_s``."""
+    # The largest-remainder method: round all down, then give the missing units to those that lost most.
     digits = digits_of(total_s)
     units = [value * TIMES["step"].scale * 10**digits for value in seconds]
     whole = [math.floor(unit) for unit in units]
@@ -117,9 +119,9 @@ def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
 
 
 def why_lines(record: RunRecord) -> list[str]:
-    """What the mean step consists of, in one line that adds up; where most could be saved, in another.
+    """Return the mean step as a sum in one line, and the places where most could be saved in another.
 
-    Of a run that was to be traced and has no waterfall, why not; of others nothing.
+    A run that planned a trace and has no waterfall gets the reason; other runs without one get no line.
     """
     fall = record.waterfall
     if fall is not None and record.contended:
@@ -135,7 +137,7 @@ def why_lines(record: RunRecord) -> list[str]:
 
 
 def _small_together(fall: Waterfall) -> list[tuple[str, str]]:
-    """Titles and ms: the ideal, the others by their size, the small ones as one, and what is unexplained."""
+    """Return titles and ms: the ideal, the others by their size, the small ones as one, and the unexplained."""
     between = [rung for rung in rungs(fall) if rung.term.name not in ("ideal", "unexplained")]
     small = [rung for rung in between if rung.term.seconds < _SMALL * fall.step_s]
     ranked = sorted((r for r in between if len(small) < 2 or r not in small), key=lambda rung: -rung.term.seconds)
@@ -149,7 +151,7 @@ def _small_together(fall: Waterfall) -> list[tuple[str, str]]:
 
 
 def ceiling_text(fall: Waterfall, term: Term) -> str:
-    """At most so many ms are to be won there; empty also where too much is unexplained, which may be that term's."""
+    """Return the most ms that could be saved in ``term``; empty where nothing could, or too much is unexplained."""
     if not term.at_most_s or unsure(fall):
         return ""
     whole = math.isclose(term.at_most_s, term.seconds)  # then both are printed alike
@@ -157,7 +159,7 @@ def ceiling_text(fall: Waterfall, term: Term) -> str:
 
 
 def unsure(fall: Waterfall) -> str:
-    """Why no ceiling is told; empty where they are."""
+    """Return why no ceiling is shown; empty where ceilings are shown."""
     rest = sum(term.seconds for term in fall.terms if term.name == "unexplained")
     if abs(rest) <= _UNSURE * fall.step_s:
         return ""
@@ -167,7 +169,7 @@ def unsure(fall: Waterfall) -> str:
 
 
 def _to_win(fall: Waterfall) -> list[str]:
-    """The one or two places with the highest ceilings, each with its largest contributor: no line where all are low."""
+    """Return a line with the one or two highest ceilings, each with its largest contributor; none where all are low."""
     if reason := unsure(fall):
         return [f"could save: {reason}"]
     ceilings = [(term.at_most_s, term) for term in fall.terms if term.at_most_s is not None]
@@ -182,20 +184,20 @@ def _to_win(fall: Waterfall) -> list[str]:
 
 
 def _told(of: Contributor, digits: int) -> str:
-    """``model.blocks.*.attn 38.0 ms: 21 ms in 96 elementwise kernels``."""
-    # A call of the driver within an operator: its own name is the news, and stands in front.
+    """Return a contributor in words: ``model.blocks.*.attn 38.0 ms: 21 ms in 96 elementwise kernels``."""
+    # Without a module it is often a call of the driver within an operator, whose own name is the news.
     name = shortened(of.module) if of.module else shortened(of.what, 72)
     told = f"{name} {ms_text(of.seconds, digits)} ms"
     return told if of.detail is None else f"{told}: {of.detail.partition('; ')[0]}"
 
 
 def no_waterfall(record: RunRecord) -> str:
-    """Why the run has none, and what to do about it."""
+    """Return why the run has no waterfall, and what to do about it."""
     return "" if record.waterfall is not None else f"No waterfall: {_missing(record)}"
 
 
 def _missing(record: RunRecord) -> str:
-    """What a waterfall would have needed, the first of it first, and how to get it."""
+    """Return the first thing that a waterfall would have needed, and how to get it."""
     if record.status != "ok":
         failed = record.failure
         why = f": {failed.type} in {failed.where}" if failed is not None else ""
@@ -228,5 +230,5 @@ def _why_no_flops(record: RunRecord) -> str:
 
 
 def _noted(record: RunRecord, *subjects: str) -> bool:
-    """Whether a note says that one of ``subjects`` is unknown, and why."""
+    """Return whether a note says that one of ``subjects`` is unknown, and why."""
     return any(note.startswith(f"{subject} unknown: ") for note in record.notes for subject in subjects)

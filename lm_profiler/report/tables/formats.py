@@ -22,10 +22,10 @@ SUFFIXES = {
     ".html": "html",
 }
 FOR_PROGRAMS = ("csv", "json", "parquet")
-"""These carry SI values, with the ends of intervals in columns of their own."""
+"""The formats that carry SI values, with the ends of intervals in columns of their own."""
 
 _LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
-"""Of what begins a heading, a quotation or a list: up to where a backslash keeps it from that."""
+"""The beginning of a heading, a quotation or a list, up to where a backslash makes it plain text."""
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -39,13 +39,13 @@ _LATEX = str.maketrans(
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
 _HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""What JSON lets through and a terminal or an editor would obey, or not show."""
+"""Characters that JSON leaves as they are, and that a terminal or an editor would obey or hide."""
 _ENTITIES = {"&": "&amp;", "<": "&lt;"}
 _OPENS = re.compile(r"&(?=#?\w+;)|<")
 
 
 def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> str:
-    """``tables`` one below the other in the format ``kind``, a blank line before each title; for programs there is one.
+    """Return ``tables`` one below the other in the format ``kind``, a blank line before each title.
 
     Raises:
         KeyError: it is no format of text.
@@ -56,7 +56,7 @@ def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> st
 
 
 def markdown(table: Table) -> str:
-    """A pipe table below its title, with the lines around it as lists."""
+    """Return a pipe table below its title, with the lines around it as lists."""
     title = [f"## {_markdown(table.title)}"] if table.title else []
     above = fenced(table.above) if table.verbatim else _listed(table.above)
     return "\n\n".join([*title, *above, *_piped(table), *_listed(table.below)]) + "\n"
@@ -73,7 +73,7 @@ def _piped(table: Table) -> list[str]:
 
 
 def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
-    """The titles and the rows, escaped and padded to the widths of their columns."""
+    """Return the titles and the rows, escaped and padded to the widths of their columns."""
     texts = [[escape(heading.title) for heading in table.headings]]
     texts += [[escape(cell.text) for cell in row] for row in table.rows]
     widths = [max(len(column[0]) + 2, *map(len, column)) for column in zip(*texts, strict=True)]
@@ -82,12 +82,13 @@ def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
 
 
 def _markdown(text: str) -> str:
-    """A bracket as an entity: not every Markdown takes a backslash before one."""
+    """Return ``text`` with everything escaped that Markdown would read as markup."""
+    # Angle brackets become entities: not every Markdown takes a backslash before one.
     return _OPENS.sub(lambda match: _ENTITIES[match[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
 
 
 def _listed(lines: Sequence[str]) -> list[str]:
-    """A list, in which lines that begin with blanks lie one deeper."""
+    """Return ``lines`` as a list, in which lines that begin with blanks are one level deeper."""
     shown = [
         " " * 4 * line[:1].isspace() + "- " + _LEADS.sub(r"\1\\", _markdown(line.strip())) for line in lines if line
     ]
@@ -95,14 +96,15 @@ def _listed(lines: Sequence[str]) -> list[str]:
 
 
 def fenced(lines: Sequence[str]) -> list[str]:
-    """``lines`` as a block of Markdown that shows them as they are; controls are spelled out."""
+    """Return ``lines`` as a block of Markdown that shows them as they are; controls are spelled out."""
     text = "\n".join(map(plain, lines))
+    # The fence has to be longer than any run of backquotes in the text.
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return [f"{fence}text\n{text}\n{fence}"] if text else []
 
 
 def latex(table: Table) -> str:
-    """A ``tabular`` for the booktabs package, to be taken in with ``\\input``; the lines around it are comments."""
+    """Return a ``tabular`` for the booktabs package, for use with ``\\input``; the lines around it are comments."""
     above, below = ([f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
     sides = "".join("r" if heading.figures else "l" for heading in table.headings)
     shown = [" " + " & ".join(row) + r" \\" for row in _form(table, _latex)]
@@ -111,20 +113,21 @@ def latex(table: Table) -> str:
 
 
 def _latex(text: str) -> str:
-    """After ``\\\\`` or a rule a bracket would open an argument."""
+    """Return ``text`` with everything escaped that LaTeX would read as markup."""
     text = plain(text).translate(_LATEX)
+    # At the beginning of a row, after two backslashes or a rule, a bracket would open an argument.
     return f"{{[}}{text[1:]}" if text.startswith("[") else text
 
 
 def csv_text(table: Table) -> str:
-    """A header and a line a row.
+    """Return a header and a line for each row.
 
     Text that a spreadsheet would take for a formula, because it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
     carriage return and is no number, has an apostrophe before it, as is usual (OWASP, "CSV Injection").
     """
     fields = table.fields()
     text = io.StringIO()
-    # Only characters of the line's end are quoted within fields, and a bare carriage return would tear a row.
+    # csv quotes a field for the characters of its line's end only: with CRLF a bare carriage return is quoted as well.
     writer = csv.writer(_Lines(text), lineterminator="\r\n")
     writer.writerow(list(map(_harmless, fields)))
     writer.writerows([_harmless(_scalar(value)) for value in row] for row in zip(*fields.values(), strict=True))
@@ -132,7 +135,7 @@ def csv_text(table: Table) -> str:
 
 
 class _Lines:
-    """Takes whole rows that end in CRLF, and ends them with a line feed alone."""
+    """A file for whole rows that end in CRLF, which writes them with a line feed alone."""
 
     def __init__(self, to: TextIO) -> None:
         self._to = to
@@ -156,13 +159,13 @@ def _is_number(text: str) -> bool:
 
 
 def json_text(table: Table) -> str:
-    """A list of objects, one a row."""
+    """Return a list of objects, one for each row."""
     text = json.dumps(table.records(), indent=1, ensure_ascii=False) + "\n"
     return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def parquet(table: Table) -> bytes:
-    """A Parquet file."""
+    """Return the content of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
@@ -173,12 +176,12 @@ def parquet(table: Table) -> bytes:
 
 
 def _scalar(value: Any) -> Any:
-    """Lists and mappings, which an option may be, as JSON."""
+    """Return ``value``; lists and mappings, which an option may be, become JSON."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
 
 
 def _one_type(values: list[Any]) -> list[Any]:
-    """``values`` as text where they are of several types, which a column of Parquet cannot hold."""
+    """Return ``values``, as text where they are of several types, which a column of Parquet cannot hold."""
     types = {type(value) for value in values if value is not None}
     return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
 

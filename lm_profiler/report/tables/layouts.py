@@ -1,4 +1,4 @@
-"""Tables as published reports lay them out, column names included; and one fact down, another across."""
+"""Layouts of tables: pivots, and those of published reports with their names of columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column,
 
 
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
-    """``value`` of the runs with the same facts ``down`` and ``across``.
+    """Return ``value`` of the runs by the facts ``down`` and ``across``.
 
-    A cell says in a word why it has no figure; one that nobody planned is empty.
+    A cell says in a word why it has no figure; a combination that was not planned is empty.
     """
     rows, columns = by_facts(entries, down), by_facts(entries, across)
     cells = by_facts(entries, [*down, *across])
@@ -36,7 +36,7 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
 
 
 def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
-    """The figure of ``group``, with the number of its runs if there are several; or the word for what became of it."""
+    """Return the figure of ``group``, with the number of its runs if there are several, or a word for how it ended."""
     if not group:
         return TableCell()
     if value.quantity is None:
@@ -54,7 +54,7 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
 
 
 def _apart(titles: Sequence[str]) -> list[str]:
-    """``titles``, each once: facts of different types may read alike."""
+    """Return ``titles`` with numbers behind repeated ones: facts of different types may read alike."""
     return [title if titles.index(title) == at else f"{title} ({at})" for at, title in enumerate(titles)]
 
 
@@ -62,7 +62,7 @@ _OF_MODEL = ("size", *DIMENSIONS, "parameters")
 
 
 def model_name(entry: Entry) -> str:
-    """The size, with the dimensions that are not the preset's; the run's name for a module without sizes."""
+    """Return the size with the dimensions that are not the preset's, or the run's name for a module without sizes."""
     size = COLUMNS["size"].get(entry)
     if size is None:
         return entry.name
@@ -72,7 +72,7 @@ def model_name(entry: Entry) -> str:
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
-    """What each entry is called: its model, the other facts that tell it from the rest, and its run if none do."""
+    """Return a name for each entry: its model, the other facts that tell it apart, and its run if they do not."""
     apart = [of for of in apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
     labels = [
         ", ".join([model_name(entry), *filter(None, (told(of, of.get(entry)) for of in apart))]) for entry in entries
@@ -85,10 +85,10 @@ def names(entries: Sequence[Entry]) -> list[str]:
 
 
 def wide(entries: Sequence[Entry]) -> Table:
-    """One wide row a run: means and standard deviations in seconds; of attention alone, what it holds as well.
+    """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone.
 
-    A sweep's repeats are rows of their own, told apart by a last column; so are training and the forward pass alone,
-    and what was cut anew after several warm-ups.
+    A sweep's repeats are rows of their own, and so are training and the forward pass alone, and each cut of the steps
+    after another warm-up.
     """
     types = device_names(entries)
     # Attention alone has a width and no size.
@@ -134,7 +134,7 @@ def _wide_times(entry: Entry) -> dict[str, TableCell]:
 
 
 def _held(entry: Entry) -> dict[str, TableCell]:
-    """Memory of the module, after forward and after backward, and what each of the two added."""
+    """Return the memory of the module, after forward and after backward, and what each of the two added."""
     held = {title: COLUMNS[name].get(entry) for title, name in _HELD.items()}
     return {title: TableCell(n, "" if n is None else f"{n / 2**20:,.1f} MiB") for title, n in held.items()}
 
@@ -149,12 +149,12 @@ _HELD = {
 
 
 def six_figures(value: float | None) -> TableCell:
-    """Seconds as a frame prints them."""
+    """Return a cell of seconds with six significant digits, as pandas prints them."""
     return TableCell(value, "" if value is None else f"{value:.6g}")
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
-    """For each device its type, such as ``cuda``; its name where several are of one type."""
+    """Return the type of each device, such as ``cuda``, or its name where several are of one type."""
     of = COLUMNS["device"]
     types = {of.get(entry): entry.environment.device_type if entry.environment else "unknown" for entry in entries}
     kinds = list(types.values())
@@ -162,9 +162,9 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
 
 
 def devices(entries: Sequence[Entry]) -> Table:
-    """Sizes down, devices across: mean forward, and forward and backward.
+    """Return sizes down and devices across: the mean forward pass, and forward with backward.
 
-    Where a size ran the forward pass alone as well, `forward` is that, and training's own forward pass is not mixed in.
+    Where a size ran the forward pass alone as well, `forward` is that; training's forward pass is left out.
     """
     cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
     down = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)]
@@ -193,7 +193,7 @@ _DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["f
 
 
 def _short(device: str) -> str:
-    """Types of device as people write them: CPU, CUDA, MPS."""
+    """Return a type of device as people write it: CPU, CUDA, MPS."""
     return device.upper() if device in ("cpu", "cuda", "mps", "xpu") else device
 
 

@@ -1,4 +1,4 @@
-"""Entries that one row stands for, repeats of a cell or whatever has the same facts, and what they say together."""
+"""Entries that share a row, as repeats of a cell or runs with the same facts, and their common facts and figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of ``n`` runs, in SI: one run's own figure and 95 % interval, or the median of several with their extremes."""
+    """A figure of ``n`` runs in SI: one run's with its 95 % interval, or the median of several with the extremes."""
 
     value: float | None = None
     low: float | None = None
@@ -34,12 +34,12 @@ class Estimate:
 
 
 def counted(row: Merged) -> Merged:
-    """The runs that figures are of: those that ended well, or a single one however it ended."""
+    """Return the runs that figures are of: those that ended well, or a single one however it ended."""
     return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
 
 
 def estimated(row: Merged, of: Column) -> Estimate:
-    """The figure ``of`` the runs that count."""
+    """Return the figure of the runs that count."""
     known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
     if not known:
         return Estimate()
@@ -52,7 +52,7 @@ def estimated(row: Merged, of: Column) -> Estimate:
 
 
 def fact(row: Merged, of: Column) -> Any:
-    """What the entries have in common; where they differ, what there is, as text; None where nothing is known."""
+    """Return the value that the entries share; where they differ, their values as text; None where none is known."""
     values = distinct(map(of.get, row))
     if len(values) > 3:
         return f"{values[0]} and {len(values) - 1} more"
@@ -60,26 +60,27 @@ def fact(row: Merged, of: Column) -> Any:
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """The known ones of ``values``, each once, in order."""
+    """Return the known ones of ``values``, each once, in order."""
+    # By repr: options may be lists and mappings, which cannot be hashed.
     return list({repr(value): value for value in values if value is not None}.values())
 
 
 def alone(entries: Iterable[Entry]) -> list[Merged]:
-    """A row for each of ``entries``."""
+    """Return a row for each of ``entries``."""
     return [[entry] for entry in entries]
 
 
 def differs(rows: Sequence[Merged], of: Column) -> bool:
-    """Whether ``rows`` differ in a fact: those that hold the same mixture do not.
+    """Return whether ``rows`` differ in a fact; rows with the same mixture of values do not.
 
-    An option left open is a difference, a value that nobody knows is none.
+    An option that was not set is a difference, an unknown value is none.
     """
     known = distinct(fact(row, of) for row in rows)
     return len(known) > 1 or (bool(known) and any(fact(row, of) is None and unset(row[0], of) for row in rows))
 
 
 def set_apart(entries: Merged) -> list[str]:
-    """Options that all configs have, not all with the same value; which of them have one at all, their classes say."""
+    """Return the options that all configs have, but not all with the same value."""
     configs = [flat(entry.config) for entry in entries if entry.config is not None]
     shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
     told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
@@ -87,12 +88,12 @@ def set_apart(entries: Merged) -> list[str]:
 
 
 def unset(entry: Entry, of: Column) -> bool:
-    """Whether ``of`` is an option that the run is known not to have set."""
+    """Return whether ``of`` is an option that the run is known not to have set."""
     return of.option is not None and entry.config is not None and of.get(entry) is None
 
 
 def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
-    """Whether ``of`` is a dimension that follows from the size of a preset, as the size itself is shown."""
+    """Return whether ``of`` is a dimension that follows from the size of a preset, which has a column of its own."""
     if of.name == "parameters":
         return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
     pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
@@ -100,20 +101,20 @@ def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
 
 
 def status(row: Merged, words: Mapping[str, str] = {}) -> str:
-    """``ok``, or how many ended in which way; with ``words`` for people."""
+    """Return ``ok``, or how many ended in which way; ``words`` replace statuses for people."""
     endings = {words.get(entry.status, entry.status) for entry in row}
     return endings.pop() if len(endings) == 1 else how_many(row, words)
 
 
 def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
-    """How many ended in which way, for people, the good ones first: ``1 OOM, 2 failed``."""
+    """Return how many ended in which way, for people, the good ones first: ``1 OOM, 2 failed``."""
     counts = Counter(entry.status for entry in row)
     in_order = sorted(sorted(counts), key=lambda of: _STATUSES.index(of) if of in _STATUSES else len(_STATUSES))
     return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in in_order)
 
 
 def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
-    """One row a cell of a sweep, with all its repeats; one a run elsewhere."""
+    """Return a row for each cell of a sweep with all its repeats, and one for each run elsewhere."""
     cells: dict[object, list[Entry]] = {}
     for entry in entries:
         key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
@@ -122,16 +123,16 @@ def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
 
 
 def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
-    """Entries with the same values of ``columns``, ordered by them, under a key of those values."""
+    """Group the entries by their values of ``columns``, in the order of these."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
-        # Options may be lists and mappings, which nothing can be looked up by.
+        # Options may be lists and mappings, which cannot be keys.
         groups.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
     return groups
 
 
 def rank(value: Any) -> tuple[int, float, str]:
-    """Where ``value`` stands in a table: numbers by size, presets from the smallest, words by letter, None last."""
+    """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
     if isinstance(value, (int, float)):
         return 0, value, ""
     if preset_of(value) is not None:
@@ -140,7 +141,7 @@ def rank(value: Any) -> tuple[int, float, str]:
 
 
 def unlike(row: Merged) -> list[str]:
-    """In which facts, which figures depend on, the entries differ: their titles."""
+    """Return the titles of the facts that figures depend on and in which the entries differ."""
     if len(row) < 2:
         return []
     given = [name for entry in row for name in entry.overrides]

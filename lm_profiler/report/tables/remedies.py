@@ -1,4 +1,4 @@
-"""After runs that did not fit: the commands that would, to be pasted."""
+"""Commands to paste after runs that did not fit: those that would fit instead."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.secrets import masked_line
 
 _MOST = 5
-"""Runs that a table ends with advice for."""
+"""The most runs that a table gives advice for."""
 
 
 def remedies(entries: Sequence[Entry]) -> list[str]:
-    """For each of ``entries`` that did not fit, a command that would as planned, and the options that do in its place.
+    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options.
 
-    The run itself asked the planner, which is recorded. Where nothing is, it is told how to ask.
+    The run itself asked the planner and recorded the answer. Where it did not, the line says how to ask.
     """
     advice: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         if lines := tuple(_remedies(entry)):
-            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end alike
+            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end alike and are told once
     shown = [line for lines in list(advice.values())[:_MOST] for line in lines]
     return shown + [f"{len(advice) - _MOST} more did not fit"] * (len(advice) > _MOST)
 
@@ -39,7 +39,7 @@ def _remedies(entry: Entry) -> Iterator[str]:
 
 
 def _command(entry: Entry) -> str:
-    """The call of ``entry``, to be run on its own: what a sweep adds to keep its cells apart is left out."""
+    """Return the call of ``entry`` on its own, without the options that a sweep adds to keep its cells apart."""
     if entry.cell is None:
         return entry.record.command if entry.record is not None else ""
     own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]

@@ -1,4 +1,4 @@
-"""The table of runs: a row a run (or a cell with its repeats, or a group), a column a fact or figure."""
+"""The table of runs: a row for each run, cell with its repeats, or group; a column for each fact or figure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_REASONS, _MOST_NAMES = 20, 3
 
 
 def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
-    """A table for people: ``columns``, or what tells the rows apart, the main figures and how each ended.
+    """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended.
 
-    ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
+    ``by`` are the facts that the entries were grouped by. What all rows share is shown once, above.
     """
     usual = _figures(groups)
     main = [of for of in usual if _known(groups, of)]
@@ -30,12 +30,12 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
-    """The facts that tell the rows apart."""
+    """Return the facts that tell the rows apart."""
     return [of for of in _known_facts(groups) if merged.differs(groups, of) and not merged.told_by_size(groups, of)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
-    """The facts that tell the rows apart, behind the runs' names unless the rows are cells that these facts tell."""
+    """Return the facts that tell the rows apart, after the runs' names unless the rows are cells told by the facts."""
     apart = apart_by(groups)
     told = {tuple(fact_text(fact(group, of)) for of in apart) for group in groups}
     if apart and len(told) == len(groups) and all(group[0].cell is not None for group in groups):
@@ -46,12 +46,12 @@ def naming(groups: Sequence[Merged]) -> list[Column]:
 
 
 def called(names: Sequence[Column]) -> Sequence[Column]:
-    """What a message calls a row by, of which ``naming`` gave ``names``: its run alone where that is shown."""
+    """Return which of the columns of ``naming`` a message names a row by: the run alone where it is shown."""
     return names[:1] if names[0].name in ("name", "folder") else names
 
 
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
-    """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
+    """Return a line of the facts that are the same in all rows, and one of those that only some rows know."""
     everything = [entry for group in groups for entry in group]
     facts = [of for of in _known_facts(groups) if of not in shown and not merged.differs(merged.alone(everything), of)]
     lines: dict[str, list[str]] = {"in all rows": [], "where known": []}
@@ -66,7 +66,7 @@ def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
 
 
 def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
-    """The same for programs: nothing that is known is left out because all rows share it."""
+    """Return a table for programs: facts that all rows share are columns as well."""
     if columns is None:
         which = [of for of in COLUMNS.values() if of.quantity is None and of.place is Place.HEADLINE]
         more = [of for of in figures(Place.FILE) if _known(groups, of)]
@@ -76,17 +76,17 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
 
 
 def label(group: Merged, apart: Sequence[Column]) -> str:
-    """What a message calls the row of ``group``: the facts that tell it apart, or its run."""
+    """Return the name of the row of ``group`` in messages: the facts that tell it apart, or its run."""
     return " ".join(filter(None, (told(of, fact(group, of)) for of in apart))) or group[0].name
 
 
 def told(of: Column, value: Any) -> str:
-    """A fact that stands alone: numbers and truth values say what they are of."""
+    """Return a fact on its own: numbers and truth values come with their title."""
     return fact_text(value) if value is None or isinstance(value, str) else f"{of.title} {fact_text(value)}"
 
 
 def fact_cell(group: Merged, of: Column) -> TableCell:
-    """A fact of ``group``."""
+    """Return the cell of a fact of ``group``."""
     if of.name == "status":
         word = status(group)
         return TableCell(word, status(group, WORDS), style=STATUS_STYLES.get(word, ""))
@@ -99,7 +99,7 @@ def _text(value: Any, of: Column) -> str:
 
 
 def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
-    """A fact or figure of ``group``; no figure where it did not get that far, and of a phase that it does not have."""
+    """Return the cell of a fact or figure; empty where the run did not get that far or has no such phase."""
     if of.quantity is None:
         return fact_cell(group, of)
     typical = merged.estimated(group, of)
@@ -110,7 +110,7 @@ def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
 
 
 def heading(of: Column, groups: Sequence[Merged]) -> Heading:
-    """The heading of a column of facts or figures, numbers to the right."""
+    """Return the heading of a column of facts or figures; numbers are right-aligned."""
     if of.quantity is not None:
         return Heading(of.name, of.quantity.heading, figures=True)
     values = distinct(fact(group, of) for group in groups)
@@ -118,7 +118,7 @@ def heading(of: Column, groups: Sequence[Merged]) -> Heading:
 
 
 def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
-    """What a reader must know: which rows bring unlike runs together, and why some have no figures."""
+    """Return notes for the reader: which rows mix unlike runs, and why some have no figures."""
     mixed: dict[str, list[str]] = {}
     for group in groups:
         if differ := merged.unlike(group):
@@ -138,7 +138,7 @@ def _some(words: Sequence[str]) -> str:
 
 
 def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
-    """Of figures that are ``short`` people do not see the interval."""
+    """Return the table of these groups and columns; ``short`` figures are shown without their interval."""
     headings = [heading(of, groups) for of in columns]
     cells = [[cell(group, of, of not in short) for of in columns] for group in groups]
     if any(len(group) > 1 for group in groups):
@@ -150,7 +150,7 @@ def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[
 
 
 def _known_facts(groups: Sequence[Merged]) -> list[Column]:
-    """Facts that any run has, swept options among them."""
+    """Return the facts that any run has, swept options among them."""
     swept = [column(name) for name in dict.fromkeys(name for group in groups for e in group for name in e.overrides)]
     *usual, last = FACTS
     own = [of for of in swept if of.name not in COLUMNS]
@@ -158,7 +158,7 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
 
 
 def _figures(groups: Sequence[Merged]) -> list[Column]:
-    """The main figures, with the peaks of memory that mean most here: of the host too where a run has no device."""
+    """Return the main figures, with the host's peak of memory as well where a run has no device."""
     entries = [entry for group in groups for entry in group]
     allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
     memory = [peak_memory(entries)]
@@ -168,7 +168,7 @@ def _figures(groups: Sequence[Merged]) -> list[Column]:
 
 
 def _is_time(of: Column) -> bool:
-    """Whether None means that a run has no such phase, rather than that nobody knows."""
+    """Return whether None means that a run has no such phase, rather than unknown."""
     return of.quantity is not None and of.quantity.unit == "s"
 
 
@@ -177,6 +177,7 @@ def _known(groups: Sequence[Merged], of: Column) -> bool:
 
 
 def _how(groups: Sequence[Merged], table: Table) -> list[str]:
+    """Return a line on how runs were merged, or on what the intervals are."""
     if any(len(group) > 1 for group in groups):
         return [HOW_MERGED]
     intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)

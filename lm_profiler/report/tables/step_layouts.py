@@ -21,7 +21,7 @@ _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
 
 
 def blocks(entries: Sequence[Entry]) -> Table:
-    """The blocks above, under a banner for each cut of the steps; the summary as the table.
+    """Return a block of text for each entry, under a banner for each cut of the steps, and a table that sums them up.
 
     Raises:
         RecordError: an entry's steps cannot be read.
@@ -41,7 +41,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
 
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
-    """What all of the blocks below share."""
+    """Return a banner with what all of the blocks below share."""
     given = {} if cut is None else {"warm-up": cut.warmup, "steps": cut.steps}
     facts = [f"{title} {value}" for title, value in given.items() if value is not None]
     for of in map(COLUMNS.__getitem__, ("device", "verb", "batch_size", "context_length", "precision")):
@@ -105,7 +105,7 @@ _TIME = TIMES["step"]
 
 
 def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
-    """For each entry and part, the same steps after each of its settings of warm-up, one below the other."""
+    """Return rows for each entry and part: the same steps after each of its settings of warm-up."""
     alone = [[entry] for entry, _ in runs]
     apart = naming(alone)
     body = []
@@ -117,7 +117,7 @@ def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = Non
 
 
 def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
-    """The same of each pass as published reports have it: seconds on average, and their standard deviation."""
+    """Return the same for each pass as published reports have it: the mean seconds and their standard deviation."""
     titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
     headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
     called = names([entry for entry, _ in runs])
@@ -131,7 +131,7 @@ def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None =
 def _cuts(
     runs: Sequence[tuple[Entry, Sequence[int]]], parts: Sequence[str], count: int | None
 ) -> Iterator[tuple[int, str, int, TimeSummary]]:
-    """Of each run, by its place, each part that occurred after each setting; forward + backward where both did."""
+    """Yield each part that occurred, by the place of its run, after each setting; forward + backward where both did."""
     for at, (entry, settings) in enumerate(runs):
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in parts:

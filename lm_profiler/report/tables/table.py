@@ -1,4 +1,4 @@
-"""A table before it is printed: each cell once for programs, in SI, and once for people."""
+"""A table before it is printed; each cell has a value in SI for programs, and a text for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATUS_STYLES = {
 
 @dataclass(frozen=True)
 class Heading:
-    """Of a column: ``name`` for programs, ``title`` (with the unit) for people; figures stand to the right."""
+    """The heading of a column: ``name`` for programs, ``title`` with the unit for people; figures are right-aligned."""
 
     name: str
     title: str
@@ -41,9 +41,9 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, and for people a title and the lines above and below; ``verbatim``: those above are laid out.
+    """Rows of cells, with a title and lines above and below for people.
 
-    Without headings it is its title and its lines alone.
+    The lines above keep their layout where the table is ``verbatim``. Without headings a table has no rows.
     """
 
     headings: Sequence[Heading] = ()
@@ -55,15 +55,12 @@ class Table:
 
     @property
     def titles(self) -> list[str]:
-        """Of the columns, for people; none where no column has one."""
+        """The titles of the columns, for people; empty where no column has one."""
         titles = [heading.title for heading in self.headings]
         return titles if any(titles) else []
 
     def fields(self) -> dict[str, list[Any]]:
-        """Columns for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any.
-
-        Text is such as UTF-8 can hold: the name of a folder may be of bytes that no encoding has.
-        """
+        """Return columns for programs, in SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
         fields: dict[str, list[Any]] = {}
         for at, heading in enumerate(self.headings):
             for of in ("value", "low", "high", "status"):
@@ -75,50 +72,51 @@ class Table:
         return fields
 
     def records(self) -> list[dict[str, Any]]:
-        """The same as a mapping a row."""
+        """Return the same as ``fields``, as a mapping for each row."""
         fields = self.fields()
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
 
 def _unicode(value: Any) -> Any:
+    """Return ``value`` such that UTF-8 can hold it: a folder's name may be of bytes that are no text."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
-    """As the registry has them."""
+    """Return the headings of ``columns`` of the registry."""
     return [Heading(of.name, of.heading, not of.is_text) for of in columns]
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:
-    """A table of texts: the first ``left`` columns to the left, the others figures."""
+    """Return a table of texts; the first ``left`` columns are left-aligned, the others figures."""
     headings = [Heading(title, title, at >= left) for at, title in enumerate(titles)]
     return Table(headings, [[TableCell(text, text) for text in row] for row in rows], **of_table)
 
 
 def fact_text(value: Any) -> str:
-    """A fact for people: truth values as options spell them, nothing where nothing is known."""
+    """Return a fact for people: truth values as options spell them, empty where it is unknown."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is one, which truth values are not."""
+    """Return whether ``value`` is a number, which truth values are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> TableCell:
-    """A figure with its interval, in the unit that its heading has; empty where it is unknown."""
+    """Return a figure with its interval, in the unit of its heading; empty where it is unknown."""
     return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)
 
 
 def digits_of(step_s: float) -> int:
-    """Behind the point, where a step of so many milliseconds is told to four places."""
+    """Return how many digits behind the point show this step in ms with four significant digits."""
     return len(TIMES["step"].rounded(step_s).partition(".")[2])
 
 
 def ms_text(seconds: float, digits: int | None = None) -> str:
-    """Without its unit; of a time that stands alone to a microsecond, or three figures."""
+    """Return a time in ms without its unit; without ``digits``, to a microsecond or three significant digits."""
     if digits is None:
         ms = abs(seconds * TIMES["step"].scale)
         digits = 3 if ms < 1 else 2 if ms < 10 else 1

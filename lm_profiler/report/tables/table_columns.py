@@ -1,4 +1,4 @@
-"""What a table of runs can show: one column for each fact and figure, found by name, and each option of the runs."""
+"""The columns that a table of runs can have: one for each fact, figure and option of the runs, found by name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from lm_profiler.usage_error import UsageError
 
 @dataclass(frozen=True)
 class Column:
-    """One column. ``get`` gives an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
+    """One column of a table of runs.
 
-    ``quantity`` says how figures are shown; None for facts. ``option`` is the option that sets a fact, where there is
-    one; ``place`` says how early it is shown, as of figures; runs are told apart by facts that are ``compared`` where
-    nobody swept anything.
+    Attributes:
+        get: Returns an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
+        place: How early it is shown where there is no room for all.
+        option: The option that sets a fact, where there is one.
+        compared: Whether runs are told apart by it where no option was swept.
+        quantity: How figures are shown; None for facts.
     """
 
     name: str
@@ -38,12 +41,12 @@ class Column:
     quantity: Quantity | None = None
 
     def interval(self, entry: Entry) -> tuple[float, float] | None:
-        """The (low, high) of a figure, in SI; None for one without."""
+        """Return the (low, high) of a figure, in SI; None where it has no interval."""
         return None if self.quantity is None or entry.record is None else self.quantity.interval(entry.record)
 
 
 def column(name: str) -> Column:
-    """The column called ``name``: one of ``COLUMNS``, or else an option by its path, such as ``data.batch_size``."""
+    """Return the column called ``name``: one of ``COLUMNS``, or an option by its path, such as ``data.batch_size``."""
     return COLUMNS.get(name) or OPTIONS.get(name) or Column(name, name, _of_option(name), option=name)
 
 
@@ -56,12 +59,12 @@ def _of_option(path: str) -> Callable[[Entry], Any]:
 
 
 def preset_of(size: Any) -> TransformerConfig | None:
-    """The dimensions of ``size``, whatever somebody's config calls one."""
+    """Return the preset called ``size``; None where the config means something else by it."""
     return PRESETS.get(size) if isinstance(size, str) else None
 
 
 def _dimension(name: str) -> Callable[[Entry], Any]:
-    """The model's own where the config gives it, else the preset's."""
+    """Return a function that reads a dimension of the model: the config's, or else the preset's."""
 
     def get(entry: Entry) -> Any:
         given = entry.option(f"model.{name}")
@@ -73,7 +76,7 @@ def _dimension(name: str) -> Callable[[Entry], Any]:
 
 
 def device_of(environment: Environment | None) -> str | None:
-    """The name of its device, and how many there were."""
+    """Return the name of the device, and how many there were."""
     if environment is None:
         return None
     return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
@@ -92,7 +95,7 @@ def _precision(entry: Entry) -> str | None:
 
 
 def parameters(entry: Entry, embedding: bool = True) -> int | None:
-    """Of the module as it was built; of our own model also where it was not, as in a run that was refused."""
+    """Return the parameters of the module as it was built, or as our own model would have been in a refused run."""
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
@@ -155,28 +158,28 @@ COLUMNS |= {name: _of_figure(of) for name, of in QUANTITIES.items() if name not 
 """Every column that has a name of its own: facts first, then figures."""
 
 OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
-"""Those of ``COLUMNS`` that an option sets, by that option."""
+"""The columns of facts that an option sets, by that option."""
 
 FACTS = [of for of in COLUMNS.values() if of.group in _FACTS and of.place is Place.TABLE]
-"""What tells runs apart in a table."""
+"""The columns that tell runs apart in a table."""
 
 COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option is None)
-"""What runs are told apart by where nobody swept anything: the options first."""
+"""The facts that tell runs apart where no option was swept, the options first."""
 
 
 def figures(place: Place) -> list[Column]:
-    """The figures that are shown at ``place`` or earlier, as the registry orders them."""
+    """Return the figures that are shown at ``place`` or earlier, in the registry's order."""
     return [of for of in COLUMNS.values() if of.quantity is not None and of.place <= place]
 
 
 def peak_memory(entries: Sequence[Entry]) -> Column:
-    """Peak allocated on the device; peak resident where no run has a device that says."""
+    """Return the column of the peak allocated on the device, or of the peak resident where no device reports it."""
     allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
     return allocated if any(allocated.get(entry) is not None for entry in entries) else resident
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
-    """The columns called ``names``, facts and figures or options of ``entries``.
+    """Return the columns called ``names``: facts, figures, or options of ``entries``.
 
     Raises:
         UsageError: there is no such column, and no run has such an option.
@@ -195,7 +198,7 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
 
 
 def every_column() -> list[Table]:
-    """A table for each group of columns: their names, their units in files for programs, and what they mean."""
+    """Return a table for each group of columns: their names, units in files for programs, and meanings."""
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for fact in (of for of in COLUMNS.values() if of.group not in GROUPS):
         option = f" (--{fact.option})" if fact.option else ""
@@ -209,7 +212,7 @@ def every_column() -> list[Table]:
 
 
 def _paths(entry: Entry) -> Iterator[str]:
-    """Of each option that was given or is in the config; of a class also its own path."""
+    """Yield the path of each option that was given or is in the config, and the paths above it."""
     yield from entry.overrides
     for path in flat(entry.config or {}):
         yield from itertools.accumulate(path.split("."), "{}.{}".format)

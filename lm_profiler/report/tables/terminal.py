@@ -1,4 +1,4 @@
-"""A table for a terminal, line by line: a million rows cost seconds, and nothing in them is an order to it."""
+"""A table for a terminal, line by line: a million rows take seconds, and no text in them can control the terminal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lm_profiler.report.tables.table import Table, TableCell
 
 _GAP = 2
 _LEAST = 16
-"""Columns of text are not narrowed below this to keep a table in one piece."""
+"""The least width of a column of text that is narrowed to keep a table in one piece."""
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def plain(text: str) -> str:
-    """``text`` on one line, with nothing in it that a terminal would obey."""
+    """Return ``text`` on one line, without anything that a terminal would obey."""
     return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
 
 
 def terminal(table: Table, file: TextIO | None = None) -> str:
-    """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
+    """Return the table as the terminal behind ``file`` shows it; without a terminal, as wide as it needs to be."""
     screen = file is not None and file.isatty()
     most = shutil.get_terminal_size().columns if screen else sys.maxsize
     coloured = screen and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -36,11 +36,10 @@ def terminal(table: Table, file: TextIO | None = None) -> str:
 
 
 def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iterator[str]:
-    """The lines of ``table``; columns are no wider together than ``most``, if figures allow it.
+    """Yield the lines of ``table``, no wider than ``most`` if its figures allow it; figures are never shortened.
 
-    The one rule of width: figures are never shortened. Columns of text are folded, the widest first, where that is
-    enough to have the table in one piece; else to half of ``most``, and the table comes in pieces, each behind the
-    first column and with its own titles.
+    Columns of text are folded, the widest first, where that keeps the table in one piece. Otherwise they are folded to
+    half of ``most``, and the table comes in pieces, each with the first column and its own titles.
     """
     if table.title:
         yield _styled(plain(table.title), "bold", coloured)
@@ -59,6 +58,7 @@ def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iter
 
 
 def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
+    """Return the widths of the columns after folding text, if that is needed and possible."""
     narrower, text = list(widths), [at for at, figures in enumerate(right) if not figures]
     excess = sum(widths) + _GAP * (len(widths) - 1) - most
     while excess > 0 and any(narrower[at] > _LEAST for at in text):
@@ -70,7 +70,7 @@ def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
 
 
 def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Which columns stand beside each other within ``most``, always behind the first."""
+    """Yield the columns of each piece that fits into ``most``, the first column always among them."""
     shown = [0] if widths else []
     for at in range(1, len(widths)):
         if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
@@ -82,14 +82,15 @@ def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Where it is too long: at spaces, if its letters are one cell wide each."""
+    """Return ``text`` in lines no wider than ``width``."""
     if cell_len(text) <= width:
         return [text]
+    # textwrap counts characters, not cells: text with wide letters is cut anywhere instead of at spaces.
     return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
 
 
 def _line(texts: Sequence[str], parts: Sequence[tuple[int, bool, str]], coloured: bool) -> str:
-    """Of each part its column's width, whether it stands to the right, and its style."""
+    """Return one line; each of ``parts`` is its column's width, whether it is right-aligned, and its style."""
     padded = []
     for text, (width, right, style) in zip(texts, parts, strict=True):
         blank, shown = " " * (width - cell_len(text)), _styled(text, style, coloured)

@@ -1,8 +1,7 @@
-"""The plugin that TensorBoard finds: which address answers what, of the runs below the log folder.
+"""The plugin that TensorBoard finds: the addresses of the tab and their answers on the runs below the log folder.
 
-``report.page.answers`` says what is shown of them. Every answer takes the log folder, and a run by its folder relative
-to that; it raises NotFoundError where there is no such run or it lies outside, and RecordError where its files are
-damaged.
+``report.page.answers`` has the contents. Every answer takes the log folder, and a run by its folder relative to that;
+it raises NotFoundError where there is no such run or it lies outside, and RecordError where its files are damaged.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return FrontendMetadata(es_module_path="/static/index.js", tab_name="LM Profiler")
 
     def is_active(self) -> bool:
-        """Whether there is a run below the log folder, or was one that never ended."""
+        """Return whether there is a run or a sweep below the log folder."""
         folders = () if self._logdir is None else os.walk(self._logdir)
         return any("run.json" in files or "sweep.json" in files for _, _, files in folders)
 
@@ -93,7 +92,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
 
 
 def _kept_here(handler: Handler) -> Handler:
-    """No page from elsewhere shows what ``handler`` sends in a frame of its own, or takes it for its own script."""
+    """Return ``handler`` with headers that keep pages from elsewhere from framing its answers or loading them."""
 
     def sending(request: Request) -> Response:
         response = handler(request)
@@ -117,7 +116,7 @@ def _rest(request: Request, prefix: str) -> str:
 
 
 def listing(logdir: Path) -> Json:
-    """All runs and cells, less what a link or a sweep's file put outside the log folder: that is a problem."""
+    """Return all runs and cells; those that a link or a sweep's file puts outside the log folder are problems."""
     collection = with_unfinished(collect([logdir]))
     root, runs = os.path.realpath(logdir), dict[str, Entry]()
     for entry in collection.entries:
@@ -132,12 +131,12 @@ def listing(logdir: Path) -> Json:
 
 
 def run(logdir: Path, name: str) -> Json:
-    """The run's own page."""
+    """Return the run's own page."""
     return answers.run(name, _entry(logdir, name))
 
 
 def _entry(logdir: Path, name: str) -> Entry:
-    """The run in one folder, an unfinished one with the figures of its steps so far."""
+    """Return the run in one folder, an unfinished one with the figures of its steps so far."""
     inside(logdir, f"{name}/run.json")
     collection = with_unfinished(collect([logdir / name]))
     if not collection.entries:
@@ -146,23 +145,23 @@ def _entry(logdir: Path, name: str) -> Entry:
 
 
 def why(logdir: Path, name: str) -> Json:
-    """The run's waterfall."""
+    """Return the run's waterfall."""
     return views.why(_entry(logdir, name))
 
 
 def ranks(logdir: Path, name: str) -> Json:
-    """Who of the run's ranks works and who waits."""
+    """Return which of the run's ranks work and which wait."""
     return views.ranks(_entry(logdir, name))
 
 
 def kernels(logdir: Path, name: str) -> Json:
-    """The run's kernel tables."""
-    _has_traces(logdir, name)
+    """Return the run's kernel tables."""
+    _has_traces(logdir, name)  # raises where the traces lie outside the log folder
     return answers.kernels(_entry(logdir, name))
 
 
 def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
-    """B's runs against A's, as ``lm_profiler compare`` has it; ``header``, ``rows`` and ``closing`` as it prints them.
+    """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them.
 
     Raises:
         UsageError: they are no two sides of a comparison.
@@ -175,12 +174,12 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
 
 
 def _has_traces(logdir: Path, name: str) -> bool:
-    """Whether the run has a folder of traces. Raises NotFoundError where that is a link out of the log folder."""
+    """Return whether the run has a folder of traces; raise NotFoundError where that is a link out of the log folder."""
     return os.path.lexists(inside(logdir, name) / "trace") and inside(logdir, f"{name}/trace").is_dir()
 
 
 def traces(logdir: Path, name: str) -> Json:
-    """The run's traces, with their sizes in bytes, and whether Perfetto's page is there to show them."""
+    """Return the run's traces with their sizes in bytes, and whether Perfetto's page is installed to show them."""
     files = (inside(logdir, name) / "trace").glob(f"*{TRACE_SUFFIX}") if _has_traces(logdir, name) else ()
     ordered = sorted(files, key=lambda file: (len(file.name), file.name))  # rank 2 before rank 10
     shown = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
@@ -188,7 +187,7 @@ def traces(logdir: Path, name: str) -> Json:
 
 
 def trace(logdir: Path, name: str, file: str) -> Path:
-    """The path of one of the run's ``traces``."""
+    """Return the path of one of the run's ``traces``."""
     if file not in [known["file"] for known in traces(logdir, name)["traces"]]:
         raise NotFoundError(f"{file!r}: not a trace of {name!r}")
     return inside(logdir, f"{name}/trace/{file}")

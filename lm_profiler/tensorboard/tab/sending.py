@@ -1,4 +1,4 @@
-"""Sends files, Perfetto's own page among them, and never one from outside the folder that it was told to send from."""
+"""Sending files, among them Perfetto's own page, and never one from outside the given folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES = {
 
 
 def inside(root: Path, name: str) -> Path:
-    """The real path of ``name`` below ``root``, links followed.
+    """Return the real path of ``name`` below ``root``, with links followed.
 
     Raises:
         NotFoundError: there is none, or it lies outside ``root`` (by ``..``, an absolute path or a link).
@@ -41,7 +41,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The file ``name`` below ``root``, in pieces as the browser takes them: it is never whole in memory.
+    """Send the file ``name`` below ``root`` in pieces as the browser takes them: it is never whole in memory.
 
     Raises:
         NotFoundError: as ``inside``, or it is no file.
@@ -59,7 +59,7 @@ def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | N
 
 
 def wheel_folder(package: str) -> Path:
-    """The folder of an installed package, without importing it.
+    """Return the folder of an installed package, without importing it.
 
     Raises:
         NotFoundError: it is not installed.
@@ -75,7 +75,7 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
 def has_perfetto() -> bool:
-    """Whether the wheel that carries the page is installed."""
+    """Return whether the wheel that carries Perfetto's page is installed."""
     try:
         inside(_root(), PAGE)
     except NotFoundError:
@@ -84,7 +84,7 @@ def has_perfetto() -> bool:
 
 
 def send_perfetto(request: Request, name: str) -> Response:
-    """A file of Perfetto's. Its page may run its own scripts and WebAssembly, and reach nobody but this server.
+    """Send a file of Perfetto's. Its page may run its own scripts and WebAssembly, and reach nothing but this server.
 
     Raises:
         NotFoundError: the wheel is not installed, or has no such file.
