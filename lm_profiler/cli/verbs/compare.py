@@ -1,4 +1,4 @@
-"""``compare``: is B faster than A?"""
+"""The verb ``compare``: is B faster than A?"""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the comparison; returns the exit code, 1 where ``--fail_on`` finds what it looks for.
+    """Print or write the comparison and return the exit code: 1 where B is slower and ``--fail_on`` asks for that.
 
     Raises:
         UsageError: a wrong call, a damaged folder, or runs that are not alike.
