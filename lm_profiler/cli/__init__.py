@@ -1,4 +1,4 @@
 """The command line reads a call, checks it, runs its verb and reports how the call ended.
 
-It may use everything: only here are the other packages joined. ``--help`` and ``--version`` never import torch.
+May use everything: only here are the other packages joined. Never torch or Lightning for ``--help`` or ``--version``.
 """
