@@ -179,6 +179,7 @@ def _items(arguments: Sequence[str]) -> Iterator[_Item]:
             yield _config(option)
             continue
         content = _loaded(option)
+        # Nest the value as a file would, so that options and configs merge in the same way.
         for part in reversed(option.name.split(".")):
             content = {part: content}
         _check_sections(content)
@@ -202,6 +203,7 @@ def _loaded(option: Option) -> Any:
 def _config(option: Option) -> _Item:
     path = config_file(option.value)
     node, text = read_config(path)
+    # The nodes keep scalars as text for the parser; the content is needed to find the classes.
     content = yaml.safe_load(text)
     _check_sections(content, f" in {path[:200]}")
     if not isinstance(content.get("config"), (list, type(None))):

@@ -39,6 +39,7 @@ class UnknownOption(UsageError):
 def nearest(given: str, known: Iterable[str]) -> str | None:
     """Return the known option closest to ``given`` as a whole, else in its last part, else in its first; or None."""
     names = {*known} - {""}
+    # Reversed, so that of several options with the same last part the first in the alphabet stays.
     ends = {name.rpartition(".")[2]: name for name in sorted(names, reverse=True)}
     for word, words in ((given, names), (given.rpartition(".")[2], set(ends))):
         for close in difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.7):

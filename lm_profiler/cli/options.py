@@ -165,6 +165,7 @@ class OptionsReader(Generic[T]):
                 nested.setdefault(head, {})[key] = value
             else:
                 nested[name] = value
+        # Texts in mappings go past jsonargparse, which would copy all of them for each (see _holds_texts).
         texts = {name: value for name, value in nested.items() if _holds_texts(self._fields[name])}
         parser, others = _OptionsParser(), {name: nested[name] for name in nested if name not in texts}
         for name in others:

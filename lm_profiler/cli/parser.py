@@ -132,6 +132,7 @@ class Parser(LightningArgumentParser):
                     yield textwrap.fill(line, width, subsequent_indent=" " * _COLUMN)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        # For an option in a config file jsonargparse calls the outer parser's error(), which lacks the verb's options.
         defaults = [parser.get_defaults(skip_validation=True) for parser in (self, *self.verbs)]
         known = [key for options in defaults for key in options.keys(branches=True)]
         raise explain(message, [key.replace(".init_args", "") for key in known])

@@ -52,6 +52,7 @@ def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
     if not cli.checks_memory:
         return None
     rendezvous = _rendezvous(cli)
+    # The others wait here, before they build a module: a refusal must come before anything is allocated.
     if cli.trainer.global_rank > 0:
         if rendezvous is not None and rendezvous.is_refused():
             raise SystemExit(WRONG_CALL)

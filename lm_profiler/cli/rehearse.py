@@ -195,6 +195,7 @@ def _planned(
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
         raise Unfit from None  # autograd does not work in a fork of a process that used it: see "Autograd and Fork"
+    # Before any code of the user runs: no file may be written, and torch has to be patched before it is used.
     leave_files()
     prepare(gpu)
     with quiet():

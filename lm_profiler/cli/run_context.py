@@ -91,7 +91,7 @@ class RunContext:
         if self.folder is None or _has_final_record(self.folder):
             return
         # The folder was claimed as a new one, so it holds only what this call has written.
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder)  # then the parents that this call made, if they are empty
         self.folder = None
         self._remove_made()
 

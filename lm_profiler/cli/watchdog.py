@@ -109,6 +109,7 @@ class Watchdog:
         code = FAILED
         with suppress(BaseException):  # whatever fails here, the process must end
             code = self.context.last_words(self._why.text, self._why.signal, self._why.lost)
+        # os._exit runs no cleanup, so children would be left behind.
         children: list[Any] = [*self.children(), *multiprocessing.active_children()]
         for child in children:
             with suppress(Exception):
@@ -156,7 +157,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
         yield
         return
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    theirs.setblocking(False)  # set_wakeup_fd requires it: a signal handler must not wait
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     _WAKING.set()
     thread = threading.Thread(target=watchdog.watch, args=(ours,), name="lm_profiler-watchdog", daemon=True)
@@ -168,7 +169,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
         _WAKING.clear()
         signal.set_wakeup_fd(before)
         with suppress(OSError):
-            theirs.send(b"\0")
+            theirs.send(b"\0")  # wakes the thread from select, so that it sees that it is over
         thread.join()
         ours.close()
         theirs.close()

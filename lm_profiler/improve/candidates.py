@@ -130,6 +130,7 @@ def _same(value: Any, text: str) -> bool:
 def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
     """Split candidates into those that could save at least ``margin`` of the step, and the others."""
     least_s = margin * (step_s or 0.0)
+    # A candidate without a ceiling is tried: nothing is known against it.
     small = [one for one in known if one.ceiling_s is not None and one.ceiling_s < least_s]
     why = f"less than {margin:.0%} of the step could be saved"
     return [one for one in known if one not in small], [Refused(one, why) for one in small]

@@ -75,6 +75,7 @@ def _cell(
     number: int = 0,
 ) -> Cell:
     """Return the cell of a setting: ``call`` with these ``options``; their order does not matter."""
+    # One setting has one name, in whatever order the search has collected its options.
     options = dict(sorted(options.items()))
     shown = options if "numerics.losses" not in instruments else {**options, "numerics.audit": "true"}
     cell_id = f"{_name(options)},{suffix}"

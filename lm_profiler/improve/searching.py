@@ -48,7 +48,7 @@ def search(
     try:
         while True:
             state = asked.search
-            write("unfinished")
+            write("unfinished")  # before the next run, which may be killed
             cells.left_s = account.request.budget_s - account.look_s - state.spent_s
             asked = asking.send(_answer(cells, asked, first, account.request.global_batch))
     except StopIteration as done:

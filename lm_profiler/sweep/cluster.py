@@ -122,6 +122,7 @@ def _executor(folder: Path, request: Request) -> Any:
 
 def run_job(folder: Path, cell: Cell, server: Sequence[str], timeout_s: float) -> None:
     """Run one cell within its job, unless it is done; a second job of the same cell waits for the first."""
+    # After Ctrl-C the jobs go on, and the same call may submit their cells once more.
     with (folder / _FOLDER / f"{cell.id}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_done(folder, cell):

@@ -122,6 +122,7 @@ class Schedule:
 
     def _end(self, event: CellEnded) -> None:
         running = self._running.pop(event.cell)
+        # Compiled kernels of many cells would fill the disk.
         shutil.rmtree(self._folder / event.cell / _CACHE, ignore_errors=True)
         self._free.append(running.device)
         ended = Ended(
@@ -139,6 +140,7 @@ class Schedule:
         for running in self._running.values():
             if now < running.stop_at and (running.asked_to_stop or not self.interrupted):
                 continue
+            # The first signal asks, so that the record is written; only a cell that ignores it is killed.
             running.timed_out |= not (self.interrupted or running.asked_to_stop)
             self._starter.signal(running.cell.id, signal.SIGKILL if running.asked_to_stop else signal.SIGTERM)
             running.asked_to_stop, running.stop_at = True, now + GRACE_S

@@ -124,6 +124,7 @@ class SweepFolder:
         """Try to lock the folder; return whether only parts of the same count are beside this one."""
         beside = None if self._part is None else f"-of-{self._part.count}"
         others = [file for file in self.path.glob(f"{LOCK_FILE}.*") if beside is None or not file.name.endswith(beside)]
+        # A part shares the lock of the whole with other parts; a whole sweep excludes all of them.
         ours = _locked(self._whole, fcntl.LOCK_EX if self._part is None else fcntl.LOCK_SH)
         return ours and _locked(self.lock, fcntl.LOCK_EX) and all(map(_is_free, others))
 

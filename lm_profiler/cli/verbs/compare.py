@@ -71,6 +71,7 @@ def run(options: Options) -> int:
     a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
     try:
         side_a, side_b = _entries("A", a), _entries("B", b)
+        # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
         machine = next((run.record.environment for run in side_a if run.record is not None), None)
         comparison = compare(side_a, side_b, known_spread(machine))
     except (UsageError, RecordError) as error:

@@ -92,6 +92,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, call, runner, runner.pause)
         check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
+        # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
         with display.shown(), interrupting(runner.interrupt):

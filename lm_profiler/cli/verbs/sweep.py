@@ -95,6 +95,7 @@ def _run(request: Request, folder: SweepFolder) -> bool:
             if here
             else Jobs(folder.path, missing, SPAWNING, display, request)
         )
+        # The check costs seconds; a sweep that goes on has passed it.
         if folder.is_new:
             _check_options(server, folder.plan, request.timeout_s)
             folder.begin()
