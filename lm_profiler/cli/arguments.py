@@ -1,6 +1,6 @@
-"""The words of a command line, options with their values, and the files of options that they name.
+"""Split a command line into options with their values, and read the config files that they name.
 
-Nothing else reads either. Imports no parser: a wrong file is told at once.
+No other module reads either. This one imports no parser, so that a wrong file is reported at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from lm_profiler.record.text import YamlTextError, compose, read_text
 from lm_profiler.usage_error import UsageError
 
 MANY = sys.maxsize
+"""The number of values of an option that takes any number of them."""
 
 _EXPECTED = "config: expected a YAML file of options"
 
 
 class Option(NamedTuple):
-    """An option as it was written; the ``name`` is empty for a word that belongs to none, which is its value."""
+    """An option as it was written; a word that belongs to no option is the value of one with an empty ``name``."""
 
     name: str
     values: Sequence[str]
@@ -31,12 +32,12 @@ class Option(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The one value; empty where there is none."""
+        """The first value, or an empty text where there is none."""
         return self.values[0] if self.values else ""
 
 
 def options_in(arguments: Sequence[str], takes: Callable[[str], int] = lambda name: 1) -> Iterator[Option]:
-    """The options in ``arguments``; ``takes`` says how many values one may have, 1 where its name is unknown.
+    """Yield the options in ``arguments``; ``takes`` returns how many values an option may have.
 
     >>> [option[:2] for option in options_in(["fit", "--config", "a.yaml", "--model.size=large"])]
     [('', ['fit']), ('config', ['a.yaml']), ('model.size', ['large'])]
@@ -53,22 +54,23 @@ def options_in(arguments: Sequence[str], takes: Callable[[str], int] = lambda na
         most = takes(name[2:])
         while not equals and left and len(values) < most and not left[0].startswith("--"):
             values.append(left.pop(0))
-        if not most and not equals and left and left[0].lower() in ("true", "false"):  # no file is called that
+        # A flag takes a boolean that follows it: no positional argument is called "true".
+        if not most and not equals and left and left[0].lower() in ("true", "false"):
             values.append(left.pop(0))
         yield Option(name[2:], values, [word] if equals else [word, *values])
 
 
 def is_text(path: str) -> bool:
-    """Whether a config is given by its text: so are the other ranks of a run, whose config came through a pipe."""
+    """Whether a config is given as its text, as it is for the other ranks of a run whose config came through a pipe."""
     return "\n" in path or path.startswith("{")
 
 
 def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
-    """The nodes and the text of the config ``path``, which is opened once; a config may also be given as text.
+    """Return the nodes and the text of the config ``path``; a config may also be given as text.
 
     Args:
-        path: The file, or the name of a config that comes with the package.
-        shipped: The folder of those names: ``sweeps`` for sweeps.
+        path: The file, or the name of a config that comes with the package. It is opened once: it may be a pipe.
+        shipped: The folder of the package in which the name is looked up, such as ``sweeps``.
 
     Raises:
         UsageError: it is missing, unreadable, not YAML, not a mapping of options, or larger than people write.
@@ -90,7 +92,7 @@ def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
 
 
 def _instead_of(path: str, shipped: str) -> str:
-    """The shipped config that was probably meant, else all of them; nothing where ``path`` looks like a file."""
+    """Suggest the closest shipped config, or list them all; return nothing where ``path`` looks like a file."""
     if "/" in path or path.endswith((".yaml", ".yml", ".json")):
         return ""
     known = by_name(shipped)

@@ -1,8 +1,8 @@
-"""A call of a Trainer's verb as it was written: its config files, read once, and the classes that it names.
+"""Read a call of a Trainer's verb as it was written: its config files, once, and the classes that it names.
 
-The parser keeps what it knows of one class when another is named, wherever a parameter has the same name. So it is
-told the last class from the beginning, and nothing of what was written for another. Imports no torch: a wrong file is
-told at once.
+Where a call names a second class, jsonargparse keeps each option of the first whose name both classes have. So the
+parser gets the last class from the beginning, and no option that was written for another class. This module imports
+no torch, so that a wrong file is reported at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lm_profiler.record.text import TooLarge, check_size, read_text, without
 from lm_profiler.usage_error import UsageError
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
-"""What is taken where no class is named."""
+"""The classes that are used where the call names none."""
 
 _SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "whatif", "torch", "loader")
 _FILES = (".yaml", ".yml", ".json")
@@ -31,12 +31,12 @@ class _Item:
     """One option of the line, or one config with its nodes.
 
     Args:
-        option: As it was written.
-        content: What it says, nested as in a file.
-        node: Of a config, whose scalars are still text; None of an option.
-        file: Where a config can be read again.
+        option: The option as it was written.
+        content: Its values, nested as in a file.
+        node: The YAML nodes of a config, whose scalars are still text; None for an option.
+        file: The path from which a config can be read again; None for a pipe.
 
-    ``own`` are the classes of the model and the data of which it speaks.
+    ``own`` holds the classes of the model and the data to which its options belong.
     """
 
     option: Option
@@ -46,14 +46,14 @@ class _Item:
     own: dict[str, str] = field(default_factory=dict)
 
     def names(self, key: str) -> str | None:
-        """The class that this names for ``key``; ``null`` for no data."""
+        """Return the class that this item names for ``key``; ``null`` for no data."""
         said = self.content.get(key, "")
         if isinstance(said, Mapping):
             said = said.get("class_path", "")
         return "null" if said is None and key == "data" else said if isinstance(said, str) and said else None
 
     def only_names(self, key: str) -> bool:
-        """Whether it is an option that names the class for ``key`` and says nothing else."""
+        """Whether this item is an option that names the class for ``key`` and sets nothing else."""
         said = self.content.get(key)
         alone = isinstance(said, str) or (isinstance(said, Mapping) and [*said] == ["class_path"])
         return self.node is None and alone and self.names(key) is not None
@@ -63,8 +63,8 @@ class Call:
     """The ``arguments`` of a call, the verb first.
 
     Attributes:
-        arguments: As they were written; in the place of a pipe, which can be read but once, stands what was in it.
-        file: Where the last config was read; None without any, or where that was a pipe.
+        arguments: The words as they were written. The text of a pipe, which can be read only once, replaces its path.
+        file: The path of the last config; None without a config, or where it was a pipe.
 
     Raises:
         UsageError: a config file is missing, unreadable, not YAML, no mapping of options, or larger than people write.
@@ -85,13 +85,13 @@ class Call:
         self.file = next((item.file for item in reversed(self._items) if item.node is not None), None)
 
     def says(self, option: str) -> Any:
-        """The last value that is given to an option such as ``ckpt_path``; None for none."""
+        """Return the last value of an option such as ``ckpt_path``; None where it is not given."""
         said = (item.content.get(option) for item in reversed(self._items))
         return next((value for value in said if value is not None), None)
 
     @property
     def overrides(self) -> dict[str, str]:
-        """What the line gives beside config files, name and folder; of an option given twice, the last.
+        """The options on the line except config files, name and folder; the last value where one is given twice.
 
         >>> Call(["fit", "--model.size=large", "--data.batch_size", "8"]).overrides
         {'model.size': 'large', 'data.batch_size': '8'}
@@ -102,7 +102,7 @@ class Call:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All that it says, nested as in a file, without what was written for other classes and where a run goes."""
+        """All options of the call, nested as in a file, without those of other classes and of the run's folder."""
         content: dict[str, Any] = {}
         for item in self._items:
             passed = {*self._passed(item, self.leaves_data_out()), "config", "name", "log_dir"}
@@ -110,24 +110,24 @@ class Call:
         return content
 
     def class_of(self, key: str) -> str:
-        """The class of ``model`` or ``data``: the last that is named, by the line rather than by a file; or ours."""
+        """Return the class of ``model`` or ``data``: the last on the line, else the last in a file, else ours."""
         return self._classes[key]
 
     def leaves_data_out(self) -> bool:
-        """Whether nothing is said of the data of a module that is not ours.
+        """Whether a module that is not ours comes without options for its data.
 
-        What a file before it says of the data without a class was written for another module.
+        Data options in a file before the one that names the module belong to another module, unless they name a class.
         """
         at, ours = self._named["model"], self._named["data"] < 0
         later = [item for n, item in enumerate(self._order) if n >= at or item.node is None]
         return ours and at >= 0 and not any("data" in item.content for item in later)
 
     def for_parser(self, known: Container[str] = (), leave_data: bool = False) -> list[str]:
-        """The arguments without what was written for other classes, and without the classes of ``known`` keys."""
+        """Return the arguments without options of other classes, and without the class names of ``known`` keys."""
         words = list(self._verb)
         for item in self._items:
             passed = self._passed(item, leave_data)
-            if item.node is not None and passed:  # as text: its other scalars stay as they were written
+            if item.node is not None and passed:  # pass text on: parsed scalars would be written back in another way
                 rest = without(item.node, passed)
                 words += [f"--config={rest}"] * (rest.strip() != "{}")
             elif item.file is not None:
@@ -137,7 +137,7 @@ class Call:
         return words
 
     def passed_over(self, leave_data: bool = False) -> Iterator[tuple[str, str, Sequence[str]]]:
-        """What ``for_parser`` leaves out: the key, the file, and the names of its options there."""
+        """Yield what ``for_parser`` leaves out: the key, its file, and the names of its options there."""
         for item in self._items:
             for key in sorted(self._passed(item, leave_data)):
                 said = item.content[key]
@@ -145,13 +145,13 @@ class Call:
                 yield key, item.file or "the config", [*options] if isinstance(options, Mapping) else []
 
     def _passed(self, item: _Item, leave_data: bool) -> set[str]:
-        """The keys of a file that were written for another class than the last."""
+        """Return the keys of a file whose options belong to another class than the last one named."""
         keys = OURS.keys() & item.content.keys() if item.node is not None else set[str]()
         return {key for key in keys if not _same(item.own[key], self.class_of(key)) or (leave_data and key == "data")}
 
 
 def _merged(into: Any, said: Any, key: str = "") -> Any:
-    """``said`` over ``into``; what stands beside a class's name belongs to its options."""
+    """Return ``into`` overridden by ``said``; values beside a class name are options of that class."""
     if key in OURS and isinstance(said, str):
         said = {"class_path": said}
     if not isinstance(into, Mapping) or not isinstance(said, Mapping):
@@ -164,7 +164,7 @@ def _merged(into: Any, said: Any, key: str = "") -> Any:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two paths name one class: ours can be had from the package and from its module, or by its name alone."""
+    """Whether two paths name one class: ours can be named by package, by module, or by class name alone."""
     (above, _, name), (other_above, _, other_name) = one.rpartition("."), other.rpartition(".")
     ours = all(path == "" or path.startswith("lm_profiler.training") for path in (above, other_above))
     return one == other or (name == other_name and ours)
@@ -179,6 +179,7 @@ def _items(arguments: Sequence[str]) -> Iterator[_Item]:
             yield _config(option)
             continue
         content = _loaded(option)
+        # Nest the value as a file would, so that options and configs merge in the same way.
         for part in reversed(option.name.split(".")):
             content = {part: content}
         _check_sections(content)
@@ -186,7 +187,7 @@ def _items(arguments: Sequence[str]) -> Iterator[_Item]:
 
 
 def _loaded(option: Option) -> Any:
-    """The value; what ``--model`` says may be in a file."""
+    """Return the option's value; the value of ``--model`` and ``--data`` may be a file."""
     value = option.value
     try:
         if option.name in OURS and value.endswith(_FILES):
@@ -195,13 +196,14 @@ def _loaded(option: Option) -> Any:
         return yaml.safe_load(value)
     except TooLarge as error:
         raise UsageError(f"{option.name}: expected a value that can be read, given one that {error}") from None
-    except (OSError, ValueError, yaml.YAMLError):  # the parser tells what is wrong with it
+    except (OSError, ValueError, yaml.YAMLError):  # the parser reports the error with the option's type
         return value
 
 
 def _config(option: Option) -> _Item:
     path = config_file(option.value)
     node, text = read_config(path)
+    # The nodes keep scalars as text for the parser; the content is needed to find the classes.
     content = yaml.safe_load(text)
     _check_sections(content, f" in {path[:200]}")
     if not isinstance(content.get("config"), (list, type(None))):

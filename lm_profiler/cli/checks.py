@@ -1,4 +1,4 @@
-"""What can be known to fail before anything is built or allocated."""
+"""Checks that can fail before anything is built or allocated."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from lm_profiler.record.run import Verb
 from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
 
+# Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
 _MOST_DEVICES = 1024
 _DATA: dict[Verb, str] = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 LOADERS = {verb: f"{data}_dataloader" for verb, data in _DATA.items()}
 
 
 def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
-    """Raise UsageError for a Trainer that cannot be had here, where Lightning's own words would not help."""
+    """Raise UsageError for Trainer options that cannot work here and that Lightning reports badly or not at all."""
     if options["barebones"]:
         raise UsageError("trainer.barebones: expected false, given true; without hooks there is nothing to measure")
     strategy = options["strategy"]
@@ -50,7 +51,7 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
 
 
 def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
-    """Lightning's message in a line, with the Trainer options that it names as they were given."""
+    """Return Lightning's message as one line, followed by the Trainer options that it names and their given values."""
     message = str(error)
     if isinstance(error, UsageError) or "\n  " in message:  # ours, or the parser's
         return wrong_call(error, prefix="trainer")
@@ -61,9 +62,9 @@ def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
 
 
 def check_launch(trainer: Trainer) -> None:
-    """Raise UsageError where more or fewer processes were launched than this Trainer knows of.
+    """Raise UsageError where the number of launched processes is not the number that this Trainer expects.
 
-    Lightning does not ask in time: each of two processes under torchrun that is told of one device is a run of its own.
+    Lightning does not check this in time: two processes under torchrun with ``devices=1`` become two separate runs.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None and TorchElasticEnvironment.detect():
@@ -87,7 +88,7 @@ def _check_torchrun(started: int, trainer: Trainer) -> None:
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
-    """Raise UsageError for options that this Trainer would trip over before or in its first step."""
+    """Raise UsageError for options of model and data with which this Trainer would fail in or before its first step."""
     if data is None and not is_overridden(LOADERS[verb], model):
         name = type(model).__name__
         raise UsageError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")

@@ -1,8 +1,8 @@
-"""What the instruments cost a loop that does next to nothing else: bare and instrumented, turn by turn.
+"""Measure what the instruments add to a loop that does next to nothing else.
 
-A program of its own, started by ``selftest``: ``python -m lm_profiler.cli.cost [accelerator]`` prints JSON, the
-seconds of each step under ``Trainer(barebones=True)`` and under the instruments, everything on but trace and memory by
-phase, which run after all that is timed.
+``selftest`` starts this program: ``python -m lm_profiler.cli.cost [accelerator]`` prints JSON with the seconds of each
+step under ``Trainer(barebones=True)`` and under the instruments. Trace and memory by phase are off: in a run they come
+after the timed steps. Bare and instrumented runs alternate, so that a change of the machine falls on both.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, T
 from lm_profiler.cli.quiet import quiet
 
 ROUNDS, STEPS, SKIPPED = 6, 300, 50
+"""Rounds of one bare and one instrumented run, the steps that count in each, and the warm-up steps before them."""
 
 
 class Toy(LightningModule):
@@ -43,21 +44,21 @@ class Toy(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
     def tokens_in(self, batch: Any) -> int:
-        """So that tokens are counted as well."""
+        """Return the number of tokens, so that the instruments count them too."""
         return int(batch[0].numel())
 
     def step_seconds(self, skipped: int) -> list[float]:
-        """Seconds from step to step, without the first ``skipped``."""
+        """Return the seconds from step to step, without the first ``skipped``."""
         return [(b - a) * 1e-9 for a, b in pairwise(self.began_ns[skipped:])]
 
 
 def loader(steps: int) -> DataLoader[Any]:
-    """Just as many batches of one small row."""
+    """Return a loader of ``steps`` batches of one small row."""
     return DataLoader(TensorDataset(torch.ones(steps, 8)), batch_size=1)
 
 
 def compare(accelerator: str = "auto") -> dict[str, list[float]]:
-    """Seconds of each step, ``bare`` and ``instrumented``."""
+    """Return the seconds of each step, ``bare`` and ``instrumented``."""
     seconds: dict[str, list[float]] = {"bare": [], "instrumented": []}
     for _round in range(ROUNDS):
         for kind in seconds:
@@ -85,7 +86,7 @@ def _instrumented(folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what ``compare`` found."""
+    """Print the result of ``compare`` as JSON."""
     with quiet():
         seconds = compare(*sys.argv[1:])
     print(json.dumps(seconds))

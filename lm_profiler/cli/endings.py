@@ -1,4 +1,4 @@
-"""The signals that end a call early. Imports no torch: it watches over that import."""
+"""Handle the signals that end a call early. This module imports no torch, since that import can be interrupted too."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where the signal found the program: it ends a run as Ctrl-C does."""
+    """SIGTERM as an exception, which ends a run as Ctrl-C does."""
 
 
 @contextmanager
 def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
-    """Give signals these ``handlers`` within, then the former ones again. Does nothing outside of the main thread."""
+    """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,7 +31,7 @@ def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> I
 
 
 def interrupting(stop: Callable[[], None]) -> AbstractContextManager[None]:
-    """Have the first Ctrl-C (or SIGTERM) within ask to ``stop``; the second is an exception like any other."""
+    """Call ``stop`` at the first Ctrl-C or SIGTERM within the context; the second Ctrl-C raises KeyboardInterrupt."""
 
     def interrupt(*_: object) -> None:
         stop()
@@ -42,6 +42,6 @@ def interrupting(stop: Callable[[], None]) -> AbstractContextManager[None]:
 
 def terminate(signum: int, frame: FrameType | None) -> NoReturn:
     """Raise ``Terminated``."""
-    # A DataLoader's workers may have got the signal, too: that they end is then no error.
+    # A DataLoader's workers may have got the signal too: torch's SIGCHLD handler would report their end as an error.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     raise Terminated(signal.Signals(signum).name)

@@ -1,7 +1,7 @@
-"""What is wrong with a call, in a line or two: subject, expected, given, remedy.
+"""Report what is wrong with a call in a line or two: subject, expected, given, remedy.
 
-jsonargparse and argparse say it in text alone: ``ArgumentParser.error`` gets a message, and an exception whose type
-tells a bad value from nothing else. So ``explain`` reads their sentences, and nothing else does.
+jsonargparse and argparse report errors as text only: ``ArgumentParser.error`` gets a message, and the type of its
+exception distinguishes nothing but bad values. So ``explain``, and no other function, reads their sentences.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.usage_error import UsageError
 
 TOLD_IN = "LM_PROFILER_WRONG_CALL"
-"""Names a file in which whoever starts a call finds what is wrong with it: ``message``, and ``unknown_option``."""
+"""The variable that names the file into which a wrong call writes its ``message`` and ``unknown_option`` as JSON."""
 
 
 class UnknownOption(UsageError):
-    """An option that nothing has.
+    """An option that does not exist.
 
     Args:
-        option: As it was written, without dashes.
+        option: Its name as it was written, without dashes.
         known: The options that exist.
-        file: Where it stands, if not on the command line.
+        file: The config that holds it; None for the command line.
     """
 
     def __init__(self, option: str, known: Iterable[str], file: str | None = None) -> None:
@@ -37,8 +37,9 @@ class UnknownOption(UsageError):
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The known option that was probably meant: alike as a whole, in its last part, or in its first."""
+    """Return the known option closest to ``given`` as a whole, else in its last part, else in its first; or None."""
     names = {*known} - {""}
+    # Reversed, so that of several options with the same last part the first in the alphabet stays.
     ends = {name.rpartition(".")[2]: name for name in sorted(names, reverse=True)}
     for word, words in ((given, names), (given.rpartition(".")[2], set(ends))):
         for close in difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.7):
@@ -50,23 +51,23 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
 
 
 def either(names: Sequence[object]) -> str:
-    """``a``, ``a or b``, or ``one of a, b, c or d``."""
+    """Return ``a``, ``a or b``, or ``one of a, b, c or d``."""
     start = "one of " if len(names) > 3 else ""
     return start + ", ".join(map(str, names[:-1])) + " or " * (len(names) > 1) + str(names[-1])
 
 
-# -- for whoever started the call --------------------------------------------------------------------------------------
+# -- for the process that started the call -----------------------------------------------------------------------------
 
 
 def answer(error: Exception) -> None:
-    """Tell whoever started this call in a file, if there is one who asked."""
+    """Write ``error`` to the file that the parent process named in ``TOLD_IN``, if it named one."""
     if path := os.environ.pop(TOLD_IN, ""):
         option = error.option if isinstance(error, UnknownOption) else None
         write_whole(Path(path), json.dumps({"message": str(error), "unknown_option": option}))
 
 
 def answered(path: Path) -> dict[str, str | None] | None:
-    """What a call wrote that was told ``path``; None where nothing was wrong with it."""
+    """Return what a wrong call wrote to ``path``; None where the call was right."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
@@ -95,22 +96,22 @@ _CLASSES = {
     r"Expected a dot import path string: (?P<path>\S+)": "a class path such as package.module.Class, given {path!r}",
     r"Not a valid subclass of (?P<base>\w+)": "the class path of a {base}, or its options, given {given}",
 }
-"""What jsonargparse says of a class, and what was expected and given."""
+"""jsonargparse's sentences about classes, each with our text for what was expected and given."""
 
 
 def wrong_call(error: Exception, prefix: str = "") -> UsageError:
-    """What is wrong with the call that ``error`` ends: one of ours says it itself, else it is the parser's."""
+    """Return ``error`` as UsageError; the message of the parser is explained."""
     message = str(error) or f"expected options, given some that end in {error!r}"
     return error if isinstance(error, UsageError) else explain(message, prefix=prefix)
 
 
 def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
-    """The parser's ``message``, often a tree of many lines, as subject, expected, given and remedy.
+    """Return the parser's ``message``, often a tree of many lines, as subject, expected, given and remedy.
 
     Args:
-        message: What jsonargparse says.
+        message: The text of jsonargparse.
         known: The options that exist.
-        prefix: The key that the message is about, where it does not say.
+        prefix: The key of the message, used where the message names none.
     """
     match = _KEY.search(message)
     key = match[1].replace("init_args.", "") if match else prefix

@@ -1,4 +1,4 @@
-"""The ranks that Lightning starts: as commands of their own, or by multiprocessing (ddp_spawn, ddp_fork, …)."""
+"""Start and end the ranks that Lightning launches, by commands or by multiprocessing (ddp_spawn, ddp_fork, …)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 20.0
-"""All ranks that were asked to end have so long to keep what they have."""
+"""Seconds that all ranks together have to write their records after SIGTERM, before they are killed."""
 
 _LEAVING_S = 5.0
-"""Where a run is over, the ranks that it started have so long to end by themselves."""
+"""Seconds that each rank has to end by itself once the run of this process is over."""
 
 
-class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known when it is there
-    """Lightning's launcher by multiprocessing, whose ranks end as those do that run the command line.
+class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
+    """Lightning's multiprocessing launcher with ranks that end as ranks of the command line do.
 
-    Lightning tells callbacks of an error where the launcher was called, which here is a process without a run. And a
-    rank that is interrupted ends as one that went well does, so that its launcher waits for ever for its results.
+    Lightning calls ``on_exception`` in the process that called the launcher, where no step runs. And a rank that is
+    interrupted ends with exit code 0, so that Lightning's launcher waits for ever for its results.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
 
     @property
     def codes(self) -> dict[int, int]:
-        """Exit codes of the ranks of this node that had ended badly when the others were asked to; on all of them."""
+        """The exit codes of this node's failed ranks at the moment when the other ranks were asked to end."""
         strategy = self._ranks_of
         first = strategy.node_rank * strategy.num_processes
         return {first + index: code for index, code in enumerate(self._codes) if code}
 
     @property
     def procs(self) -> list[Any]:  # Lightning sets it once all have begun
-        """The processes of the ranks that this one has started."""
+        """The processes of the ranks that this process has started."""
         return self._procs
 
     @procs.setter
     def procs(self, processes: list[Any]) -> None:
         self._procs = processes
-        for process in processes:  # torch terminates those that are left once it has seen one fail
+        for process in processes:  # torch terminates all others once one has failed
             process.terminate = partial(self._terminate, process.terminate)
 
     def _terminate(self, terminate: Callable[[], None]) -> None:
-        """Let a rank know first of what it is to end: SIGTERM alone reads as if somebody had stopped the run."""
+        """Publish the exit codes before SIGTERM, so that a rank does not take the signal for a user's interrupt."""
         for index, process in enumerate(self._procs):
             self._codes[index] = process.exitcode or 0
         terminate()
@@ -77,11 +77,11 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
         Raises:
             UsageError: a rank found the call wrong.
             KeyboardInterrupt: a rank was interrupted.
-            SystemExit: a rank has ended, and told why.
-            ProcessException: a rank has ended without a word.
+            SystemExit: a rank has ended and recorded why.
+            ProcessException: a rank has ended without a record.
         """
         count = getattr(self._ranks_of, "num_processes", 1)
-        self._codes = get_context(self._method).RawArray("i", count)  # which its ranks inherit
+        self._codes = get_context(self._method).RawArray("i", count)  # in memory that the ranks share
         try:
             return super().launch(*args, **kwargs)
         except KeyboardInterrupt:
@@ -110,7 +110,7 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
-                for number in (signal.SIGTERM, signal.SIGINT):  # others that ask this rank to end: it does
+                for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending already
                     signal.signal(number, signal.SIG_IGN)
                 if trainer is not None and context.profiler is not None:
                     context.profiler.on_exception(trainer, trainer.lightning_module, error)
@@ -122,7 +122,7 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
 
 
 def take_over(trainer: Trainer, context: RunContext) -> None:
-    """Have ``trainer`` start the ranks of ``context`` by ``Launcher``, if it starts them by multiprocessing at all."""
+    """Replace ``trainer``'s multiprocessing launcher, if it has one, by ``Launcher`` for the ranks of ``context``."""
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
     method = START_METHOD.of_or(launcher)
     if type(launcher) is LAUNCHER.find_or(None) and method is not None and RUNS_RANK.of_or(launcher) is not None:
@@ -130,30 +130,30 @@ def take_over(trainer: Trainer, context: RunContext) -> None:
 
 
 def raised(text: str) -> str:
-    """The message of the error whose traceback ``text`` ends with."""
+    """Return the error message at the end of the traceback ``text``."""
     lines = text.rstrip().splitlines()
     last_frame = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return "\n".join(lines[last_frame + 1 :]).partition(": ")[2]
 
 
 def leave_group() -> None:
-    """Leave the other ranks. Gloo's threads, left running, may abort a process that ends (pytorch issue 190489)."""
+    """Destroy the process group: Gloo's threads may abort a process that ends before them (pytorch issue 190489)."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def rank_commands(trainer: Trainer | None) -> list[subprocess.Popen[bytes]]:
-    """The ranks that Lightning started as commands of their own."""
+    """Return the ranks that Lightning started as commands."""
     launcher = trainer.strategy.launcher if trainer is not None else None
     return [child for child in getattr(launcher, "procs", []) if isinstance(child, subprocess.Popen)]
 
 
 def end_ranks(trainer: Trainer | None) -> None:
-    """Let the ranks that Lightning started end, and end those that do not."""
+    """Wait for the ranks that Lightning started, and kill those that do not end."""
     launcher = trainer.strategy.launcher if trainer is not None else None
     processes = getattr(launcher, "procs", [])
     children = list(processes)
-    processes.clear()  # Lightning's observer kills this process too once it sees one of them fail
+    processes.clear()  # otherwise Lightning's observer kills this process too once one of them fails
     try:
         for child in children:
             _wait(child, _LEAVING_S)
@@ -164,7 +164,7 @@ def end_ranks(trainer: Trainer | None) -> None:
 
 
 def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
-    if isinstance(child, BaseProcess):  # of ddp_spawn, ddp_fork, ddp_notebook
+    if isinstance(child, BaseProcess):  # a rank of ddp_spawn, ddp_fork or ddp_notebook
         child.join(timeout)
         return
     with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""``python -m lm_profiler``: hands each verb to who does it, importing no more than that verb needs."""
+"""Run ``python -m lm_profiler``: import the module of the verb, and nothing that this verb does not need."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ VERBS = {
     "numerics": "what low precision does to a sum",
     "selftest": "how far this machine's figures can be trusted",
 }
-"""Each is a module of ``lm_profiler.cli.verbs`` with ``Options``, a dataclass, and ``run(options) -> exit code``."""
+"""The verbs with their help. Each is a module of ``lm_profiler.cli.verbs`` with ``Options`` and ``run(options)``."""
 
 TRAINER_VERBS = ("fit", "validate", "test", "predict")
-"""These share the module ``trainer``, whose options are those of the Trainer, the module and the data."""
+"""The verbs that share the module ``trainer``; their options are those of the Trainer, the module and the data."""
 
 _HELP = """\
 usage: lm_profiler <verb> [options]
@@ -44,7 +44,7 @@ for example: lm_profiler fit --config demo"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
+    """Run one verb and return the exit code: 0, 1 for a failed run, 2 for a wrong call, 130 for an interrupt."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     open_standard_streams()
     try:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(error))
         answer(error)
         code = WRONG_CALL
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         code = OK
     except OSError as error:  # a full disk, a folder that somebody removed
         mute()
@@ -97,6 +97,7 @@ def _run_command(verb: str, arguments: list[str]) -> int:
 
 
 def _run_trainer(arguments: list[str]) -> int:
+    # A wrong config file and a wrong variable are reported before torch is imported, which takes seconds.
     from lm_profiler.cli.call import Call
     from lm_profiler.cli.quiet import quiet_libraries
 
@@ -104,7 +105,8 @@ def _run_trainer(arguments: list[str]) -> int:
     call = Call(arguments)
     check_surroundings(call)
     if sys.argv[1:] == arguments:
-        sys.argv[1:] = call.arguments  # with which other ranks are started, who have not its pipes
+        # Lightning starts the other ranks with sys.argv; they cannot read this process's pipes again.
+        sys.argv[1:] = call.arguments
     from lm_profiler.cli.verbs.trainer import run
 
     return run(call)

@@ -1,9 +1,9 @@
-"""The options of a verb of ours: one dataclass gives its parser, its help and its checks.
+"""Read the options of one of our verbs: a dataclass defines its parser, its help and its checks.
 
-A field is an option, its line of the docstring the help. A sequence takes values with commas between, or words
-if these are numbers or paths; a mapping takes ``--field.KEY VALUE``. Two fields are no options: ``options`` gets
-whatever is none, ``command`` the whole call, both as they were written. The same names stand in a YAML file. Values
-stay text until a field's type reads them: a sweep's ``010`` is for its cells to read.
+Each field is an option; its line in the docstring is the help. A sequence takes values separated by commas, or by
+spaces for numbers and paths; a mapping takes ``--field.KEY VALUE``. Two fields are no options: ``options`` gets the
+words that are no options of the verb, ``command`` the whole call. A YAML file uses the same names. Values stay text
+until a field's type reads them: a sweep passes ``010`` unchanged to its cells.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from lm_profiler.usage_error import UsageError
 
 _REST, _COMMAND = "options", "command"
 
-
 T = TypeVar("T")
 
 
@@ -36,10 +35,10 @@ class OptionsReader(Generic[T]):
     """Reads the options of one ``verb``.
 
     Args:
-        verb: Its name.
+        verb: The verb's name.
         kind: A dataclass whose fields have defaults. It raises UsageError for values that do not go together. It may
-            have ``WORDS``, the field whose option may be left out; ``FILE``, the field that names a file of options
-            (else ``config`` does); and ``SHIPPED``, the folder of such files in the package.
+            have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of options
+            (``config`` if not given); and ``SHIPPED``, the folder of such files in the package.
     """
 
     def __init__(self, verb: str, kind: Callable[..., T]) -> None:
@@ -53,21 +52,20 @@ class OptionsReader(Generic[T]):
         self._fields = {option: _bare(hints[name]) for option, name in self._named.items()}
 
     def read(self, arguments: Sequence[str]) -> T:
-        """What ``arguments`` give, which go first, and the file that they name.
+        """Return the options of ``arguments`` and of the file that they name; the line overrides the file.
 
         Raises:
             UsageError: a wrong call.
         """
         given, rest = self._on_line(arguments)
         file = given.get(self._file)
-        # The line goes first, as it does for fit.
         settings = {**(self._in_file(file) if file is not None else {}), **given}
         aside = {_REST: rest, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
         typed = {self._named[option]: value for option, value in self._typed(settings).items()}
         return self._kind(**typed, **{name: aside[name] for name in self._has})
 
     def help(self, examples: str) -> str:
-        """What ``--help`` prints."""
+        """Return the text that ``--help`` prints."""
         words = f" [{self._words.upper()}]" * bool(self._words)
         parser = ArgumentParser(
             usage=f"lm_profiler {self._verb}{words} [options]{' [options of fit]' * (_REST in self._has)}",
@@ -76,7 +74,8 @@ class OptionsReader(Generic[T]):
             formatter_class=_Formatter,
         )
         parser.add_class_arguments(self._kind, as_group=False, skip=self._has)
-        for action in parser._actions:  # as they are read here: no `--runs+`, nothing after a flag, keys in a mapping
+        # jsonargparse describes its own syntax (`--runs+`); the help has to show the one that is read here.
+        for action in parser._actions:
             if (kind := self._fields.get(action.dest.removesuffix("_"))) is not None:
                 action.option_strings = [action.option_strings[0].removesuffix("_") + ".KEY" * _is(kind, Mapping)]
                 action.nargs = 0 if kind is bool else None
@@ -85,7 +84,7 @@ class OptionsReader(Generic[T]):
         return str(parser.format_help())
 
     def _value_kind(self, name: str) -> Any:
-        """The type of what the option ``name`` takes; None where there is no such option."""
+        """Return the type of the option ``name``'s value; None where there is no such option."""
         head, dot, key = name.partition(".")
         kind = self._fields.get(head)
         if _is(kind, Mapping):
@@ -100,7 +99,7 @@ class OptionsReader(Generic[T]):
         return 0 if kind is bool else MANY if many else 1
 
     def _on_line(self, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """The options by name, those of a mapping by their path; and what is none of them."""
+        """Return the options by name, those of a mapping by their path, and the words that are options of `fit`."""
         given: dict[str, Any] = {}
         words, rest = list[str](), list[str]()
         for option in options_in(arguments, self._takes):
@@ -110,7 +109,7 @@ class OptionsReader(Generic[T]):
             elif kind is not None and name in given:
                 raise UsageError(f"{name}: expected once, given twice")
             elif kind is not None:
-                given[name] = self._of_words(name, kind, option.values)
+                given[name] = self._value_of(name, kind, option.values)
             elif name in self._fields:
                 raise UsageError(f"{name}: expected a key with it, as in --{name}.KEY VALUE, given none")
             # A dotted name is an option of fit. Without a dot it may be one of ours that was misspelt.
@@ -125,7 +124,8 @@ class OptionsReader(Generic[T]):
             given[self._words] = words if many else words[0]
         return given, rest
 
-    def _of_words(self, name: str, kind: Any, words: Sequence[str]) -> Any:
+    def _value_of(self, name: str, kind: Any, words: Sequence[str]) -> Any:
+        """Return the value that ``words`` give to the option ``name``: a text, or a list of texts for a sequence."""
         if not _is(kind, Sequence):
             return words[0] if words else "true" if kind is bool else ""
         if _is(kind, tuple) or get_args(kind)[0] is Path:
@@ -135,7 +135,7 @@ class OptionsReader(Generic[T]):
             node = compose(text)
         except YamlTextError as error:
             raise UsageError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
-        return _of_node(name, kind, node or yaml.ScalarNode("", ""))
+        return _texts_in(name, kind, node or yaml.ScalarNode("", ""))
 
     def _in_file(self, path: str) -> dict[str, Any]:
         given = {}
@@ -147,15 +147,15 @@ class OptionsReader(Generic[T]):
                     raise UsageError(f"{name}: expected keys with values, such as `{example}`, given {text_of(node)}")
                 for sub, value in node.value:
                     option = f"{name}.{sub.value}"
-                    given[option] = _of_node(option, self._value_kind(option), value)
+                    given[option] = _texts_in(option, self._value_kind(option), value)
             elif (kind := self._value_kind(name)) is not None and name != self._file:
-                given[name] = _of_node(name, kind, node)
+                given[name] = _texts_in(name, kind, node)
             else:
                 raise UnknownOption(name, self._fields, path)
         return given
 
     def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields, as their types read the text that was given."""
+        """Return the fields, with each text converted to the field's type."""
         nested: dict[str, Any] = {}
         for name, value in settings.items():
             if value in ("", "null", []):
@@ -165,6 +165,7 @@ class OptionsReader(Generic[T]):
                 nested.setdefault(head, {})[key] = value
             else:
                 nested[name] = value
+        # Texts in mappings go past jsonargparse, which would copy all of them for each (see _holds_texts).
         texts = {name: value for name, value in nested.items() if _holds_texts(self._fields[name])}
         parser, others = _OptionsParser(), {name: nested[name] for name in nested if name not in texts}
         for name in others:
@@ -177,23 +178,23 @@ class OptionsReader(Generic[T]):
 
 
 class _OptionsParser(ArgumentParser):
-    """Says what is wrong in a line or two, without the page of usage around it."""
+    """A parser that reports errors in a line or two, without the usage text."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise explain(message)
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the examples."""
+    """A help formatter that keeps the line breaks of the examples."""
 
 
 def _bare(kind: Any) -> Any:
-    """A type without its None."""
+    """Return an optional type without its None."""
     return get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
 
 
 def _holds_texts(kind: Any) -> bool:
-    """Whether all values of the type are texts within a mapping: jsonargparse would copy all of them for each."""
+    """Whether the type holds texts in a mapping. jsonargparse would copy the whole mapping for each of them."""
     return _is(kind, Mapping) or (_is(kind, Sequence) and _is(get_args(kind)[0], Mapping))
 
 
@@ -202,8 +203,8 @@ def _is(kind: Any, origin: type) -> bool:
     return isinstance(container, type) and issubclass(container, origin)
 
 
-def _of_node(name: str, kind: Any, node: yaml.Node) -> Any:
-    """The text of each value, as it stands on a command line."""
+def _texts_in(name: str, kind: Any, node: yaml.Node) -> Any:
+    """Return the text of each value in ``node``, as a command line would give it."""
     if not _is(kind, Sequence):
         return text_of(node)
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]

@@ -1,4 +1,4 @@
-"""The parser of the command line: what it says when asked for help, and when it cannot read a call."""
+"""The parser of the Trainer's verbs, with its help texts and its error messages."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ FIRST: dict[str, dict[str, str | None]] = {
         "trainer.logger": "where the module's own logs go",
     },
 }
-"""The options that people use first, by group: a few words where the first clause of an option's help is not enough."""
+"""The options that ``--help`` lists, by group. None takes the first clause of the option's own help."""
 
 _COLUMN = 36
 
 
 class Parser(LightningArgumentParser):
-    """Says what is wrong in a line or two, without the page of usage around it.
+    """A parser that reports errors in a line or two, without the usage text.
 
-    ``verbs`` are the parsers of its verbs: it speaks for them about what stands in a file.
+    ``verbs`` holds the parsers of its verbs, whose options it needs for errors in a config file.
     """
 
     verbs: Iterable[LightningArgumentParser] = ()
@@ -85,12 +85,12 @@ class Parser(LightningArgumentParser):
         self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP")
 
     def help_about(self, what: str | None) -> str:
-        """The options that people use first; those of the group ``what``; or ``all``, those of our classes last.
+        """Return help on the most used options (None), on one group of options, or on ``all``.
 
         Raises:
             UsageError: there is no such group.
         """
-        own = ArgumentParser(add_help=False)  # the parser keeps these to `--model.help CLASS`
+        own = ArgumentParser(add_help=False)  # jsonargparse shows these only for `--model.help CLASS`
         own.add_class_arguments(LanguageModel, "model")
         own.add_class_arguments(FakeTokens, "data")
         if what is None:
@@ -116,6 +116,7 @@ class Parser(LightningArgumentParser):
         return self.help_about("all") if "model" in (self.groups or ()) else super().format_help(formatter)
 
     def _first(self, own: ArgumentParser) -> Iterator[str]:
+        """Yield the lines of the most used options; ``own`` holds those of our model and data."""
         known = {option: action for of in (own, self) for action in of._actions for option in action.option_strings}
         width = max(60, shutil.get_terminal_size().columns - 2)
         yield f"usage: {self.usage}"
@@ -131,13 +132,14 @@ class Parser(LightningArgumentParser):
                     yield textwrap.fill(line, width, subsequent_indent=" " * _COLUMN)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        # For an option in a config file jsonargparse calls the outer parser's error(), which lacks the verb's options.
         defaults = [parser.get_defaults(skip_validation=True) for parser in (self, *self.verbs)]
         known = [key for options in defaults for key in options.keys(branches=True)]
         raise explain(message, [key.replace(".init_args", "") for key in known])
 
 
 class _Help(Action):
-    """Prints help about a group and ends the call."""
+    """The action of ``--help``: print help on a group and end the call."""
 
     def __init__(self, **options: Any) -> None:
         text = "Print the options that people use first, those of one group, such as trainer, or all, and exit."
@@ -149,12 +151,13 @@ class _Help(Action):
 
 
 def _clause(text: str) -> str:
-    """Up to the first semicolon or full stop."""
+    """Return ``text`` up to the first semicolon or full stop."""
     clause = text.replace("; ", ". ").partition(". ")[0].rstrip(".")
     return clause[:1].lower() + clause[1:]
 
 
 def _default(action: Action) -> str:
+    """Return the action's default in parentheses; an empty text where it says nothing to a reader."""
     default = action.default
     known = isinstance(default, (bool, int, float, str)) and default != SUPPRESS
     return f" ({str(default).lower() if isinstance(default, bool) else default})" * known

@@ -1,4 +1,4 @@
-"""Plan what a run needs before anything of it is built, and refuse one that cannot fit."""
+"""The preflight check: plan the memory of a run before anything is built, and refuse a run that cannot fit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lm_profiler.rehearse.one_device import SHARDED
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0
-"""CPU time in which a run is planned, and once more to look for what would fit where it is refused."""
+"""Seconds of CPU time to plan a run, and as many again to look for remedies where it is refused."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a run cannot fit, and the options that would make it fit, each enough by itself; as text, two lines."""
+    """Why a run cannot fit, and the options of which each alone would make it fit; as text, two lines."""
 
     reason: str
     remedies: tuple[str, ...]
@@ -39,19 +39,20 @@ class Refusal:
 
 
 def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
-    """Rehearse the run in a process of its own, and have its record tell what it would need.
+    """Rehearse the run in a child process, and record what memory it would need.
 
-    Rank 0 does so for all; the others wait until it has. A run that cannot be planned, or not in time, is not stopped.
-    What is returned is to be kept until the ranks have a process group: rank 0 has opened its store.
+    Rank 0 rehearses for all ranks, which wait for its answer. A run that cannot be planned in time is not stopped. The
+    caller must keep the rendezvous that is returned until the ranks have a process group: it holds rank 0's store open.
 
     Raises:
-        UsageError: it needs more than its device has free. The record tells so.
-        SystemExit: on another rank, where rank 0 tells so.
+        UsageError: the run needs more memory than its device has free. The record says so too.
+        SystemExit: the same on the other ranks.
         Unheard: rank 0 is gone.
     """
     if not cli.checks_memory:
         return None
     rendezvous = _rendezvous(cli)
+    # The others wait here, before they build a module: a refusal must come before anything is allocated.
     if cli.trainer.global_rank > 0:
         if rendezvous is not None and rendezvous.is_refused():
             raise SystemExit(WRONG_CALL)
@@ -67,7 +68,7 @@ def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
 
 
 def call_off(cli: ProfilerCLI) -> None:
-    """Have the other ranks end too where rank 0 alone finds the call wrong (a folder that it cannot make)."""
+    """End the other ranks too where only rank 0 finds the call wrong, as for a folder that it cannot make."""
     trainer = getattr(cli, "trainer", None)
     if trainer is not None and trainer.global_rank == 0 and cli.context.folder is None:
         rendezvous = _rendezvous(cli)
@@ -77,14 +78,14 @@ def call_off(cli: ProfilerCLI) -> None:
 
 
 def _rendezvous(cli: ProfilerCLI) -> Rendezvous | None:
-    """Where all ranks hear whether the run is refused; None where nobody waits for that."""
+    """Return where the ranks learn whether the run is refused; None where no rank waits for it."""
     if not cli.checks_memory or isinstance(cli.trainer.strategy, SHARDED):
         return None
     return Rendezvous.of(cli.trainer)
 
 
 def _refused(cli: ProfilerCLI) -> Refusal | None:
-    """Why the run is refused; its record tells so, and in any case what it would need."""
+    """Return why the run is refused, None if it is not. The record gets the plan, and the refusal."""
     planned, plan = _planned(cli)
     cli.context.launched(planned=plan)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
@@ -96,7 +97,7 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
 
 
 def look_back(cli: ProfilerCLI) -> None:
-    """Have the record of a run that ran out of memory tell what would have fitted, as planned."""
+    """Add to the record of a run that ran out of memory the options with which it would have fitted."""
     folder, record = cli.context.folder, cli.context.record
     plan, failure = (None, None) if record is None else (record.planned, record.failure)
     if record is None or folder is None or record.status != "oom" or plan is None or plan.peak is None:
@@ -104,7 +105,7 @@ def look_back(cli: ProfilerCLI) -> None:
     assert failure is not None
     said = failure.out_of_memory
     has = plan.available if said is None else said.allowed or said.total or plan.available
-    # It did not fit, whatever was planned: so less has to be planned for.
+    # The run did not fit, whatever the plan said: a remedy has to stay below the planned peak too.
     less = min(plan.peak, plan.peak if has is None else has)
     failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, less))})
     record.model_copy(update={"failure": failure}).write(folder / "run.json")
@@ -127,7 +128,7 @@ def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
 
 
 def free_for_one(trainer: Trainer) -> int | None:
-    """Bytes that one replica could have; ranks on the CPU share its memory."""
+    """Return the bytes that are free for one replica; ranks on the CPU share its memory."""
     device = trainer.strategy.root_device
     if device.type == "cpu":
         known = available_bytes(device)
@@ -136,9 +137,9 @@ def free_for_one(trainer: Trainer) -> int | None:
 
 
 def _forks(trainer: Trainer) -> bool:
-    """Whether the ranks will be copies of this process (ddp_fork, ddp_notebook): they lose a device that it opened.
+    """Whether the ranks will be forks of this process (ddp_fork, ddp_notebook).
 
-    Asking for its free memory opens it.
+    A fork cannot use CUDA once its parent has opened the device, and a query of free memory opens it.
     """
     return bool(START_METHOD.of_or(trainer.strategy.launcher) == "fork")
 
@@ -154,17 +155,17 @@ def _reason(planned: Planned, available: int) -> str:
     )
 
 
-def _remedies(cli: ProfilerCLI, within: int) -> Iterator[str]:
-    """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
+def _remedies(cli: ProfilerCLI, limit_bytes: int) -> Iterator[str]:
+    """Yield the options of which each alone makes the run fit, the least change first, as far as time allows."""
     until, gpu = time.monotonic() + LIMIT_S, gpu_of(cli.trainer.strategy.root_device)
-    planned = told(ask(cli, gpu, "batch", within, LIMIT_S, fresh=not cli.is_ours))
+    planned = told(ask(cli, gpu, "batch", limit_bytes, LIMIT_S, fresh=not cli.is_ours))
     if not isinstance(planned, Planned):
         return
     for way in remedies(planned):
         left_s = until - time.monotonic()
         if not way.is_known and left_s > 0:
             answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s, fresh=not cli.is_ours))
-            fitting = isinstance(answer, Planned) and fits(answer, within) is True
+            fitting = isinstance(answer, Planned) and fits(answer, limit_bytes) is True
             way = replace(way, is_known=fitting)
         if way.is_known:
             yield " ".join(way.words)

@@ -1,4 +1,4 @@
-"""Libraries' chatter, kept out of a run's output. What the user's own code warns of, stays."""
+"""Keep the log messages and warnings of libraries out of a run's output; warnings of the user's own code stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEVELS = {
     "lightning.pytorch": logging.ERROR,
     "lightning.fabric": logging.ERROR,
     "lightning_utilities": logging.ERROR,
-    "torch.multiprocessing.spawn": logging.ERROR,  # says which ranks it ends where one has failed
+    "torch.multiprocessing.spawn": logging.ERROR,  # names the ranks that it ends where one has failed
     "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user asked for
 }
 _ADVICE = (
@@ -22,16 +22,16 @@ _ADVICE = (
 
 
 def quiet_libraries() -> None:
-    """Libraries' chatter on stderr; read once, when torch is loaded."""
+    """Set the variables that silence torch's C++ logs on stderr. Torch reads them once, when it is imported."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No tips, no advice on a Trainer that is ours, no deprecations of Lightning's own calls.
+    """Silence Lightning's tips, its advice on our own Trainer, and the deprecations of its own calls.
 
-    Not everything that comes from Lightning's modules: a user's ``warn(..., stacklevel=2)`` in a hook does, too.
+    Its other warnings stay: a user's ``warn(..., stacklevel=2)`` in a hook is attributed to Lightning's module too.
     """
     from lightning.fabric.utilities.warnings import PossibleUserWarning
 

@@ -1,6 +1,6 @@
-"""A run rehearsed on fake tensors: what each phase of its step would need, without needing it.
+"""Rehearse a run on fake tensors to learn what memory and work each phase of its step needs.
 
-In a process of its own, since it replaces code of torch: ``ask`` begins one, ``told`` waits for what it finds.
+A rehearsal replaces code of torch, so it runs in a child process: ``ask`` starts one, ``told`` waits for its answer.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 120.0
-"""For all sizes of one call."""
+"""Seconds for all sizes of one call."""
 
 _FOR_STEPS = 0.05
-"""Share of the limit for steps of one size, where these may differ."""
+"""The share of the time limit for the steps of one size, where steps may differ."""
 
 KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
-"""What of the Trainer's options a step on one device depends on, beside its precision."""
+"""The Trainer options on which a step on one device depends, besides its precision."""
 
 _BATCHES = 2
-"""Of a step, at most: to those that follow gradients are nothing new, as they are to the second."""
+"""The most batches of one step that are rehearsed: from the second on, each finds gradients and needs the same."""
 
 _STEPS = 10_000
-"""That a schedule is told of a run that ends with its stages. No rehearsal has as many."""
+"""The number of steps that a learning-rate schedule sees for a run that ends with its stages; never reached."""
 
 
 @dataclass
 class LargestSize:
-    """Rehearses the run as it is, then more or less of ``what`` its batch is made of, on a device of ``has`` bytes."""
+    """Choose the sizes to rehearse: the run as it is, then more or less of ``what``, on a device of ``has`` bytes.
+
+    ``largest`` is the result of the search. ``what`` is ``batch``, ``context`` or ``nothing``.
+    """
 
     what: str
     has: int
@@ -62,7 +65,7 @@ class LargestSize:
     largest: int | None = None
 
     def steps(self) -> Sizes:
-        """The sizes, one after the other."""
+        """Yield the sizes, and receive the peak bytes of each."""
         peak = yield Size()
         begin = {"batch": self.samples(), "context": self.context}.get(self.what)
         if not begin:
@@ -78,17 +81,17 @@ class LargestSize:
 
 
 _UNIT = 64
-"""Contexts are told to a multiple of it, if they are one."""
+"""Tokens: the largest context is a multiple of this number where the run's own context is one."""
 
 
 def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float = 1.0) -> Planned:
-    """What the run of ``cli`` would need on a ``gpu`` of that compute capability, or on the CPU (None).
+    """Return what the run of ``cli`` needs on a ``gpu`` of that compute capability, or on the CPU (None).
 
-    And the largest ``what`` (``batch`` or ``context``) on a device that ``has`` so many bytes.
+    The plan holds the largest ``what`` (``batch`` or ``context``) on a device with ``has`` bytes.
 
     Raises:
         UsageError: a wrong call.
-        Exception: whatever the module raises, also where fake tensors are not enough for it.
+        Exception: what the module raises, also because it reads the values of fake tensors.
     """
     world = FakeWorld(gpu)
     trainer = cli.trainer = _trainer(cli, world)
@@ -98,9 +101,9 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     check_together(model, data, trainer, cli.verb)
     strategy, context = trainer.strategy, None
     assert isinstance(strategy, FakeStrategy)
-    if isinstance(data, FakeTokens):  # of a batch that cannot fit one row is made
+    if isinstance(data, FakeTokens):  # build one row only; the full batch may not fit
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
-    if isinstance(model, AttentionAlone):  # whose batches are parameters: another size is another module
+    if isinstance(model, AttentionAlone):  # its inputs are parameters: another size is another module
         what = "nothing"
     search = LargestSize(what, has, lambda: strategy.samples, context)
     alike = isinstance(model, (LanguageModel, AttentionAlone))
@@ -109,7 +112,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
     try:
         getattr(trainer, cli.verb)(model, datamodule=data, **kept)
-    except Exception as error:  # of another size, or once all has been trained, as where it keeps its weights
+    except Exception as error:  # a later size, or a hook after training, may fail: what is known by then counts
         first = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
         if not rehearsal.known:
             raise first from first.__cause__
@@ -126,7 +129,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         context=context,
         largest=search.largest,
         compiled=compiled,
-        work=_as_asked(cli, step.work, gpu is not None or compiled),
+        work=_scaled_work(cli, step.work, gpu is not None or compiled),
         float32=float32_matmul_precision(),
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         held=step.held,
@@ -141,7 +144,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
 
 
 def _setting(cli: ProfilerCLI, name: str) -> Any:
-    """Of a part of the run; None where that has none of this name, or means something of its own by it."""
+    """Return the value of the option ``name``; None where the run has no such option, or a user's module defines it."""
     part, _, option = name.partition(".")
     if part == "model" and not isinstance(cli.model, (LanguageModel, AttentionAlone)):
         return None
@@ -151,14 +154,14 @@ def _setting(cli: ProfilerCLI, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """Why a run cannot be planned; ``wrong`` where the call is to blame, which no run would take either."""
+    """Why a run cannot be planned; ``wrong`` if the call is wrong, so that ``fit`` would refuse it too."""
 
     reason: str
     wrong: bool = False
 
 
 def gpu_of(device: torch.device) -> tuple[int, int] | None:
-    """What ``ask`` is told of ``device``: the compute capability of a GPU; None is the CPU."""
+    """Return the compute capability of ``device`` for ``ask``; None for the CPU."""
     return None if device.type == "cpu" else compute_capability(device) or ANY_GPU
 
 
@@ -170,12 +173,15 @@ def ask(
     limit_s: float = LIMIT_S,
     fresh: bool = False,
 ) -> Child[Planned | Unplanned]:
-    """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
+    """Start to rehearse ``call``, its arguments or its parsed options, in a child process; see ``rehearse``.
+
+    ``fresh`` takes a new interpreter instead of a fork.
+    """
     return Child(partial(_planned, call, gpu, what, has, _FOR_STEPS * limit_s), limit_s, fresh)
 
 
 def told(asked: Child[Planned | Unplanned]) -> Planned | Unplanned:
-    """What has been found, once it has; also where the process ended without an answer, or took too long."""
+    """Wait for the answer; a process that ends without one, or takes too long, gives ``Unplanned``."""
     try:
         return asked.answer()
     except NoAnswer as error:
@@ -188,7 +194,8 @@ def _planned(
     try:
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
-        raise Unfit from None  # a copy of a process that has gone backward: torch's note "Autograd and Fork"
+        raise Unfit from None  # autograd does not work in a fork of a process that used it: see "Autograd and Fork"
+    # Before any code of the user runs: no file may be written, and torch has to be patched before it is used.
     leave_files()
     prepare(gpu)
     with quiet():
@@ -202,7 +209,7 @@ def _planned(
 
 
 def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
-    """A Trainer with those of the user's options that a step on one device depends on.
+    """Return a Trainer with the user's options on which a step on one device depends.
 
     Raises:
         UsageError: the options do not go together.
@@ -231,7 +238,7 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
 
 
 def _callbacks(cli: ProfilerCLI) -> list[Callback]:
-    """The user's own, and Lightning's that freeze; its others leave the module as it is."""
+    """Return the user's callbacks and Lightning's that freeze layers; Lightning's others leave the module as it is."""
     config = cli.config.clone()
     for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, "callbacks")):
         for key in vars(section).keys() - {kept}:
@@ -245,14 +252,14 @@ def _callbacks(cli: ProfilerCLI) -> list[Callback]:
 
 
 def _accumulated(cli: ProfilerCLI) -> int:
-    """Batches of a step."""
+    """Return the number of batches in a step."""
     return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
 
 
-def _as_asked(cli: ProfilerCLI, rehearsed: Mapping[str, Work], kept_otherwise: bool) -> dict[str, Work]:
-    """The work of the run's phases from what was ``rehearsed``: of all batches of a step, in the run's own dtype.
+def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], kept_otherwise: bool) -> dict[str, Work]:
+    """Scale the ``rehearsed`` work of each phase to all batches of a step, in the run's own dtype.
 
-    ``kept_otherwise``: what is kept for backward is the choice of a compiler, or of kernels that are not the CPU's.
+    ``kept_otherwise`` makes bytes unknown: a compiler, or kernels of a GPU, keep other tensors for backward.
     """
     narrow = "float16" if full_name(cli.config[cli.verb].trainer.precision) in AS_WIDE else "bfloat16"
     times = max(_accumulated(cli) / _BATCHES, 1.0)

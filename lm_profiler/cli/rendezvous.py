@@ -1,7 +1,7 @@
-"""What rank 0 finds before anything is built, told to ranks that were started beside it: no process group is there yet.
+"""Tell the other ranks, before there is a process group, whether rank 0 refuses the run.
 
-They meet in the store that the group will be set up in, at the address that the launcher gave. Rank 0 opens it a
-little early, and torch joins what is open there already (``multi_tenant``); torchrun has one of its own.
+The ranks meet in the store of the later process group, at the launcher's address. Rank 0 opens that store early, and
+torch joins an open one (``multi_tenant``); torchrun has opened its own.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from lightning.pytorch import Trainer
 from lm_profiler.lightning_names import LAUNCHER, TIMEOUT
 
 _PATIENCE_S = 20.0
-"""Rank 0, which is about to end, waits so long for the others to hear why."""
+"""Seconds that rank 0, before it ends, waits for the others to read why."""
 
 _GROUPS_S = 1800.0
-"""Torch waits so long where it sets up a process group (``default_pg_timeout``), if the strategy does not say."""
+"""Seconds that torch waits for a process group (``default_pg_timeout``) where the strategy sets no other time."""
 
 _REFUSED, _GRANTED = b"refused", b"granted"
 
 
 class Unheard(RuntimeError):
-    """Rank 0 has ended, or did not come, before it said whether the run fits."""
+    """Rank 0 has ended, or has not come, and did not say whether the run fits."""
 
 
 @dataclass(eq=False)
 class Rendezvous:
-    """Where the ranks of one run that run the command line meet.
+    """The meeting point of those ranks of a run that each run the command line.
 
     Args:
-        host: where rank 0 is.
-        port: there.
-        rank: of this process.
-        others: ranks that are there before the first says something, and have to hear it.
-        limit_s: how long they wait.
-        is_first_only: the first leaves before training, which opens a store at this address in another process.
+        host: The host of rank 0.
+        port: The port of the store on it.
+        rank: The rank of this process.
+        others: The number of ranks that wait for rank 0's answer.
+        limit_s: How long they wait, in seconds.
+        is_first_only: Whether rank 0 closes its store before training, where a spawned process opens one there.
     """
 
     host: str
@@ -55,9 +55,9 @@ class Rendezvous:
 
     @staticmethod
     def of(trainer: Trainer) -> Rendezvous | None:
-        """The rendezvous of ``trainer``'s ranks; None where this process is alone, or starts all others by itself."""
+        """Return the rendezvous of ``trainer``'s ranks; None where this process is alone or starts all others."""
         strategy = trainer.strategy
-        # Forked or spawned ranks run no command line: then there is one rank to tell on each further machine.
+        # Forked and spawned ranks run no command line: then one rank on each further machine waits for the answer.
         cluster, launcher = getattr(strategy, "cluster_environment", None), strategy.launcher
         forks = isinstance(launcher, LAUNCHER.find_or(()))
         outside = cluster is not None and cluster.creates_processes_externally and not forks
@@ -69,29 +69,29 @@ class Rendezvous:
         return Rendezvous(cluster.main_address, cluster.main_port, trainer.global_rank, others, seconds, forks)
 
     def open(self) -> None:
-        """Open the store, on rank 0. Where the address cannot be had, training will not begin either, and tells why."""
+        """Open the store, on rank 0. Where the address is taken, training fails as well, with torch's message."""
         with suppress(RuntimeError, OSError):
             self._join(_PATIENCE_S, opens=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
     def tell(self, is_refused: bool) -> None:
-        """Tell the others, on rank 0. They hear a refusal before this returns, if they come in time."""
+        """Tell the others, on rank 0, and wait until they have read a refusal."""
         if self._store is None:
             return
         if is_refused:
-            _outlive_the_others()
+            _ignore_termination()
         with suppress(RuntimeError):
             self._store.set("word", _REFUSED if is_refused else _GRANTED)
-            # The store is gone with this process, so nobody may be left who has not read it.
+            # The store ends with this process, so rank 0 waits until every other rank has read the answer.
             if self.others and (is_refused or self.is_first_only):
                 self._store.wait(["heard"], timedelta(seconds=_PATIENCE_S))
         if self.is_first_only:
             self._store = None
 
     def is_refused(self) -> bool:
-        """What rank 0 has said, once it has. A signal meanwhile is the watchdog's: torch's waits hear none.
+        """Wait for rank 0's answer. The watchdog handles signals meanwhile: torch's waits cannot be interrupted.
 
         Raises:
-            Unheard: it said nothing.
+            Unheard: rank 0 did not answer.
         """
         limit = timedelta(seconds=self.limit_s)
         try:
@@ -99,7 +99,7 @@ class Rendezvous:
             self._store.wait(["word"], limit)
             is_refused = bool(self._store.get("word") == _REFUSED)
             if is_refused:
-                _outlive_the_others()
+                _ignore_termination()
             if self._store.add("hearing", 1) == self.others:
                 self._store.set("heard", b"")
         except RuntimeError as error:
@@ -115,12 +115,12 @@ class Rendezvous:
             wait_for_workers=False,
             multi_tenant=True,
         )
-        # What torchrun has opened stays open when it starts all ranks anew.
+        # torchrun's store outlives a restart of the ranks: each attempt needs keys of its own.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = torch.distributed.PrefixStore(f"lm_profiler/preflight/{attempt}", store)  # type: ignore[attr-defined]
 
 
-def _outlive_the_others() -> None:
-    """Whoever started the ranks ends all once one has ended: each is about to, and says how."""
+def _ignore_termination() -> None:
+    """Ignore SIGTERM, which the launcher sends to all ranks once one has ended: this rank ends by itself."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The run of one call as the command line sees it: its folder, what is left there if it dies, its exit code."""
+"""The run of one call as the command line sees it: its folder, the record of a failure, its exit code."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from lm_profiler.usage_error import UsageError
 
 
 def local_rank() -> int:
-    """This process's number among those of its machine, as far as that is known before there is a Trainer."""
+    """Return this process's number on its machine, as far as it is known before there is a Trainer."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 class RunContext:
-    """What the command line knows of a run, which may come to nothing.
+    """What the command line knows of a run, which may fail before it begins.
 
     Args:
-        verb: What it runs.
-        launch: How it was started.
+        verb: The Trainer's verb.
+        launch: How the run was started.
         log_dir: Folder of all runs.
 
-    Until ``begin`` there is nothing of it. ``folder`` is claimed by rank 0 alone; None on the others. ``profiler`` is
-    the instruments' callback once there is one: from its set-up on, it writes the record itself.
+    Nothing is on disk before ``begin``. Rank 0 alone claims ``folder``, which is None on the other ranks. ``profiler``
+    is the instruments' callback, None before there is one; from its set-up on, it writes the record.
     """
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
@@ -56,7 +56,7 @@ class RunContext:
         self._made: list[Path] = []
 
     def begin(self, rank: int) -> None:
-        """Claim the folder, if this is ``rank`` 0 of all processes of the run.
+        """Claim the run's folder if ``rank``, among all processes of the run, is 0.
 
         Raises:
             UsageError: the folder cannot be made.
@@ -76,61 +76,61 @@ class RunContext:
             ) from None
 
     def of_rank(self, rank: int) -> RunContext:
-        """This context in a process that was started for ``rank``."""
+        """Set the rank in a process that was started for it, and return this context."""
         self.rank, self.folder = rank, None if rank else self.folder
         return self
 
-    def _begin_late(self) -> None:
-        """Where not even a Trainer could be made, which knows the rank: the variables of whoever launched this tell."""
+    def _begin_without_trainer(self) -> None:
+        """Claim the folder where no Trainer could be built to tell the rank: the launcher's variables tell it."""
         if self.rank is None:
             with suppress(UsageError):
                 self.begin(getattr(rank_zero_only, "rank", 0) or int(os.environ.get("NODE_RANK", 0)))
 
     def discard(self) -> None:
-        """Leave nothing of a run that never was; the folder of one that was recorded stays."""
-        if self.folder is None or _is_told(self.folder):
+        """Remove the folder of a run that never began; a recorded run keeps its folder."""
+        if self.folder is None or _has_final_record(self.folder):
             return
-        # Nothing but what this call itself has put there: the folder was claimed as a new one.
-        shutil.rmtree(self.folder)
+        # The folder was claimed as a new one, so it holds only what this call has written.
+        shutil.rmtree(self.folder)  # then the parents that this call made, if they are empty
         self.folder = None
         self._remove_made()
 
     def _remove_made(self) -> None:
         for made in self._made:
-            with suppress(OSError):  # it was not made after all, or another run has begun there meanwhile
+            with suppress(OSError):  # it was not made, or another run has begun in it
                 made.rmdir()
 
     @property
     def record(self) -> RunRecord | None:
-        """What the instruments wrote, here or in a process that was started for rank 0; None if they got not so far."""
+        """The record that the instruments wrote, here or in a process started for rank 0; None before they did."""
         own = None if self.profiler is None else self.profiler.record
-        if own is not None or self.folder is None or not _is_told(self.folder):
+        if own is not None or self.folder is None or not _has_final_record(self.folder):
             return own
         with suppress(RecordError):
             return read_run(self.folder)
         return None
 
     def launched(self, **known: Any) -> None:
-        """What has become known of how the run is started: fields of its ``Launch``."""
+        """Add what has become known of the start of the run: fields of its ``Launch``."""
         self.launch = replace(self.launch, **known)
         if self.profiler is not None:
             self.profiler.launched(**known)
 
     def refuse(self, why: str, remedies: tuple[str, ...], where: Environment, model: ModelFacts | None) -> None:
-        """Record that the run was not tried, where, and of what module."""
+        """Record that the run was refused, why, on which machine, and for which module."""
         failure = Failure(phase="setup", step=None, type="Refused", message=why, remedies=remedies)
         self._record("refused", failure, environment=where, model=model)
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Whether ``error`` says that the call is wrong: ours or Lightning's, before the first step."""
+        """Whether ``error``, ours or Lightning's, came before the first step and so means a wrong call."""
         record = self.record
         begun = record is not None and record.status != "refused"
         return not begun and isinstance(error, (UsageError, MisconfigurationException))
 
     def ended(self, error: BaseException) -> int:
-        """The exit code of a run that a signal or ``sys.exit`` ended."""
+        """Return the exit code of a run that a signal or ``sys.exit`` ended; an interrupt is recorded."""
         record = self.record
-        self._begin_late()
+        self._begin_without_trainer()
         # Lightning turns KeyboardInterrupt into `exit(1)`, at whatever point.
         interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
         if isinstance(interrupt, KeyboardInterrupt):
@@ -143,33 +143,33 @@ class RunContext:
         return code if isinstance(code, int) else OK if code is None else FAILED
 
     def failed(self, error: Exception) -> int:
-        """Keep the traceback beside the record, and the record too where there is none yet; returns the exit code."""
-        self._begin_late()
+        """Write the traceback, and a record if there is none yet; return the exit code."""
+        self._begin_without_trainer()
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
-        if record is None or record.failure is None:  # otherwise the table has said it
+        if record is None or record.failure is None:  # otherwise the table at the run's end has printed it
             who = f"rank {self.rank} failed" if self.rank else "failed" if record is not None else "failed in setup"
             say(f"{who}: {said(error)}")
         folder = getattr(self.profiler, "folder", None) or self.folder
-        if folder is not None and folder.is_dir():  # a node that shares no disk may have none
+        if folder is not None and folder.is_dir():  # a node without a shared disk may have none
             path = folder / (f"traceback.rank{self.rank}.txt" if self.rank else "traceback.txt")
             path.write_text(well_formed("".join(traceback.format_exception(error))), encoding="utf-8")
             say(f"traceback in {from_here(path)}")
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
     def last_words(self, why: str, number: int, lost: int) -> int:
-        """Keep what there is, from another thread than the main one, which is stuck; returns the exit code.
+        """Write the record from the watchdog's thread, since the main one is stuck; return the exit code.
 
         Args:
-            why: what has happened.
-            number: of the signal that it was; 0 for none.
-            lost: which of the ranks that this process started has ended, counted from 1; 0 for none.
+            why: What has happened.
+            number: The signal's number; 0 for none.
+            lost: The number, from 1, of a rank that this process started and that has ended; 0 for none.
         """
         status: Status = "interrupted" if number else "failed"
         if self.profiler is None or not self.profiler.last_words(status, why, followed=not number):
             failure = Failure(phase="setup", step=None, type="Stuck", message=why)
-            if lost:  # it knew of no folder yet
+            if lost:  # that rank ended before it knew the folder, so it left no record
                 rank, host = (self.rank or 0) + lost, platform.node()
                 failure = failure.model_copy(update={"type": RANK_LOST, "rank": rank, "host": host})
             self._record(status, failure)
@@ -182,18 +182,18 @@ class RunContext:
 
     def _record(self, status: Status, failure: Failure, **known: Any) -> None:
         folder, launch = self.folder, self.launch
-        if folder is None or _is_told(folder):
+        if folder is None or _has_final_record(folder):
             return
         if launch.config_yaml is not None:
             write_whole(folder / "config.yaml", launch.config_yaml)
         record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **known)
         record.write(folder / "run.json")
-        # The record stands without.
+        # The record is complete without HPARAMS, so a failure here is a note.
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])
 
 
-def _is_told(folder: Path) -> bool:
-    """Whether a record says how the run ended; one that says ``unfinished`` does not."""
+def _has_final_record(folder: Path) -> bool:
+    """Whether the folder holds a record of how the run ended; an ``unfinished`` one is not."""
     try:
         return read_run(folder).status != "unfinished"
     except RecordError:

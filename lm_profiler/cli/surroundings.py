@@ -1,4 +1,4 @@
-"""What a call finds around it: streams that somebody closed, and variables that are no numbers. Imports no torch."""
+"""Check what surrounds a call: closed streams, variables that must be numbers, a checkpoint. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ _RANKS = (
     *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "JSM_NAMESPACE_RANK"),
 )
-"""Lightning reads them, some while it is imported, as numbers."""
+"""The variables that Lightning reads as numbers, some of them while it is imported."""
 
 _CHECKPOINT_WORDS = ("best", "last", "hpc")
+"""The values of ``ckpt_path`` that Lightning resolves itself."""
+
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-"""How a file of torch.save begins; the second before torch 1.6."""
+"""The first bytes of a file of torch.save; pickle is the format of torch before 1.6."""
 
 
 def open_standard_streams() -> None:
-    """Stand in for streams that are closed (``report >&-``), and print what an encoding lacks as a question mark.
+    """Open substitutes for closed standard streams (``report >&-``), and print unencodable characters as ``?``.
 
-    The next file that is opened would take the closed one's number, and be printed into.
+    Otherwise the next file that is opened gets the closed stream's number, and output is printed into that file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open() takes the lowest free number: this
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -42,7 +44,7 @@ def open_standard_streams() -> None:
 
 
 def all_printed() -> bool:
-    """Whether what was printed has arrived; a reader who has seen enough, ``head`` say, is no fault."""
+    """Whether all output was written; a reader such as ``head`` that closes the pipe is no error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -51,19 +53,19 @@ def all_printed() -> bool:
         mute()
         say(f"stdout: {error.strerror}")
         return False
-    except ValueError:  # closed by whoever called
+    except ValueError:  # the caller closed it
         pass
     return True
 
 
 def mute() -> None:
-    """Print nothing more, the interpreter's last flush included."""
+    """Send stdout to /dev/null, so that the interpreter's last flush cannot fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an argument that no record could hold."""
+    """Raise UsageError for an argument that is not UTF-8, which no record can hold."""
     for argument in arguments:
         try:
             argument.encode()
@@ -73,7 +75,7 @@ def check_text(arguments: Sequence[str]) -> None:
 
 
 def check_surroundings(call: Call) -> None:
-    """Raise UsageError for what would be told after seconds of imports, or by a traceback."""
+    """Raise UsageError for errors that would otherwise appear after seconds of imports, or as a traceback."""
     for name in _RANKS:
         given = os.environ.get(name, "0")
         if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", given) is None:
@@ -82,13 +84,13 @@ def check_surroundings(call: Call) -> None:
 
 
 def _check_checkpoint(path: object) -> None:
-    """Raise UsageError for a checkpoint that is not there, or that torch did not write."""
+    """Raise UsageError for a checkpoint that does not exist, or that torch did not write."""
     if path is None or str(path) in _CHECKPOINT_WORDS or str(path).startswith("registry") or "://" in str(path):
         return
     try:
         with Path(str(path)).open("rb") as file:
             begin = file.read(len(_ZIP))
-    except IsADirectoryError:  # one of several files
+    except IsADirectoryError:  # a sharded checkpoint is a folder
         return
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)

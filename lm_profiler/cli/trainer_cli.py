@@ -1,4 +1,4 @@
-"""The command line of the Trainer's verbs: LightningCLI with the instruments always in place."""
+"""The command line of the Trainer's verbs: a LightningCLI that always adds the instruments."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
 
 _KNOWN = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
+"""The packages whose classes run no code of a user."""
 
 _PASSED_ON = ("ckpt_path", "weights_only")
-"""Options of the Trainer's methods themselves."""
+"""Options of the Trainer's methods rather than of its constructor."""
 
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
+"""What Lightning, torch and our own classes raise for options that are wrong."""
 
 
 class EventsLogger(TensorBoardLogger):
@@ -56,10 +58,10 @@ class EventsLogger(TensorBoardLogger):
 
 
 class ProfilerCLI(OptionsCLI):
-    """LightningCLI whose Trainer always carries the instruments; everything in it can be overridden.
+    """A LightningCLI whose Trainer always carries the instruments.
 
-    Constructing it reads the arguments. ``begin`` makes the Trainer, ``run_verb`` the data and the model, and runs: so
-    no option of the Trainer is refused after a model was built.
+    The constructor reads the arguments, ``begin`` builds the Trainer, and ``run_verb`` builds data and model and runs.
+    So a wrong option of the Trainer is refused before a model is built.
     """
 
     def __init__(self, call: Call) -> None:
@@ -67,9 +69,10 @@ class ProfilerCLI(OptionsCLI):
         self.context = RunContext(self.verb, self._launch(), self._get(self.config, "log_dir"))
 
     def __reduce__(self) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
-        return _read, (self.call.arguments,)  # in another process: anew
+        return _read, (self.call.arguments,)  # another process parses the arguments again
 
     def _launch(self) -> Launch:
+        """Return how the run is started, with secrets masked."""
         text = self.parser.dump(self.config, format="json", skip_unset=False, skip_validation=True)
         config = json.loads(text)[self.verb]
         name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
@@ -89,7 +92,7 @@ class ProfilerCLI(OptionsCLI):
         )
 
     def begin(self) -> None:
-        """Make the Trainer, and the folder of the run.
+        """Build the Trainer, and claim the folder of the run.
 
         Raises:
             UsageError: the options do not go together, or do not fit this machine.
@@ -103,7 +106,7 @@ class ProfilerCLI(OptionsCLI):
         except OPTION_ERRORS as error:
             raise trainer_error(_cause(error), given) from error
         except RuntimeError as error:
-            if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
+            if "SLURM" not in str(error):  # Lightning raises RuntimeError for SLURM variables that do not fit
                 raise
             raise trainer_error(error, given) from error
         self.trainer = trainer
@@ -112,13 +115,13 @@ class ProfilerCLI(OptionsCLI):
 
     @property
     def checks_memory(self) -> bool:
-        """Whether a run that cannot fit is to be refused: as was asked, or where no code of a user's runs twice."""
+        """Whether to refuse a run that cannot fit: as asked, else where the rehearsal runs no user's code."""
         asked = self._get(self.config, "check_memory")
         return self.is_ours if asked is None else bool(asked)
 
     @property
     def is_ours(self) -> bool:
-        """Whether module and data are ours, and all other classes that the call names ours, Lightning's or torch's."""
+        """Whether module and data are ours, and all other named classes are ours, Lightning's or torch's."""
         config = self.config[self.verb]
         parts = {path.partition(".")[0] for key in ("model", "data") for path in _classes(config.get(key))}
         return parts <= {"lm_profiler"} and {path.partition(".")[0] for path in _classes(config)} <= _KNOWN
@@ -143,13 +146,13 @@ class ProfilerCLI(OptionsCLI):
         getattr(self.trainer, self.verb)(**arguments)
 
     def offer(self) -> None:
-        """Have torch and the loader do for any module and data what was asked of them."""
+        """Apply the options ``torch`` and ``loader``, which work for any module and data."""
         source = self.datamodule if self.datamodule is not None else self.model
         self._get(self.config_init, "torch").apply(self.model)
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
 
     def _claim_folder(self, trainer: Trainer) -> None:
-        """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""
+        """Claim the folder of the run; the Trainer knows this process's rank, however the ranks were started."""
         context, config = self.context, self._get(self.config, "trainer")
         take_over(trainer, context)
         context.begin(trainer.global_rank)
@@ -166,11 +169,11 @@ class ProfilerCLI(OptionsCLI):
         return config["logger"] in (None, True) and not config["fast_dev_run"]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
+        """Return the Trainer with the instruments; ``_claim_folder`` adds the TensorBoard logger."""
         config, context = self._get(self.config_init, "trainer"), self.context
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
-            kwargs["logger"] = False  # until _claim_folder
+            kwargs["logger"] = False  # the logger needs the folder, which is not claimed yet
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
@@ -192,7 +195,7 @@ class ProfilerCLI(OptionsCLI):
         return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 
     def build(self, key: str) -> Any:
-        """The ``model`` or the ``data``. What a user's own code raises stays that exception."""
+        """Build the ``model`` or the ``data``. An exception of the user's own code is raised unchanged."""
         try:
             return self._get(self._instantiate([key]), key)
         except OPTION_ERRORS as error:
@@ -209,10 +212,10 @@ class ProfilerCLI(OptionsCLI):
 
 
 def skip_teardown(trainer: Trainer) -> None:
-    """Have the end of ``trainer``'s run copy no optimizer states and gradients to the host (see ``Strategy.teardown``).
+    """Keep ``trainer``'s teardown from copying optimizer states and gradients to the host (``Strategy.teardown``).
 
-    They are 12 of the 16 bytes a parameter of AdamW in float32: 24 GB for xl, more than many a host has free, and that
-    takes longer than the run. The module itself is copied, since its last hooks may expect it on the CPU, but for ours.
+    With AdamW in float32 they are 12 of 16 bytes a parameter. For xl that is 24 GB, more than many hosts have free, and
+    the copy takes longer than the run. A user's module is still copied: its last hooks may expect it on the CPU.
     """
     trainer.strategy.teardown = partial(_tear_down, trainer.strategy)  # type: ignore[method-assign]
 
@@ -221,14 +224,14 @@ def _tear_down(strategy: Strategy) -> None:
     optimizers, strategy.optimizers = strategy.optimizers, []
     try:
         if (module := strategy.lightning_module) is not None:
-            Module.zero_grad(module)  # a user's own zero_grad is called by the steps alone
+            Module.zero_grad(module)  # not a user's override, which expects to be called in a step
         type(strategy).teardown(strategy)
     finally:
         strategy.optimizers = optimizers
 
 
 def _classes(said: Any) -> Iterator[str]:
-    """The paths of all classes that a config names."""
+    """Yield the paths of all classes that a config names."""
     if isinstance(said, (Namespace, Mapping)):
         for key, value in vars(said).items() if isinstance(said, Namespace) else said.items():
             yield from [str(value)] if key == "class_path" else _classes(value)
@@ -243,5 +246,5 @@ def _read(arguments: Sequence[str]) -> ProfilerCLI:
 
 
 def _cause(error: Exception) -> Exception:
-    """What a class raised; around it may stand the parser's account of everything else that the option could be."""
+    """Return the exception of the class itself; the parser wraps it in a list of all types that the option may have."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error

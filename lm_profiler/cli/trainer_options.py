@@ -1,4 +1,4 @@
-"""The options of the Trainer's verbs, read by LightningCLI; nothing is made of them here."""
+"""Read the options of the Trainer's verbs with LightningCLI, without building anything."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _RunOptions:
 
 
 class OptionsCLI(LightningCLI):
-    """Constructing it reads the arguments of ``call``; nothing is made of them."""
+    """A LightningCLI whose constructor parses the arguments of ``call`` and builds nothing."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -96,12 +96,12 @@ class OptionsCLI(LightningCLI):
         self.verb = cast(Verb, self.subcommand)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # which here depends on the call
-        """The verb of the call, and which of its arguments are no options here: a parser of each takes 0.05 s."""
+        """Return the call's verb, whose parser takes 0.05 s, and the arguments of it that are no options."""
         verb = self.call.arguments[0]
         return {verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}}  # see run_verb; ours
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Ours come first in the help; the Trainer's many follow."""
+        """Add our options before the Trainer's many, so that the help shows them first."""
         self._verbs.append(parser)
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all that is known at the end, as lm_profiler report of the run does."
@@ -117,7 +117,7 @@ class OptionsCLI(LightningCLI):
             parser.set_defaults({"data": None})
 
     def _find_classes(self) -> None:
-        """Import what the call names, and see whether the module brings its own data."""
+        """Import the classes that the call names, and find out whether the module has its own data."""
         self._classes = {key: made for key in OURS if (made := class_at(self.call.class_of(key), key)) is not None}
         model, loader = self._classes.get("model"), LOADERS[cast(Verb, self.call.arguments[0])]
         own_data = isinstance(model, type) and getattr(model, loader, None) is not getattr(LightningModule, loader)
@@ -136,14 +136,14 @@ class OptionsCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def _get(self, config: Any, key: str, default: Any = None) -> Any:
-        """What ``config`` says of an option of the verb. Lightning has a method of this name, too."""
+        """Return the value of the verb's option ``key``. This overrides Lightning's method of the same name."""
         return config.get(str(self.subcommand), config).get(key, default)
 
     def instantiate_classes(self) -> None:
-        """Not while reading."""
+        """Build nothing; LightningCLI's constructor calls this."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Not while reading."""
+        """Run nothing; LightningCLI's constructor calls this."""
 
     def _set_seed(self) -> None:
         try:
@@ -157,10 +157,10 @@ class OptionsCLI(LightningCLI):
 
 
 def class_at(path: str, key: str) -> Any:
-    """The class or the function at the import path ``path``; None for anything else, of which the parser tells.
+    """Return the class or function at the import path ``path``; None for anything else, which the parser reports.
 
     Raises:
-        UsageError: its module was found and breaks when imported; the message names error, file and line.
+        UsageError: the module exists and fails while it is imported; the message names error, file and line.
     """
     module, _, name = path.rpartition(".")
     if not module or not all(part.isidentifier() for part in path.split(".")):
@@ -178,7 +178,7 @@ def class_at(path: str, key: str) -> Any:
 
 
 def _returns(function: Any) -> Any:
-    """The return type that a function is annotated with."""
+    """Return the annotated return type of a function."""
     try:
         return get_type_hints(function).get("return")
     except (NameError, TypeError):
@@ -193,12 +193,12 @@ def _broken(path: str, key: str, error: BaseException) -> UsageError:
 
 
 def _place(error: BaseException) -> str:
-    """File and line at which the user's own code failed."""
+    """Return the file and line at which the user's own code failed."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     at = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in at if not frame.filename.startswith(("<frozen", __file__))]
-    # What Python and installed packages do is not where the fault lies, if a file of the user's led there.
+    # The fault is in the last file of the user, not in the installed packages that it calls.
     own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
     last = (own or frames)[-1:]
     return f"{last[0].filename}:{last[0].lineno}" if last else "unknown place"

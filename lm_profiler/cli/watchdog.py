@@ -1,7 +1,7 @@
-"""A thread that ends this process where its main thread cannot: stuck in a collective, it hears no signal.
+"""A thread that ends this process where the main thread, stuck in a collective, handles no signal.
 
-``signal.set_wakeup_fd`` writes from within the C handler, whatever the main thread does. A run's own way out comes
-first; what is left after a while is told by ``RunContext.last_words``, and the process ends at once.
+``signal.set_wakeup_fd`` writes to a socket from the C handler, whatever the main thread does. The main thread may end
+the run first; after a grace period ``RunContext.last_words`` writes the record, and the process ends at once.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.record.calls import FAILED
 
 _LOOK_S = 0.5
+"""Seconds between two checks of the other ranks."""
 
 _GRACE_S = 5.0
-"""The main thread has so long to notice a signal; one that came between two of its calls it notices at once."""
+"""Seconds that the main thread has to handle a signal; outside of a blocking call it does so at once."""
 
 _LEAVING_S = 30.0
-"""Then it has so long for the record, the logger and the user's own hooks."""
+"""Seconds that it then has for the record, the logger and the user's hooks."""
 
 _FOLLOW_S = 1.5
-"""It has so long to notice that another rank has ended: no step has ended for a while by then."""
+"""Seconds that it has once another rank has ended; it has finished no step for a while by then."""
 
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Why(NamedTuple):
-    """What has happened that this process cannot outlive, and how long its main thread has to notice."""
+    """Why this process has to end, and how long its main thread has to notice."""
 
     text: str
     grace_s: float
     signal: int = 0
     lost: int = 0
-    """Which of the ranks that this process started has ended, from 1."""
+    """The number, from 1, of a rank that this process started and that has ended; 0 for none."""
 
 
 @dataclass(eq=False)
 class Watchdog:
-    """Watches over the process of one call.
+    """Decides when the process of one call has to be ended.
 
     Args:
-        context: its run.
-        children: the ranks that it started.
-        leave: ends the process with an exit code.
-        clock: in seconds.
+        context: The run of the call.
+        children: Returns the ranks that the process started.
+        leave: Ends the process with an exit code.
+        clock: Returns the time in seconds.
     """
 
     context: RunContext
@@ -70,10 +71,10 @@ class Watchdog:
     _since: float = 0.0
 
     def look(self, signals: bytes = b"") -> bool:
-        """See what has happened, ``signals`` among it; whether this process has to be ended."""
+        """Check signals, parent and ranks; return whether this process has to be ended now."""
         asked = next((number for number in signals if number in _ASKED), 0)
         self._signal = self._signal or asked
-        # A signal goes before what else has happened: who stopped the run is told, and not what followed.
+        # A signal replaces any other reason: the record tells who stopped the run, not what followed from it.
         if self._why is None or (asked and not self._why.signal):
             why = self._happened()
             if why is not None:
@@ -90,11 +91,11 @@ class Watchdog:
         if self._signal:
             return Why(signal.Signals(self._signal).name, _GRACE_S, self._signal)
         profiler = self.context.profiler
-        if profiler is not None and profiler.ends_well:  # which may take long, and asks nothing of the other ranks
+        if profiler is not None and profiler.ends_well:  # its last work may take long, but needs no other rank
             return None
         if profiler is not None and profiler.others_are_over:
             return Why("another rank had ended", _FOLLOW_S)
-        # A first rank may outlive its shell; the others have nobody left to report to.
+        # Rank 0 may outlive its shell (nohup); the other ranks end with the process that started them.
         if int(os.environ.get("LOCAL_RANK", 0)) > 0 and os.getppid() != self._parent:
             return Why("the process that started this rank is gone", _GRACE_S)
         if children := self.children():
@@ -103,11 +104,12 @@ class Watchdog:
         return next((Why(how_it_ended(code), _GRACE_S, lost=n) for n, code in codes.items() if code), None)
 
     def end(self) -> None:
-        """Keep what there is, and end this process with its children."""
+        """Write the record, and end this process with its children."""
         assert self._why is not None
         code = FAILED
         with suppress(BaseException):  # whatever fails here, the process must end
             code = self.context.last_words(self._why.text, self._why.signal, self._why.lost)
+        # os._exit runs no cleanup, so children would be left behind.
         children: list[Any] = [*self.children(), *multiprocessing.active_children()]
         for child in children:
             with suppress(Exception):
@@ -115,7 +117,7 @@ class Watchdog:
         self.leave(code)
 
     def watch(self, wakeup: socket.socket) -> None:
-        """Look at every signal, and twice a second where other ranks matter, until ``over``."""
+        """Check at every signal, and twice a second where other ranks matter, until ``over``."""
         while not self.over.is_set():
             signals = wakeup.recv(64) if select.select([wakeup], [], [], self._patience_s())[0] else b""
             if not self.over.is_set() and self.look(signals):
@@ -123,13 +125,13 @@ class Watchdog:
                 return
 
     def _patience_s(self) -> float | None:
-        """A run of one process waits for signals alone, and nothing wakes this thread in its steps."""
+        """Seconds until the next check; None for a run of one process, whose steps nothing disturbs but a signal."""
         profiler = self.context.profiler
         return None if self._why is None and profiler is not None and profiler.runs_alone else _LOOK_S
 
 
 def _call_off_observer() -> None:
-    """Lightning's observer of the ranks that it started kills this process, too, once it sees one of them fail."""
+    """Stop Lightning's observer of its ranks, which kills this process once one of them fails."""
     observer = OBSERVER.find_or(())
     for thread in threading.enumerate():
         if isinstance(thread, observer):
@@ -140,7 +142,7 @@ _WAKING = threading.Event()
 
 
 def _sleep_in_child() -> None:
-    """A forked process would write its signals to ours."""
+    """Stop a forked child from writing its signals to our socket."""
     if _WAKING.is_set():
         signal.set_wakeup_fd(-1)
 
@@ -150,12 +152,12 @@ os.register_at_fork(after_in_child=_sleep_in_child)
 
 @contextmanager
 def watched(watchdog: Watchdog) -> Iterator[None]:
-    """Have ``watchdog`` watch over this process within. Does nothing in another thread than the main one."""
+    """Run ``watchdog`` in a thread within the context; only the main thread can set that up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    theirs.setblocking(False)  # set_wakeup_fd requires it: a signal handler must not wait
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     _WAKING.set()
     thread = threading.Thread(target=watchdog.watch, args=(ours,), name="lm_profiler-watchdog", daemon=True)
@@ -167,7 +169,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
         _WAKING.clear()
         signal.set_wakeup_fd(before)
         with suppress(OSError):
-            theirs.send(b"\0")
+            theirs.send(b"\0")  # wakes the thread from select, so that it sees that it is over
         thread.join()
         ours.close()
         theirs.close()

@@ -1,5 +1,5 @@
-"""What ``improve`` does: which changes there are to try, the runs that try them, and what is said of it meanwhile.
+"""Improve a run: the changes to try, the runs that try them, and the display of progress.
 
-May use ``sweep``, whose processes its runs are, ``processes``, ``report``, ``analysis``
-and ``record``. Never torch or Lightning.
+May use ``sweep``, which starts its runs, ``processes``, ``report``, ``analysis`` and ``record``. Never torch or
+Lightning.
 """

@@ -1,7 +1,7 @@
-"""The changes that are worth a try: what a run could switch on or off here, and what that could save at most.
+"""Find the changes that are worth a try, and what each could save at most.
 
-What a change could save is read from the first setting's own run: the terms of its waterfall, else its phases, for a
-change saves no more than what it touches takes.
+The most that a change could save is read from the first setting's run, from the terms of its waterfall or else from its
+phases: a change saves no more time than the part that it changes takes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Environment
 
 _MIXED: dict[Dtype, str] = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-_BFLOAT16_PRODUCTS = {"amx_bf16", "avx512_bf16", "bf16"}
-"""Flags of /proc/cpuinfo: x86 (AMX, AVX-512), and ARM."""
+_BFLOAT16_MATMULS = {"amx_bf16", "avx512_bf16", "bf16"}
+"""Flags of /proc/cpuinfo for bfloat16 matmuls: AMX and AVX-512 on x86, and ARM's."""
 
 
 def hardware(environment: Environment, cpuinfo: Path = Path("/proc/cpuinfo")) -> Hardware:
-    """Of the machine that a run's ``environment`` is; it is taken to be this one."""
+    """Return what the machine of a run can do; it is assumed to be this machine."""
     on_cpu = environment.device_type == "cpu"
     name = environment.device_name
     rates = [dtype for dtype in ("float32", "tf32", *_MIXED) if peak(name, dtype) is not None]
     if on_cpu:
-        half, tf32 = _of_cpu(cpuinfo), False
+        half, tf32 = _cpu_precision(cpuinfo), False
     elif rates:
         half, tf32 = next((word for dtype, word in _MIXED.items() if dtype in rates), ""), "tf32" in rates
     else:
@@ -41,23 +41,24 @@ def hardware(environment: Environment, cpuinfo: Path = Path("/proc/cpuinfo")) ->
     return Hardware(half, tf32, _compiles(on_cpu), environment.cpu_count, not on_cpu)
 
 
-def _of_cpu(cpuinfo: Path) -> str | None:
+def _cpu_precision(cpuinfo: Path) -> str | None:
+    """Return the mixed precision for which the CPU has matmuls, "" for none, None where that is unknown."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     flags = {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
-    return "bf16-mixed" if flags & _BFLOAT16_PRODUCTS else "" if flags else None
+    return "bf16-mixed" if flags & _BFLOAT16_MATMULS else "" if flags else None
 
 
 def _compiles(on_cpu: bool) -> str:
-    """Why torch.compile has no compiler here; "" where it has."""
+    """Return why torch.compile has no compiler here, or "" where it has one."""
     if on_cpu:
         compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
         return "" if any(map(shutil.which, filter(None, compilers))) else "there is no C++ compiler"
     if find_spec("triton") is None:
         return "triton is not installed"
-    named = os.environ.get("CC")  # triton.runtime.build: with it, it looks for no other
+    named = os.environ.get("CC")  # with it, triton.runtime.build looks for no other
     compilers = ["gcc", "clang"] if named is None else [named]
     return "" if any(map(shutil.which, compilers)) else "there is no C compiler, which triton needs"
 
@@ -71,12 +72,12 @@ class Refused:
 
 
 def candidates(look: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:
-    """The changes that the run of ``look`` leaves open, and those of them that cannot work here.
+    """Return the changes that the run of ``look`` has not made, and those of them that cannot work here.
 
     Args:
-        look: The first setting's run, as it was configured, with its trace.
-        hardware: What it runs on.
-        free_batch: Whether a step's samples may change.
+        look: The first setting's run, with its trace.
+        hardware: What the machine can do.
+        free_batch: Whether the number of samples in a step may change.
     """
     assert look.record is not None
     tried, refused = list[Candidate](), list[Refused]()
@@ -91,14 +92,19 @@ def candidates(look: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[
 def asked_for(
     values: Mapping[str, Sequence[str]], known: Sequence[Candidate], option: Callable[[str], Any]
 ) -> list[Candidate]:
-    """A candidate for each of the ``values`` of each option, but for what the run is set to already.
+    """Return a candidate for each of the ``values`` of each option, except for values that the run has already.
 
-    What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there, and of another
-    value of the same option what that may change. Of workers that is known also where no number of them is ours to try.
+    A ``known`` candidate with the same options is taken as it is, with its ceiling. Another value of an option in
+    ``known`` takes group and ``may_change`` from there. Those of workers are known even if no candidate tries them.
+
+    Args:
+        values: The values of each option that a user asked for.
+        known: Our own candidates.
+        option: Returns the run's value of an option.
     """
     alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
     alike |= {name: (one.group, one.may_change) for one in known for name in one.options}
-    alike[ATTENTION] = (ATTENTION, UNKNOWN)  # a third kind of somebody's module may compute anything
+    alike[ATTENTION] = (ATTENTION, UNKNOWN)  # a third kind, in a user's module, may compute anything
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
         options = {**_needed(name, option), name: text}
@@ -111,7 +117,7 @@ def asked_for(
 
 
 def _needed(name: str, option: Callable[[str], Any]) -> dict[str, str]:
-    """What ``name`` needs to change anything: a mode of torch.compile, that something is compiled."""
+    """Return the option that ``name`` needs to have an effect: a mode of torch.compile needs compilation."""
     compiled = name.removesuffix("_mode")
     return {compiled: "true"} if name.endswith(".compile_mode") and option(compiled) is False else {}
 
@@ -122,8 +128,9 @@ def _same(value: Any, text: str) -> bool:
 
 
 def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
-    """Those that could save more than ``margin`` of the step, and those that could not."""
+    """Split candidates into those that could save at least ``margin`` of the step, and the others."""
     least_s = margin * (step_s or 0.0)
+    # A candidate without a ceiling is tried: nothing is known against it.
     small = [one for one in known if one.ceiling_s is not None and one.ceiling_s < least_s]
     why = f"less than {margin:.0%} of the step could be saved"
     return [one for one in known if one not in small], [Refused(one, why) for one in small]

@@ -1,4 +1,4 @@
-"""The calls of an improvement's cells: of a setting, what is looked at in it, and the name that tells both."""
+"""Make the calls of an improvement's cells from a setting and the instruments that a cell needs."""
 
 from __future__ import annotations
 
@@ -12,56 +12,57 @@ from lm_profiler.record.run import RunRecord
 from lm_profiler.record.sweep import Cell
 
 FIRST, CHECK = "first", "check"
-"""The name of the first setting's cells, and the end of the name of those whose numbers are looked at."""
+"""The name of the first setting in cell ids, and the suffix of cells whose numerics are compared."""
 
 _LONGEST_ID = 100
 _TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
-"""Of cells that are only timed: whatever comes after the measured steps is left out."""
+"""Options of cells that are only timed: they leave out all stages after the measured steps."""
+
 _CHECKED = {**_TIMED, "memory.steps": "1", "numerics.audit": "true", "numerics.losses": "10"}
 NOT_REHEARSED = {"check_memory": "false"}
-"""Of a setting that has fitted before: to plan it again takes a fifth of a cell."""
+"""Options of a setting that has fitted before: planning it again takes a fifth of a cell's time."""
+
 _LOOKED = {"numerics.audit": "true", "numerics.losses": "10"}
 
-
 _PREFETCH = 2
-"""Batches that each worker of a DataLoader makes ahead, if not told otherwise."""
+"""Batches that each worker of a torch DataLoader prefetches by default (``prefetch_factor``)."""
 
 
 def setting_of(cell: Cell) -> str:
-    """What tells the cells of one setting from all others."""
+    """Return the part of the cell's id that all cells of its setting share."""
     return cell.id.rpartition(",")[0]
 
 
 def look_cell(folder: Path, call: Sequence[str]) -> Cell:
-    """The cell of ``Cells.look``: the first of all."""
+    """Return the cell of ``Cells.look``, the first of all cells."""
     return _cell(folder, call, {}, "look", _LOOKED)
 
 
 def check_cell(folder: Path, call: Sequence[str], options: Mapping[str, str]) -> Cell:
-    """The cell of ``Cells.check``."""
+    """Return the cell of ``Cells.check``."""
     return _cell(folder, call, options, CHECK, _CHECKED)
 
 
 def seed_cell(folder: Path, call: Sequence[str], seed: int) -> Cell:
-    """The cell of ``Cells.under``: the first setting's losses under another seed."""
+    """Return the cell of ``Cells.under``, which records the first setting's losses under another seed."""
     return _cell(folder, call, {}, f"seed{seed}", {**_CHECKED, "numerics.audit": "false", "seed_everything": str(seed)})
 
 
 def timed_cell(
     folder: Path, call: Sequence[str], options: Mapping[str, str], number: int, warm: Mapping[str, str] | None = None
 ) -> Cell:
-    """The cell of ``Cells.time``."""
+    """Return the cell of ``Cells.time``; ``warm`` are the options of its warm-up."""
     return _cell(folder, call, options, f"r{number}", {**_TIMED, **(warm or {})}, number)
 
 
 def warm_up(options: Mapping[str, str], first: RunRecord | None) -> dict[str, str]:
-    """A longer warm-up where workers make more batches ahead than the ``first`` one took: those are used up in it."""
+    """Return options for a longer warm-up where workers prefetch more batches than the ``first`` run's warm-up uses."""
     if first is None or first.loader is None:
         return {}
     workers = [int(text) for name, text in options.items() if name.endswith(".num_workers") and text.isdecimal()]
     ahead = max([first.loader.ahead or 0, *(_PREFETCH * count for count in workers)])
     batches = 1 if first.model is None else first.model.accumulate_grad_batches
-    steps = 1 + math.ceil(ahead / batches)  # the first, during which they are made
+    steps = 1 + math.ceil(ahead / batches)  # one more: batches are prefetched during the first step
     return {} if steps <= first.steps_planned.get("warmup", steps) else {"stages.warmup_steps": str(steps)}
 
 
@@ -73,7 +74,8 @@ def _cell(
     instruments: Mapping[str, str],
     number: int = 0,
 ) -> Cell:
-    """The cell of a setting: ``call`` with these ``options``, in whatever order they are given."""
+    """Return the cell of a setting: ``call`` with these ``options``; their order does not matter."""
+    # One setting has one name, in whatever order the search has collected its options.
     options = dict(sorted(options.items()))
     shown = options if "numerics.losses" not in instruments else {**options, "numerics.audit": "true"}
     cell_id = f"{_name(options)},{suffix}"
@@ -83,7 +85,7 @@ def _cell(
 
 
 def _name(options: Mapping[str, str]) -> str:
-    """Of letters that any file system takes; what they cannot tell apart, a digest does."""
+    """Return a name of the setting that any file system accepts, with a digest where characters had to be replaced."""
     if not options:
         return FIRST
     text = ",".join(f"{name.removeprefix('trainer.')}={value}" for name, value in options.items())

@@ -1,6 +1,7 @@
-"""Runs what the search asks for, each in a process of its own; what has run already is read from its folder.
+"""Run the cells that the search asks for, each in its own process; a cell that has run is read from its folder.
 
-A cell stands for a setting and a number, whoever asked for it: its folder is all that a search that was killed needs.
+A cell is identified by a setting and a number, not by who asked for it. So a search that was killed asks for the same
+cells again and goes on from their folders.
 """
 
 from __future__ import annotations
@@ -31,30 +32,28 @@ from lm_profiler.sweep.sweep_folder import SweepFolder, difference, is_done
 from lm_profiler.usage_error import UsageError
 
 PAUSES_S = (5.0, 15.0)
-"""Before a run that was short of memory is tried again."""
-
+"""Seconds to wait before a run that was short of memory is tried again, for the first and the second time."""
 
 _SHORTEST_S = 1.0
-"""A run is not begun for less."""
+"""No run begins with fewer seconds left in the budget."""
 
 
 class Interrupted(Exception):
-    """Somebody does not want to wait for the rest; or a run was ended from outside, and the message says how."""
+    """A user interrupted the search, or a run was ended from outside, in which case the message says how."""
 
 
 class Cells:
     """All runs of one improvement.
 
     Args:
-        folder: Where they are; its plan grows by each cell that is asked for.
+        folder: The folder of the runs; its plan grows by each cell that is asked for.
         call: The arguments of the first setting's call, the verb first.
-        run: Runs a cell for so many seconds at most, and returns when it has an outcome; until then, it was
-            interrupted.
-        pause: Lets so many seconds pass.
-        clock: In seconds.
+        run: Runs a cell within a limit in seconds. If the cell has no outcome afterwards, it was interrupted.
+        pause: Waits for a number of seconds.
+        clock: Returns the time in seconds.
 
-    ``left_s`` is how much of the budget is left, ``longest_s`` how long a cell may run, ``first`` the first setting's
-    own run, once that is known.
+    ``left_s`` is the rest of the budget, ``longest_s`` the time limit of a cell, and ``first`` the first setting's own
+    run, once there is one.
     """
 
     def __init__(
@@ -74,29 +73,29 @@ class Cells:
         self._memory = MemorySeen()
 
     def look(self) -> RanCell:
-        """The first setting, with all instruments."""
+        """Run the first setting with all instruments."""
         return self._done(look_cell(self.folder.path, self._call))
 
     def check(self, options: Mapping[str, str]) -> RanCell:
-        """A setting whose numbers are looked at."""
+        """Run a setting to compare its losses and gradients."""
         return self._done(check_cell(self.folder.path, self._call, options))
 
     def under(self, seed: int) -> RanCell:
-        """The first setting's losses under another seed."""
+        """Run the first setting under another seed to compare its losses."""
         return self._done(seed_cell(self.folder.path, self._call, seed))
 
     def time(self, options: Mapping[str, str], number: int) -> RanCell:
-        """A setting, timed for the ``number``-th time."""
+        """Time a setting for the ``number``-th time."""
         more = warm_up(options, self.first)
         if self._memory.has_fitted(setting_of(timed_cell(self.folder.path, self._call, options, number))):
             more |= NOT_REHEARSED
         return self._done(timed_cell(self.folder.path, self._call, options, number, more))
 
     def _done(self, cell: Cell) -> RanCell:
-        """What became of ``cell``, which is run if it has not been, and again where what was missing may be there now.
+        """Return how ``cell`` ended. It runs if it has not, and again if memory or time were short and may suffice now.
 
         Raises:
-            Interrupted: somebody does not want to wait.
+            Interrupted: a user interrupted the search.
         """
         known, again = is_done(self.folder.path, cell), cell.id in self._asked
         self._asked.add(cell.id)
@@ -104,17 +103,18 @@ class Cells:
         if done is None or (not again and self._may_end_otherwise(cell, done)):
             done = self._tried(cell)
         self._memory.saw(setting_of(cell), done)
+        # A cell that is asked for twice has been paid for: its time must not leave the budget again.
         return replace(done, took_s=0.0) if again else done
 
     def _may_end_otherwise(self, cell: Cell, done: RanCell) -> bool:
-        """Whether it was short of memory that may be free now, or of time of which there is more."""
+        """Whether the cell was short of memory that may be free now, or of time of which there is more now."""
         short = done.outcome.status == "timeout" and done.outcome.duration_s < min(self.left_s, self.longest_s)
         return short or self._memory.is_passing(setting_of(cell), done)
 
     def _tried(self, cell: Cell) -> RanCell:
         """Run ``cell``, and again after a pause where it was short of memory that may be free then.
 
-        It took all the time since the cell before it.
+        Its ``took_s`` counts from the end of the cell before it, so that the budget includes the time between cells.
         """
         if self.left_s - self._passed_s < _SHORTEST_S:
             return _never_began(self.folder.path, cell)
@@ -139,11 +139,11 @@ class Cells:
 
     @property
     def _passed_s(self) -> float:
-        """Since a cell ended last."""
+        """Seconds since the last cell ended."""
         return self._clock() - self._since_s
 
     def _read(self, cell: Cell) -> RanCell | None:
-        """What its folder says of it; None where it has not come to an end of its own."""
+        """Read a cell from its folder; None where it has not ended by itself."""
         path = self.folder.path
         outcome = read_outcome(path, cell.id)
         if outcome is None or (outcome.status == "interrupted" and not _killed(outcome)):
@@ -160,16 +160,16 @@ class Cells:
 
     @property
     def count(self) -> int:
-        """Processes that were asked for."""
+        """The number of cells that were asked for."""
         return len(self._asked)
 
     @property
     def shared(self) -> int:
-        """Those of them that shared the machine with something else."""
+        """The number of cells during which something else used the machine."""
         return len(self._shared)
 
     def _add(self, cell: Cell) -> None:
-        """Have the plan name the cell before there is anything of it."""
+        """Add the cell to the plan on disk before its folder is made."""
         plan = self.folder.plan
         if cell.id not in {known.id for known in plan.cells}:
             self.folder.plan = plan.model_copy(update={"cells": [*plan.cells, cell]})
@@ -177,12 +177,12 @@ class Cells:
 
 
 def _killed(outcome: CellOutcome) -> bool:
-    """Whether it alone was, as by the kernel where memory is out: the search goes on without it."""
+    """Whether only the cell was killed, as by the OOM killer: then the search goes on without it."""
     return outcome.exit_code == -signal.SIGKILL
 
 
 def _never_began(path: Path, cell: Cell) -> RanCell:
-    """Of a cell for which there is no time."""
+    """Return the outcome of a cell for which no time is left."""
     why = "the budget ended before it began"
     outcome = CellOutcome(
         cell=cell.id, status="timeout", reason=why, run=None, ended="", duration_s=0.0, exit_code=None
@@ -191,15 +191,16 @@ def _never_began(path: Path, cell: Cell) -> RanCell:
 
 
 def begun(path: Path, plan: SweepPlan) -> SweepPlan:
-    """``plan``, with the cells that were asked for where the same improvement has begun at ``path``.
+    """Return the plan at ``path`` if the same improvement has begun there, else ``plan``.
 
     Raises:
-        UsageError: something else was begun there.
+        UsageError: another improvement or sweep has begun there.
     """
     try:
         known = read_plan(path)
-    except RecordError:  # nothing, or nothing that can be read: that is told where the folder is taken
+    except RecordError:  # no plan, or a damaged one, which SweepFolder refuses
         return plan
+    # Only the first cell is the same for each call: the others depend on how far the search came.
     unlike = difference(known.model_copy(update={"cells": known.cells[:1]}), plan)
     if unlike is not None:
         raise UsageError(
@@ -210,7 +211,7 @@ def begun(path: Path, plan: SweepPlan) -> SweepPlan:
 
 
 def plan_of(name: str, command: str, configs: Mapping[str, str], cells: Sequence[Cell]) -> SweepPlan:
-    """The plan of an improvement that has asked for ``cells`` so far."""
+    """Return the plan of an improvement that has asked for ``cells`` so far."""
     texts = "".join(configs.values()).encode()
     return SweepPlan(
         name=name,

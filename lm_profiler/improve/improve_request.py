@@ -1,4 +1,4 @@
-"""What an improvement is asked to do."""
+"""The options of ``improve``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lm_profiler.sweep.request import check_folder_name
 from lm_profiler.usage_error import UsageError
 
 MOST_VALUES = 100
-"""Each is a candidate with runs of its own, and is read by a process before anything runs: 100 take half a minute."""
+"""The most values of ``--try``. A process checks the call of each before anything runs: 100 take half a minute."""
 
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_OWN = ("name", "log_dir", "config")
-_OF_MEASURING = ("stages", "actions", "memory", "trace", "numerics", "whatif", "check_memory")
+_SET_BY_IMPROVE = ("name", "log_dir", "config")
+_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "whatif", "check_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +66,23 @@ class ImproveRequest:
             of = self.file or (self.config and config_file(self.config))
             object.__setattr__(self, "name", f"{Path(of).stem}_improve" if of else "improve")
         check_folder_name(self.name, self.log_dir)
-        _ = self.budget_s
+        _ = self.budget_s  # raises for a text that is no time
         if self.only and not self.try_:
-            raise UsageError("only: expected with changes to try, given without; add, say, --try.data.num_workers 0,2")
+            raise UsageError("only: expected changes to try, given none; add, say, --try.data.num_workers 0,2")
         count = sum(map(len, self.try_.values()))
         if count > MOST_VALUES:
             raise UsageError(f"try: expected at most {MOST_VALUES} values of all options together, given {count:,}")
         for name, values in self.try_.items():
             if not _OPTION.fullmatch(name):
                 raise UsageError(f"try: expected an option such as data.num_workers, given {name[:100]!r}")
-            if name in _OWN or name.split(".")[0] in _OF_MEASURING:
+            if name in _SET_BY_IMPROVE or name.split(".")[0] in _MEASURING_OPTIONS:
                 raise UsageError(f"try.{name}: expected an option of the training, given one of how it is measured")
             if len(set(values)) < len(values):
                 raise UsageError(f"try.{name}: expected each value once, given {', '.join(values)}")
 
     @property
     def budget_s(self) -> float:
-        """Seconds for all runs."""
+        """The seconds for all runs."""
         told = _TIME.fullmatch(self.budget)
         seconds = float(told[1]) * _SECONDS[told[2]] if told else 0.0
         if seconds <= 0.0:
@@ -91,5 +91,5 @@ class ImproveRequest:
 
     @property
     def folder(self) -> Path:
-        """Where all of it goes."""
+        """The folder of the improvement."""
         return Path(self.log_dir, self.name)

@@ -1,6 +1,6 @@
-"""What a cell's run says of its setting: how long its step is, what it needs, and why it says nothing.
+"""Read from a cell's run the mean step and the memory of its setting, or why they are unknown.
 
-Also whether memory that a run had not is a passing shortage.
+``MemorySeen`` tells whether a shortage of memory may have been a passing one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lm_profiler.record.sweep import CellOutcome
 
 
 class NoSteps(Exception):
-    """A run that did not end well; the message says why in a few words."""
+    """A run without a usable mean step; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class RanCell:
     """A cell that has run.
 
     Attributes:
-        entry: Its run, and what is known of it.
-        outcome: How it ended.
-        took_s: From its start to its end, all its tries together; 0 for what was asked for before.
-        cut: Whether the budget's end was its end.
+        entry: The run with its record.
+        outcome: How the cell ended.
+        took_s: Seconds that it takes from the budget, all tries together; 0 if it was asked for before.
+        cut: Whether the end of the budget ended it.
     """
 
     entry: Entry
@@ -42,10 +42,10 @@ class RanCell:
 
     @property
     def record(self) -> RunRecord:
-        """Of a run that ended well.
+        """The record of a run that ended well.
 
         Raises:
-            NoSteps: it did not.
+            NoSteps: the run did not end well.
         """
         if self.outcome.status != "ok" or self.entry.record is None:
             raise NoSteps(f"{self.outcome.status}: {self.outcome.reason or 'no reason given'}")
@@ -53,10 +53,10 @@ class RanCell:
 
 
 def ran(done: RanCell, first: RunRecord | None) -> Ran:
-    """How a run went, its seconds scaled to the samples or tokens of the ``first`` setting's step.
+    """Return the result of a run, its step scaled to the samples or tokens of the ``first`` setting's step.
 
-    The mean step counts: batches of several workers come in bursts, of whose steps a median tells no rate. Where steps
-    lived on batches that workers had made before, it is what a step takes in the long run.
+    The step is the mean: batches of several workers come in bursts, so a median tells no rate. Where steps used up
+    prefetched batches, it is the step in the long run instead.
     """
     failed = refused = None
     seconds = peak = None
@@ -71,10 +71,10 @@ def ran(done: RanCell, first: RunRecord | None) -> Ran:
 
 
 def _step_s(entry: Entry, record: RunRecord) -> float:
-    """The mean of its steps, or what they take in the long run.
+    """Return the mean step of a run, or its step in the long run where prefetched batches were used up.
 
     Raises:
-        NoSteps: there are too few of them.
+        NoSteps: there are too few steps.
     """
     step = record.time.get("step")
     if step is None or step.mean is None:
@@ -97,18 +97,18 @@ def _step_s(entry: Entry, record: RunRecord) -> float:
 
 
 def _scale(record: RunRecord, first: RunRecord) -> float:
-    """By how much a step of ``record`` must be multiplied for as many samples (or tokens) as one of ``first``."""
+    """Return the factor that scales a step of ``record`` to the samples (or tokens) of a step of ``first``."""
     other = other_step(first, record)
     return 1.0 if other is None else other[1] / other[2]
 
 
 def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
-    """What a step of ``b`` has more or less of than one of ``a``, and how many, a's first: samples, else tokens.
+    """Return the unit in which steps of ``a`` and ``b`` differ in size, with both counts; None if they do not.
 
-    Where neither can be counted in the batches, what the options say.
+    The unit is samples, else tokens. Where neither was counted in the batches, the options tell.
     """
     for what, one, two in list(_counted(a, b)) or [_by_options(a, b)]:
-        if abs(two - one) > MARGIN * one:  # lengths of texts may differ a little
+        if abs(two - one) > MARGIN * one:  # tokens of texts of varying length differ a little anyway
             return what, one, two
     return None
 
@@ -121,7 +121,7 @@ def _counted(a: RunRecord, b: RunRecord) -> Iterator[tuple[str, int, int]]:
 
 
 def _by_options(a: RunRecord, b: RunRecord) -> tuple[str, int, int]:
-    """Batches of a step; where data has an option of that name, samples."""
+    """Return the samples of a step where ``data.batch_size`` is known, else its batches."""
     one, two = (1 if run.model is None else run.model.accumulate_grad_batches for run in (a, b))
     size, other = (Entry(Path(), run).option("data.batch_size") for run in (a, b))
     if isinstance(size, int) and isinstance(other, int):
@@ -130,26 +130,26 @@ def _by_options(a: RunRecord, b: RunRecord) -> tuple[str, int, int]:
 
 
 def peak_bytes(record: RunRecord) -> int | None:
-    """Most bytes at one time over the measured steps: of the device's tensors, else of the process."""
+    """Return the peak bytes of the measured steps: those of the device's tensors, else those of the process."""
     if record.memory is None:
         return None
     measured = record.memory.measured
     return measured.resident_peak if measured.allocated_peak is None else measured.allocated_peak
 
 
-_SHORT = ("refused", "oom", "interrupted")
-"""The last is what a process was killed by: where memory is out, the system does so too."""
+_MEMORY_STATUSES = ("refused", "oom", "interrupted")
+"""The statuses that may mean a lack of memory. A process that the OOM killer ended may be told as interrupted."""
 
 
 class MemorySeen:
-    """What the runs of a search have had, and which settings it was enough for."""
+    """Remembers how much memory was free for the runs of a search, and which settings have fitted."""
 
     def __init__(self) -> None:
         self._most: int | None = None
         self._fitted: set[str] = set()
 
     def saw(self, setting: str, done: RanCell) -> None:
-        """A cell of ``setting`` has run."""
+        """Remember how a cell of ``setting`` ended."""
         if done.outcome.status == "ok":
             self._fitted.add(setting)
         free = _free(done.entry.record)
@@ -161,11 +161,12 @@ class MemorySeen:
         return setting in self._fitted
 
     def is_passing(self, setting: str, done: RanCell) -> bool:
-        """Whether the same run may well fit another time.
+        """Whether the same run may fit another time.
 
-        It fitted before; or what it needed was free when another run began. Of the first of all nobody knows better.
+        It may where the setting fitted before, or where as much memory as it needs was free for another run. The first
+        run of all may fit unless it needs more than the device has.
         """
-        if done.outcome.status not in _SHORT:
+        if done.outcome.status not in _MEMORY_STATUSES:
             return False
         if self.has_fitted(setting):
             return True
@@ -186,7 +187,7 @@ def _free(record: RunRecord | None) -> int | None:
 
 
 def _needed(record: RunRecord | None) -> int | None:
-    """Bytes: where it ran out of memory what it had and asked for then, else what was planned."""
+    """Return the bytes that a run needed: what it held and asked for when memory ran out, else the planned peak."""
     if record is None:
         return None
     failure = record.failure

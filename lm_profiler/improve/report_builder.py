@@ -1,4 +1,4 @@
-"""The record of a search: what is written after each answer."""
+"""Build the record of a search, which is written after each of its runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SHARED = "{} of {} runs shared the machine with something else, which makes the
 
 @dataclass(frozen=True)
 class Account:
-    """What of an improvement does not change while it searches.
+    """The parts of an improvement's record that do not change during the search.
 
     Attributes:
-        request: What was asked for.
-        started: When it first began.
-        look_s: What the first setting's own run took.
+        request: The options of the call.
+        started: When the improvement first began.
+        look_s: Seconds that the first setting's own run took.
         refused: Changes that are not tried.
-        notes: What a reader must know, whatever the search finds.
+        notes: Notes that hold whatever the search finds.
     """
 
     request: ImproveRequest
@@ -35,8 +35,8 @@ class Account:
     notes: Sequence[str] = ()
 
     def record(self, search: Improvement, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
-        """All that is known by now, after so many ``runs``, some of which ``shared`` the machine."""
-        refused = [Tried(**_of(each.candidate), verdict="REFUSED", why=each.why) for each in self.refused]
+        """Return the record as of now. ``shared`` counts the ``runs`` during which something else used the machine."""
+        refused = [Tried(**_fields(each.candidate), verdict="REFUSED", why=each.why) for each in self.refused]
         return ImproveRecord(
             name=self.request.name,
             command=self.request.command,
@@ -54,14 +54,14 @@ class Account:
         )
 
 
-def _of(candidate: Candidate) -> dict[str, Any]:
+def _fields(candidate: Candidate) -> dict[str, Any]:
     return {**vars(candidate), "options": dict(candidate.options)}
 
 
 def _tried(compared: Compared, candidate: Candidate) -> Tried:
     saved, low, high = compared.saved_s or (None, None, None)
     return Tried(
-        **_of(candidate),
+        **_fields(candidate),
         pairs=compared.pairs,
         a_s=compared.a_s,
         b_s=compared.b_s,
@@ -83,7 +83,7 @@ def _numerics(checked: Checked) -> Numerics:
 
 
 def _final(last: Compared) -> Final | None:
-    """None where too few of its runs ended well."""
+    """Return the comparison of the first and the final setting; None where too few of its runs ended well."""
     if (interval := last.interval) is None or last.a_s is None or last.b_s is None:
         return None
     return Final(
@@ -99,5 +99,6 @@ def _final(last: Compared) -> Final | None:
 
 
 def _bytes(runs: Sequence[Ran]) -> int | None:
+    """Return the median of the runs' peak bytes; None where none is known."""
     known = [run.memory_bytes for run in runs if run.memory_bytes is not None]
     return round(median(known)) if known else None

@@ -1,4 +1,4 @@
-"""Runs the cells of a search, one at a time, and tells a person how it goes on."""
+"""Run the cells of a search, one at a time, and show how it goes on."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from lm_profiler.sweep.sweep_folder import SweepFolder
 
 
 class ImproveDisplay(LiveDisplay):
-    """Tells how a search goes on.
+    """Shows how a search goes on.
 
     Args:
-        folder: The improvement's, where running cells say what they do.
+        folder: The improvement's folder, which holds the output of running cells.
         budget_s: Seconds for all runs.
     """
 
@@ -47,7 +47,7 @@ class ImproveDisplay(LiveDisplay):
         self._told: list[Tried] = []
 
     def tell(self, record: ImproveRecord) -> None:
-        """How the search stands now."""
+        """Show the state of the search."""
         self._record = record
         done = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
         if not self._console.is_terminal:
@@ -78,26 +78,26 @@ class ImproveDisplay(LiveDisplay):
 
 
 def tried_text(tried: Tried) -> str:
-    """One change in a line: what it brought, and whether it stays."""
+    """Return one change as a line: what it saved, and whether it is kept."""
     of = f" of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}" if tried.a_s is not None else ""
     brought = f"; saved {saved_text(tried)} ms{of}" if tried.saved_s is not None else ""
     return f"{tried.name}: {verdict_text(tried)}{brought}" + (f"; {tried.why}" if tried.why else "")
 
 
 _LOOK_S = 0.5
-"""Between two looks whether somebody has interrupted."""
+"""Seconds between two checks for an interrupt."""
 
 
 class Runner:
-    """Runs one cell at a time, for as long as nobody interrupts.
+    """Runs one cell at a time until it is interrupted.
 
-    Cells of one setting share what they compile: no first step is compared here, and compiling takes minutes.
+    Cells of one setting share a compile cache: first steps are not compared here, and compilation takes minutes.
     """
 
     def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
         self._folder, self._server, self._display = folder, server, display
         self._caches = folder.path / "compile_caches"
-        shutil.rmtree(self._caches, ignore_errors=True)  # of a call that was killed
+        shutil.rmtree(self._caches, ignore_errors=True)  # a call that was killed may have left files
         self._schedule: Schedule | None = None
         self.interrupted = False
 
@@ -105,7 +105,7 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing of what was compiled."""
+        """Remove the compile caches."""
         shutil.rmtree(self._caches, ignore_errors=True)
 
     def __call__(self, cell: Cell, limit_s: float) -> None:
@@ -122,13 +122,13 @@ class Runner:
         )
         self._schedule.run()
         outcome = read_outcome(self._folder.path, cell.id)
-        if outcome is None or outcome.status != "ok":  # what is half written there would fail the next one
+        if outcome is None or outcome.status != "ok":  # a half-written file would fail the next cell
             shutil.rmtree(setting, ignore_errors=True)
         if self.interrupted:
             raise Interrupted
 
     def pause(self, seconds: float) -> None:
-        """Until memory that others hold may be free again."""
+        """Wait for other programs to free memory."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0.0:
             if self.interrupted:
@@ -137,7 +137,7 @@ class Runner:
             self._display.tick()
 
     def interrupt(self) -> None:
-        """Let the cell end, and begin no other."""
+        """Let the running cell end, and begin no other."""
         self.interrupted = True
         if self._schedule is not None:
             self._schedule.interrupted = True

@@ -1,4 +1,4 @@
-"""Drives the search: answers what it asks for by cells, and writes down how it stands after each answer."""
+"""Drive the search: run the cells that answer its questions, and write the record after each answer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def search(
     first: RunRecord,
     tell: Callable[[ImproveRecord], None],
 ) -> ImproveRecord:
-    """Try ``candidates`` within what is left of the budget; returns the record, which is also in the folder.
+    """Try ``candidates`` within the rest of the budget and return the record, which is also written to the folder.
 
     Args:
-        cells: Run what is asked for.
-        candidates: In any order.
-        account: Of the improvement.
-        first: The first setting's own run, whose samples a step's seconds are scaled to.
-        tell: Is given the record after each answer.
+        cells: Runs the cells.
+        candidates: The changes to try, in any order.
+        account: The unchanging parts of the record.
+        first: The first setting's own run, to whose samples all steps are scaled.
+        tell: Gets the record after each answer.
     """
     left_s, known = account.request.budget_s - account.look_s, known_spread(first.environment)
     asking = improve(candidates, left_s, account.request.accept_numerics, known)
@@ -48,7 +48,7 @@ def search(
     try:
         while True:
             state = asked.search
-            write("unfinished")
+            write("unfinished")  # before the next run, which may be killed
             cells.left_s = account.request.budget_s - account.look_s - state.spent_s
             asked = asking.send(_answer(cells, asked, first, account.request.global_batch))
     except StopIteration as done:
@@ -60,10 +60,11 @@ def search(
         return write("interrupted")
 
 
-def _since_the_first(cells: Cells, b: RunRecord) -> float:
-    """How far b's loss is from the first setting's, which small distances of several winners add up to; 0 if unknown.
+def _loss_from_first(cells: Cells, b: RunRecord) -> float:
+    """Return how far b's loss is from the first setting's; 0 where that is unknown.
 
-    The first winner was held against it, so its numbers are there.
+    Each winner is compared with the one before it, so small distances could add up unseen. The first setting's losses
+    are known already: the first winner was compared with them.
     """
     with suppress(NoSteps):
         a = cells.check({}).record
@@ -71,10 +72,10 @@ def _since_the_first(cells: Cells, b: RunRecord) -> float:
     return 0.0
 
 
-def _differ_anyway(cells: Cells) -> tuple[float, float]:
-    """By what share the losses of the first setting differ under other seeds, and the seconds that it took to know.
+def _tolerance_of_seeds(cells: Cells) -> tuple[float, float]:
+    """Return by what share the first setting's losses differ between seeds, and the seconds that the runs took.
 
-    Only a change whose losses are off has it found out; once for all of them.
+    These runs are made only for the first change whose loss is off; later changes reuse them.
     """
     runs, took_s = [cells.check({})], 0.0
     for seed in SEEDS:
@@ -98,14 +99,15 @@ def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) 
         a, b = (side.record for side in sides)
     except NoSteps as error:
         return Checked(None, took_s, why=f"its numbers are unknown: {error}")
+    # The search asks for ``asked.b_options`` on top of the winners so far (``asked.a_options``).
     loss, gradients = distances(a.numerics, b.numerics)
     other = other_step(a, b)
     if asked.a_options and loss is not None:
-        loss = max(loss, _since_the_first(cells, b))
+        loss = max(loss, _loss_from_first(cells, b))
     rest = (gradients, asked.candidate.may_change, other, global_batch == "free")
     within, why = judge(loss, *rest)
-    if within is False and judge(0.0, *rest)[0] is not False:  # for its loss alone
-        tolerance, more_s = _differ_anyway(cells)
+    if within is False and judge(0.0, *rest)[0] is not False:  # only its loss is off
+        tolerance, more_s = _tolerance_of_seeds(cells)
         took_s += more_s
         within, why = judge(loss, *rest, tolerance)
     if asked.candidate.may_change == UNKNOWN and within is not False:

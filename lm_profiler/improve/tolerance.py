@@ -1,4 +1,4 @@
-"""Whether a change leaves the numbers as they were, within a tolerance that is stated. Pure."""
+"""Judge whether a change keeps losses and gradients within a stated tolerance. This module is pure."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import NumericsFacts, RunRecord
 
 LOSS_TOLERANCE = 0.01
-"""Of the mean loss of the first steps. What runs of the first setting differ by under other seeds takes its place where
-that is more: a loader with other workers draws other random numbers. What is wrong by a factor is beyond both."""
+"""The tolerated share of the mean loss of the first steps. The spread of the first setting's losses between seeds takes
+its place where it is larger, because another number of workers draws other random numbers. Real errors exceed both."""
 
 SEEDS = (20_231, 20_232, 20_233, 20_234)
-"""Under which the first setting is run anew, where a loss is off by more than ``LOSS_TOLERANCE``."""
+"""The seeds of further runs of the first setting, made where a loss is off by more than ``LOSS_TOLERANCE``."""
 
-_OF_SEEDS = 3.93
-"""Stds of five runs' mean losses by which a sixth lies from one of them in one case of twenty: Student's t."""
+_SEED_STDS = 3.93
+"""Standard deviations of five runs' mean losses. A sixth run differs from one of them by more in one case of twenty:
+Student's t for 4 degrees of freedom, 2.776, times the square root of 2 for the difference of two runs."""
 
 GRADIENT_TOLERANCE = 0.05
-"""Of the gradients' distance from float32's. Mixed bfloat16 of a Transformer keeps within 2 %; a product that loses
-half of its bits is beyond it."""
+"""The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
+within 2 %; a matmul that loses half of its bits exceeds it."""
 
 OWN_LOSS_TOLERANCE, OWN_NORM_TOLERANCE = 1e-5, 1e-4
-"""Of each of the first steps' losses and gradient norms, with an option that is not known: float32 sums taken in
-another order stay below them. Another activation, no dropout, or fewer bits do not, whose mean loss may well be within
-``LOSS_TOLERANCE``: at its start every model of a vocabulary has the same."""
+"""The tolerated shares of each first step's loss and gradient norm, for an option whose effect is unknown. float32 sums
+in another order stay below them; another activation, no dropout or fewer bits do not. The mean loss alone cannot tell
+these apart: at the start, all models with the same vocabulary have about the same loss."""
 
 _THE_MODEL = {"parameters": "parameters", "trainable_parameters": "parameters that are trained", "bytes": "bytes"}
 
 
 def distances(a: NumericsFacts | None, b: NumericsFacts | None) -> tuple[float | None, float | None]:
-    """How far b's mean loss is from a's, as a share, and b's gradients from float32's; None is unknown.
+    """Return the distance of b's mean loss from a's, as a share, and of b's gradients from float32's; None is unknown.
 
-    The losses are of the steps that both have, over the same batches and seed. Infinite where b's are not finite.
+    The mean loss is over the steps that both runs have, with the same batches and seed. It may be infinite.
     """
     if a is None or b is None:
         return None, None
@@ -49,14 +50,15 @@ def distances(a: NumericsFacts | None, b: NumericsFacts | None) -> tuple[float |
 
 
 def loss_tolerance(same: Sequence[NumericsFacts | None]) -> float:
-    """By what share the mean losses of the first steps of runs of one setting differ anyway; ``LOSS_TOLERANCE`` where
-    that is less, or too few have told theirs.
+    """Return by what share the mean losses of one setting differ between seeds, at least ``LOSS_TOLERANCE``.
+
+    With fewer than ``len(SEEDS)`` known losses it is ``LOSS_TOLERANCE``.
     """
     known = [of.losses for of in same if of is not None and of.losses and None not in of.losses]
     means = [fmean(x for x in losses if x is not None) for losses in known]
     if len(means) < len(SEEDS) or not (middle := abs(fmean(means))):
         return LOSS_TOLERANCE
-    return max(LOSS_TOLERANCE, _OF_SEEDS * stdev(means) / middle)
+    return max(LOSS_TOLERANCE, _SEED_STDS * stdev(means) / middle)
 
 
 def judge(
@@ -67,11 +69,15 @@ def judge(
     free_batch: bool = False,
     tolerance: float = LOSS_TOLERANCE,
 ) -> tuple[bool | None, str | None]:
-    """Whether the distances are within their tolerance, None where one is unknown; and why not.
+    """Return whether the distances are within their tolerances, None where one is unknown; and why they are not.
 
-    Losses of other batches are no measure: where somebody has asked for them (``free_batch``), the gradients alone
-    are. ``other_step`` is what a step has another number of: how many without the change, and with it. ``tolerance`` is
-    that of the loss.
+    Args:
+        loss: The distance of the mean loss, as a share.
+        gradients: The distance of the gradients from float32's.
+        may_change: What the change may affect.
+        other_step: The unit in which the steps differ in size, with the counts without and with the change.
+        free_batch: Whether that is allowed. Losses of other batches cannot be compared: then gradients alone count.
+        tolerance: The tolerance of the loss.
     """
     if other_step is not None:
         what, without, with_it = other_step
@@ -94,10 +100,9 @@ def judge(
 
 
 def trains_the_same(a: RunRecord, b: RunRecord, same_batches: bool = True) -> tuple[bool | None, str | None]:
-    """Whether b's training is a's but for the order of float32 sums, None where that is unknown; and why not.
+    """Return whether b trains as a does except for the order of float32 sums, None where that is unknown; and why not.
 
-    It is what an option must leave as it was of which nobody has said what it changes. Of other batches, where they are
-    allowed, only the model can be compared.
+    An option whose effect is unknown has to pass this test. With other batches, only the models can be compared.
     """
     why = next(_unlike(a, b), None)
     if why is not None:
@@ -124,9 +129,9 @@ def trains_the_same(a: RunRecord, b: RunRecord, same_batches: bool = True) -> tu
 
 
 def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
-    """What shows that another model is trained, or in another way."""
+    """Yield what shows that b trains another model, or in another way."""
     clip, other = (Entry(Path(), run).option("trainer.gradient_clip_val") for run in (a, b))
-    if clip != other:  # equal steps do not show it where none of them was clipped
+    if clip != other:  # losses do not show it where no step was clipped
         yield f"gradients are clipped at {other} instead of {clip}"
     if a.model is None or b.model is None:
         return
@@ -139,7 +144,7 @@ def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
 
 
 def _furthest(a: list[float | None], b: list[float | None]) -> float | None:
-    """The largest distance of b's from a's, as a share; None where they cannot be compared step by step."""
+    """Return the largest distance of a value of b from that of a, as a share; None where steps cannot be paired."""
     if not a or len(a) != len(b) or None in a:
         return None
     return max(

@@ -1,4 +1,4 @@
-"""The same cells as jobs of a cluster, through submitit; each job writes its cell's outcome itself."""
+"""Run the cells of a sweep as jobs of a cluster, through submitit. Each job writes the outcome of its cell."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from lm_profiler.usage_error import UsageError
 
 _FOLDER = "submitit"
 _MARGIN_S = 120.0
-"""A job's time beyond its cell's: to start Python, and to let the cell end."""
+"""Seconds of a job beyond the limit of its cell: to start Python, and to let the cell end."""
+
 _POLL_S = 1.0
-_BY_ITSELF = {"SLURM_JOB_NAME": "interactive"}
-"""Lightning starts a run's ranks itself, as it does everywhere else, where it takes the job for an interactive one."""
+_INTERACTIVE = {"SLURM_JOB_NAME": "interactive"}
+"""Makes Lightning start a run's ranks itself: in other jobs of SLURM it waits for srun to start them."""
 
 
 class Jobs:
     """The ``cells`` of the sweep in ``folder`` as jobs.
 
     Args:
-        folder: The sweep's, seen from every machine under this path.
-        cells: What is to run.
+        folder: The sweep's folder, which every machine sees under this path.
+        cells: The cells to run.
         server: The program that starts a cell, without fork.
-        watcher: Who is told.
-        request: Its launcher is a cluster that submitit knows; its timeout and options are that cluster's, too.
+        watcher: Is told of each cell's begin and end.
+        request: The sweep's options, with the launcher, its own options and the time limit of a cell.
 
     Raises:
         UsageError: submitit does not take these options.
-        MissingExtra: it is not installed.
+        MissingExtra: submitit is not installed.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Jobs:
         self._executor = _executor(self._folder, request)
         self._here = request.launcher != "slurm"
         self.interrupted = False
-        """Set it, from a signal's handler say, to wait no longer; the jobs go on."""
+        """A signal handler sets this to stop waiting; the jobs go on."""
 
     def run(self) -> None:
         """Submit a job for each cell, and wait until all have an outcome.
 
-        On this machine one after the other: side by side they would measure each other.
+        Jobs on this machine run one after the other: side by side they would disturb each other's times.
         """
-        for cell in self._cells:  # what an interrupted try left would be taken for this one's
+        for cell in self._cells:  # an outcome of an interrupted sweep would be taken for this job's
             (self._folder / cell.id / OUTCOME_FILE).unlink(missing_ok=True)
         left, at_once = deque(self._cells), 1 if self._here else len(self._cells)
         waiting: list[tuple[Cell, Any]] = []
@@ -88,12 +89,12 @@ class Jobs:
         return waiting
 
     def _outcome(self, cell: Cell, job: Any) -> CellOutcome:
-        (self._folder / cell.id).mkdir(exist_ok=True)  # of a job that died before it could
+        (self._folder / cell.id).mkdir(exist_ok=True)  # the job may have died before it made the folder
         told = read_outcome(self._folder, cell.id)
         return told or record_outcome(self._folder, cell, self._ended(job.state, job.stderr()))
 
     def _ended(self, state: str, said: str | None) -> Ended:
-        """How a cell ended whose job did not live to tell."""
+        """Return how a cell ended whose job wrote no outcome, from the state of the job."""
         if state.startswith("OUT_OF_ME"):
             return Ended(-signal.SIGKILL, 0.0, memory_kills=1)
         if state == "TIMEOUT":
@@ -120,9 +121,10 @@ def _executor(folder: Path, request: Request) -> Any:
 
 
 def run_job(folder: Path, cell: Cell, server: Sequence[str], timeout_s: float) -> None:
-    """Run one cell, within its job, unless it is done; of two jobs with the same cell, the second waits."""
+    """Run one cell within its job, unless it is done; a second job of the same cell waits for the first."""
+    # After Ctrl-C the jobs go on, and the same call may submit their cells once more.
     with (folder / _FOLDER / f"{cell.id}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_done(folder, cell):
             with CellServer(server, lock.fileno()) as starter:
-                Schedule(folder, [cell], starter, Watcher(), (None,), timeout_s, _BY_ITSELF).run()
+                Schedule(folder, [cell], starter, Watcher(), (None,), timeout_s, _INTERACTIVE).run()

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a living table on a terminal, a line for each cell elsewhere."""
+"""Show how a sweep goes on: a live table on a terminal, a line for each cell elsewhere."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from lm_profiler.sweep.outcome import OUTPUT_FILE, last_lines
 from lm_profiler.sweep.schedule import Watcher
 
 _RECENT = 8
+"""The number of ended cells that the table shows."""
+
 _HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 
 
 class LiveDisplay(Watcher):
-    """A table that lives on a terminal; elsewhere whoever is told of something prints lines."""
+    """A watcher that redraws a table on a terminal; elsewhere its subclasses print lines."""
 
     def __init__(self, console: Console | None, clock: Callable[[], float]) -> None:
         self._console, self._clock = console or Console(), clock
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def shown(self) -> AbstractContextManager[object]:
-        """The table is on the terminal, if there is one, for as long as this is open."""
+        """Show the table within the context, if there is a terminal."""
         return self._live if self._console.is_terminal else nullcontext()
 
     def tick(self) -> None:
@@ -41,7 +43,7 @@ class LiveDisplay(Watcher):
             self._live.update(self._picture(), refresh=True)
 
     def _table(self) -> Table:
-        """How it stands now."""
+        """Return the table as of now."""
         raise NotImplementedError
 
     def _picture(self) -> RenderableType:
@@ -56,13 +58,13 @@ class LiveDisplay(Watcher):
 
 
 class Display(LiveDisplay):
-    """Tells how a sweep goes on.
+    """Shows how a sweep goes on.
 
     Args:
-        cells: All of the sweep's.
+        cells: All cells of the sweep.
         done: How many of them have an outcome already.
         slots: How many run side by side; None where that is unknown.
-        folder: The sweep's, where running cells say what they do.
+        folder: The sweep's folder, which holds the output of running cells.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Display(LiveDisplay):
         self._running.pop(cell.id, None)
         self._words[outcome.status] += 1
         self._done += 1
-        if outcome.status != "refused":  # that takes no time, and says nothing of the others
+        if outcome.status != "refused":  # a refusal takes no time, so it does not predict other cells
             self._ran_s.append(outcome.duration_s)
         self._recent.append((cell, outcome))
         if not self._console.is_terminal:
@@ -112,7 +114,7 @@ class Display(LiveDisplay):
         return [TableCell(text, text, style=STATUS_STYLES.get(text, "")) for text in texts]
 
     def progress(self) -> str:
-        """How far it is, what came of it, and the time that is left."""
+        """Return how many cells have ended, their statuses, and the elapsed and the remaining time."""
         parts = [f"{self._done} of {self._cells} cells"]
         parts += [f"{count} {word}" for word, count in self._words.items()]
         parts.append(f"{duration_text(self._clock() - self._began)} elapsed")
@@ -122,8 +124,9 @@ class Display(LiveDisplay):
         return ", ".join(parts)
 
     def _left_s(self) -> float | None:
-        """As if the cells that are left took as long as those that ran; None before there are any, and once they took
-        longer.
+        """Estimate the remaining seconds from the mean of the cells that ran.
+
+        None before the first cell has ended, and once the running ones take longer than estimated.
         """
         if not self._ran_s or self._slots is None:
             return None
@@ -134,7 +137,7 @@ class Display(LiveDisplay):
 
 
 def stage_of(output: Path) -> str:
-    """What a running cell does, from the last line about it in its output."""
+    """Return the stage of a running cell, from the last line of its output that names one."""
     stages = (
         stage
         for line in reversed(last_lines(output))

@@ -1,4 +1,4 @@
-"""What became of a cell, from what its process left: its record, its exit code, the end of its output."""
+"""Judge how a cell ended from what its process left: its record, its exit code, the end of its output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE = "output.txt"
-"""In a cell's folder: its terminal; and its exit code and duration, from the moment at which its process has ended."""
+"""The file in a cell's folder that takes its stdout and stderr."""
+
 _TAIL_BYTES = 16384
+"""Bytes at the end of the output in which the last message is looked for."""
+
 _FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
@@ -27,11 +30,11 @@ class Ended:
     """How a cell's process ended.
 
     Attributes:
-        code: Its exit code, negative for the signal that killed it; None where nobody knows.
-        duration_s: From its start to its end.
-        timeout_s: The limit that it was stopped for; None if it was not.
-        memory_kills: Processes that the OOM killer ended meanwhile.
-        lost: Why nobody knows more, where nobody does.
+        code: The exit code, negative for the signal that killed the process; None where it is unknown.
+        duration_s: Seconds from its start to its end.
+        timeout_s: The time limit at which it was stopped; None if it was not.
+        memory_kills: Processes on this machine that the OOM killer ended meanwhile.
+        lost: Why the exit code is unknown; None where it is known.
     """
 
     code: int | None
@@ -42,9 +45,9 @@ class Ended:
 
 
 def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
-    """Judge what the cell left below the sweep's ``folder``, and write it there, for TensorBoard's HPARAMS as well."""
+    """Judge how the cell below the sweep's ``folder`` ended, and write its outcome, for TensorBoard's HPARAMS too."""
     own = folder / cell.id
-    run = own / "version_0"  # its folder was empty when it began
+    run = own / "version_0"  # the cell's folder was empty when it began
     try:
         record = read_run(run)
     except RecordError:
@@ -60,19 +63,19 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
         exit_code=ended.code,
     )
     outcome.write(own / OUTCOME_FILE)
-    if record is None or record.status != status:  # otherwise the run has done it
-        with suppress(OSError):  # the disk is full: what became of the cell is told
+    if record is None or record.status != status:  # otherwise the run has written its HPARAMS
+        with suppress(OSError):  # a full disk: the outcome is written already
             write_hparams(Entry(own if record is None else run, record, cell, outcome))
     return outcome
 
 
 def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellStatus, str | None]:
-    """The run's own word, where the process was left to end; then what stopped it, then what it said last.
+    """Return status and reason: from the run's record, else from what stopped the process, else from its output.
 
-    A record that says ``ok`` is completed after the run; of a process that was stopped it is not the last word.
+    A record with ``ok`` does not count for a process that was stopped: more was still to be written after the run.
     """
     stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == INTERRUPTED
-    # An interrupted run does not say who stopped it, and an unfinished one says nothing.
+    # An interrupted record does not tell a timeout from Ctrl-C, and an unfinished one tells nothing.
     told = None if record is None or record.status in ("interrupted", "unfinished") else record
     if told is not None and not (told.status == "ok" and stopped):
         return cast(CellStatus, told.status), _failure(told)
@@ -113,7 +116,7 @@ def _last_words(output: Path, code: int | None) -> str:
 
 
 def last_lines(output: Path) -> list[str]:
-    """The end of what a cell has printed."""
+    """Return the last lines of a cell's output."""
     try:
         with output.open("rb") as file:
             file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
@@ -123,7 +126,7 @@ def last_lines(output: Path) -> list[str]:
 
 
 def memory_kills() -> int:
-    """How often this system's OOM killer has ended a process; 0 where it does not say."""
+    """Return how many processes this system's OOM killer has ended; 0 where that is unknown."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

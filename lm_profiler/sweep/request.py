@@ -1,6 +1,6 @@
-"""What a sweep is asked to do, and which of its cells are this process's own.
+"""The options of a sweep, and which of its cells this process runs.
 
-Values of options stay the text that was written: the cells' own parser reads them.
+Values of options stay the text that was written, because the cells' parser reads them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lm_profiler.usage_error import UsageError, expect
 
 Item = TypeVar("Item")
 
-_OF_KUBERNETES = "JOB_COMPLETION_INDEX"
-"""An Indexed Job's pod, from 0 on; how many there are it is not told."""
+_POD_INDEX = "JOB_COMPLETION_INDEX"
+"""The variable with a pod's index, from 0, in an Indexed Job. No variable holds the number of pods."""
 
 
 @dataclass(frozen=True)
 class SweepPart:
-    """The ``number``-th of ``count`` parts, from 1 on."""
+    """The ``number``-th of ``count`` parts, counted from 1."""
 
     number: int
     count: int
@@ -35,22 +35,23 @@ class SweepPart:
         return f"{self.number}/{self.count}"
 
     def of(self, cells: Sequence[Item]) -> list[Item]:
-        """Every ``count``-th of all cells, in their order: the same ones whatever has run by now."""
+        """Return every ``count``-th of all ``cells``: the same ones, whatever has run by now."""
         return list(cells[self.number - 1 :: self.count])
 
 
 def part_of(given: str | None, environment: Mapping[str, str]) -> SweepPart | None:
-    """The part that ``given`` names, ``2/8``, or the scheduler: of ``/8`` its index, or all of it; None for the whole.
+    """Return the part of a sweep that this process runs; None for the whole sweep.
 
-    A scheduler's index is that of a task of SLURM's job array, or of a pod of a Kubernetes Indexed Job.
+    ``2/8`` names it. ``/8`` takes the index from the scheduler: a task of a SLURM job array, or a pod of a Kubernetes
+    Indexed Job. Without ``given``, a SLURM job array tells index and count.
 
     Raises:
-        UsageError: it names none, or the scheduler does not say enough.
+        UsageError: ``given`` names no part, or the scheduler does not tell enough.
     """
-    array = _of_slurm(environment)
+    array = _slurm_part(environment)
     if given is None:
-        if array is None and _OF_KUBERNETES in environment:
-            raise UsageError(f"part: expected how many pods there are with {_OF_KUBERNETES}, given none; say --part /8")
+        if array is None and _POD_INDEX in environment:
+            raise UsageError(f"part: expected how many pods there are with {_POD_INDEX}, given none; say --part /8")
         return array
     size = re.fullmatch(r"(\d*)/(\d+)", given.strip())
     if size is None:
@@ -60,8 +61,8 @@ def part_of(given: str | None, environment: Mapping[str, str]) -> SweepPart | No
         number = int(size[1])
     elif array is not None:
         number = array.number
-    elif environment.get(_OF_KUBERNETES, "").isdecimal():
-        number = int(environment[_OF_KUBERNETES]) + 1
+    elif environment.get(_POD_INDEX, "").isdecimal():
+        number = int(environment[_POD_INDEX]) + 1
     else:
         raise UsageError(f"part: expected a number, as in 1{given.strip()}, outside of a job array, given {given!r}")
     if not 1 <= number <= count:
@@ -69,7 +70,7 @@ def part_of(given: str | None, environment: Mapping[str, str]) -> SweepPart | No
     return SweepPart(number, count)
 
 
-def _of_slurm(environment: Mapping[str, str]) -> SweepPart | None:
+def _slurm_part(environment: Mapping[str, str]) -> SweepPart | None:
     names = ("ID", "MIN", "STEP", "COUNT")
     values = [environment.get(f"SLURM_ARRAY_TASK_{name}", "1" if name == "STEP" else "") for name in names]
     if not all(value.isdecimal() for value in values):
@@ -152,18 +153,18 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """Where all of it goes."""
+        """The folder of the sweep."""
         return Path(self.log_dir, self.name)
 
     @property
     def cluster(self) -> dict[str, Any]:
-        """The cluster's own options, as submitit calls them."""
+        """The options of the cluster, under submitit's names."""
         kinds = {"slurm": self.slurm, "local": self.local, "debug": self.debug}
         return {f"{kind}_{key}": yaml.safe_load(kinds[kind][key]) for kind in kinds for key in kinds[kind]}
 
     @property
     def configs(self) -> Sequence[str]:
-        """All config files, those that are swept included."""
+        """All config files, including those that are swept."""
         swept = (*self.grid.get("config", ()), *(entry["config"] for entry in self.list if "config" in entry))
         return [*([self.config] if self.config is not None else []), *swept]
 
@@ -199,11 +200,7 @@ class Request:
 
 
 def check_folder_name(name: str, log_dir: str) -> None:
-    """Whether all of it stays within ``log_dir``.
-
-    Raises:
-        UsageError: it would not.
-    """
+    """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise UsageError(f"name: expected the name of a folder below {log_dir}, given {name!r}")

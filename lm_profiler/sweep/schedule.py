@@ -1,4 +1,4 @@
-"""Runs cells: one in each slot, each for its time, and none stops the others."""
+"""Run cells, one in each slot, each within its time limit; a failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_o
 from lm_profiler.sweep.sweep_folder import clear
 
 GRACE_S = 10.0
-"""From asking a cell to end, which lets it write its record, to killing it."""
-_REDRAW_S = 0.5
+"""Seconds between SIGTERM, at which a cell writes its record, and SIGKILL."""
 
+_REDRAW_S = 0.5
 
 _CACHE = "compile_cache"
 
 
 def own_compile_cache(own: Path) -> dict[str, str]:
-    """Where a cell keeps what it compiles: below its folder ``own``, and only while it runs.
+    """Return the variables that give a cell a compile cache of its own, below its folder ``own``, while it runs.
 
-    In a cache that cells share, the first of them would compile and the others not, so that first steps could not be
-    compared; and what a killed process left half written there fails every later one. Where somebody has named a cache,
-    that is taken.
+    With a shared cache only the first cell would compile, so that first steps could not be compared, and a file that a
+    killed process left half written would fail every later cell. A cache that the user has set is kept.
     """
     folders = {"TORCHINDUCTOR_CACHE_DIR": own / _CACHE, "TRITON_CACHE_DIR": own / _CACHE / "triton"}
     return {} if folders.keys() & os.environ.keys() else {name: str(path.resolve()) for name, path in folders.items()}
 
 
 class Watcher:
-    """Is told how it goes; this one keeps it to itself."""
+    """Receives the events of a schedule; this one ignores them."""
 
     def began(self, cell: Cell, device: str | None) -> None:
-        """A cell was sent off."""
+        """A cell was started."""
 
     def ended(self, cell: Cell, outcome: CellOutcome) -> None:
         """A cell has its outcome."""
 
     def tick(self) -> None:
-        """Time goes on."""
+        """Time has passed: redraw what shows it."""
 
 
 @dataclass
@@ -55,9 +54,9 @@ class _Running:
     device: str | None
     kills: int
     began: float
-    """When it was asked for, until it is known when its process began."""
+    """The time at which the process began; before that is known, the time of the request."""
     stop_at: float = math.inf
-    """When it is next asked to stop: first it may write its record, then it is killed."""
+    """The time of the next signal: SIGTERM, at which the cell may write its record, then SIGKILL."""
     asked_to_stop: bool = False
     timed_out: bool = False
 
@@ -66,13 +65,13 @@ class Schedule:
     """Runs ``cells`` in their order, as many at a time as there are ``devices``.
 
     Args:
-        folder: The sweep's.
-        cells: What is to run; removed from here as they begin.
-        starter: Who starts their processes.
-        watcher: Who is told.
-        devices: What each slot's cells see as CUDA_VISIBLE_DEVICES; None leaves that as it is.
-        timeout_s: How long a cell may run; None is for ever.
-        environment: Set for every cell, also in the place of what a sweep sets.
+        folder: The sweep's folder.
+        cells: The cells to run.
+        starter: Starts their processes.
+        watcher: Is told of each cell's begin and end.
+        devices: The CUDA_VISIBLE_DEVICES of each slot's cells; None leaves the variable as it is.
+        timeout_s: The time limit of a cell in seconds; None for no limit.
+        environment: Variables of every cell, which override those that the schedule sets.
     """
 
     def __init__(
@@ -92,10 +91,10 @@ class Schedule:
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._environment, self._clock = environment or {}, clock
         self.interrupted = False
-        """Set it, from a signal's handler say, to let what runs end and begin nothing more."""
+        """A signal handler sets this: running cells are asked to end, and no other cell begins."""
 
     def run(self) -> None:
-        """Until every cell has an outcome, or what ran has ended after an interrupt.
+        """Run until every cell has an outcome, or, after an interrupt, until the running cells have ended.
 
         Raises:
             ServerError: no process can be started at all.
@@ -123,6 +122,7 @@ class Schedule:
 
     def _end(self, event: CellEnded) -> None:
         running = self._running.pop(event.cell)
+        # Compiled kernels of many cells would fill the disk.
         shutil.rmtree(self._folder / event.cell / _CACHE, ignore_errors=True)
         self._free.append(running.device)
         ended = Ended(
@@ -135,14 +135,16 @@ class Schedule:
         self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, ended))
 
     def _enforce(self) -> None:
+        """Signal the cells that are over their limit, and all of them after an interrupt."""
         now = self._clock()
         for running in self._running.values():
             if now < running.stop_at and (running.asked_to_stop or not self.interrupted):
                 continue
+            # The first signal asks, so that the record is written; only a cell that ignores it is killed.
             running.timed_out |= not (self.interrupted or running.asked_to_stop)
             self._starter.signal(running.cell.id, signal.SIGKILL if running.asked_to_stop else signal.SIGTERM)
             running.asked_to_stop, running.stop_at = True, now + GRACE_S
 
     def _wait_s(self) -> float:
-        """Until something is due: a limit, or the watcher's next look."""
+        """Return the seconds until a cell's limit or the next redraw."""
         return max(min([_REDRAW_S, *(running.stop_at - self._clock() for running in self._running.values())]), 0.0)

@@ -1,4 +1,4 @@
-"""A sweep's folder: one sweep at a time or its parts, the same plan each time, and what is still missing in it."""
+"""The folder of a sweep: its locks, its plan, and which of its cells have no outcome yet."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
 _PATIENCE_S = 5.0
+"""Seconds to wait for the lock: the cells of a killed sweep hold it until they have ended."""
 
 
 class SweepFolder:
-    """The folder at ``path``, taken for ``plan``, or for a ``part`` of it beside others, until it is closed.
+    """The folder at ``path``, locked for ``plan``, or for a ``part`` of it beside others, until it is closed.
 
-    ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever starts what writes into
-    the folder must have it until that has ended; what that leaves behind must not. ``cells`` are those that are this
-    process's own, in the order in which they are run.
+    ``lock`` is a file descriptor: the folder is locked as long as any process has it open. The server that starts cells
+    holds it until they have ended; processes that a cell leaves behind must not hold it. ``cells`` are this process's
+    own, in the order in which they run.
 
     Raises:
-        UsageError: it is another sweep's, another process has it, or it cannot be made.
+        UsageError: the folder is another sweep's, is locked by another process, or cannot be made.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SweepFolder:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
             self._whole = self.lock = _opened(path / LOCK_FILE)
-            if part is not None:  # its server keeps its part's open
+            if part is not None:  # the server of this part holds the lock of the part
                 self.lock = _opened(path / f"{LOCK_FILE}{_suffix(part)}")
         except OSError as error:
             raise UsageError(
@@ -62,7 +63,7 @@ class SweepFolder:
         except UsageError:
             self._close()
             raise
-        for name, text in plan.configs.items():  # of an earlier try: the same
+        for name, text in plan.configs.items():  # a sweep that goes on writes the same texts again
             (path / CONFIGS).mkdir(exist_ok=True)
             write_whole(path / CONFIGS / name, text, private=holds_secret([text]))
 
@@ -70,10 +71,10 @@ class SweepFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back; of a sweep that never began, nothing is left."""
-        if self.is_new and (self._part is None or _locked(self._whole, fcntl.LOCK_EX)):  # no other part begins
+        """Unlock the folder; a sweep that never began is removed."""
+        if self.is_new and (self._part is None or _locked(self._whole, fcntl.LOCK_EX)):  # no other part has it
             shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # another run has begun beside it meanwhile
+            with suppress(OSError):  # another run has begun beside it
                 for folder in self._made[1:]:
                     folder.rmdir()
         self._close()
@@ -84,35 +85,35 @@ class SweepFolder:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing has begun here."""
+        """Whether no sweep has begun in this folder."""
         return not (self.path / PLAN_FILE).exists()
 
     def begin(self) -> None:
-        """Write the plan, whose cells need the secrets that they were given."""
+        """Write the plan with its secrets, which the cells need; a plan with secrets is readable for its owner only."""
         words = [word for cell in self.plan.cells for word in cell.arguments]
         private = holds_secret([*words, *self.plan.configs.values()])
         self.plan.write(self.path / PLAN_FILE, private)
 
     def forget(self) -> None:
-        """Nothing has begun here after all: nothing of it is left where it is given back."""
+        """Remove the plan, so that the folder is removed when it is closed."""
         (self.path / PLAN_FILE).unlink(missing_ok=True)
 
     def take_over(self) -> None:
-        """Judge the cells that ended when nobody was left to write down how."""
+        """Write the outcomes of cells that ended after their sweep was killed."""
         for cell in self.cells:
             if read_outcome(self.path, cell.id) is None:
-                with suppress(OSError, ValueError, TypeError, KeyError):  # it did not end, or that file is damaged
+                with suppress(OSError, ValueError, TypeError, KeyError):  # not ended, or a damaged file
                     ended = read_json(self.path / cell.id / ENDED_FILE)
                     record_outcome(self.path, cell, Ended(ended["code"], ended["duration_s"]))
 
     def missing(self) -> list[Cell]:
-        """The cells that have no outcome, in the order in which they are run; one that was interrupted has none."""
+        """Return the cells without an outcome, or with an interrupt as outcome, in the order in which they run."""
         return [cell for cell in self.cells if not is_done(self.path, cell)]
 
     def _take(self, sleep: Callable[[float], None]) -> None:
         until = time.monotonic() + _PATIENCE_S
         while not self._taken():
-            if time.monotonic() > until:  # the cells of a sweep that was killed are gone by now
+            if time.monotonic() > until:
                 raise UsageError(
                     f"name: expected a sweep that is not running, given {self.path}, where one is; "
                     "wait for it, or name another with --name"
@@ -120,9 +121,10 @@ class SweepFolder:
             sleep(0.1)
 
     def _taken(self) -> bool:
-        """Whether it is ours now: nobody else has it, but for other parts beside ours."""
+        """Try to lock the folder; return whether only parts of the same count are beside this one."""
         beside = None if self._part is None else f"-of-{self._part.count}"
         others = [file for file in self.path.glob(f"{LOCK_FILE}.*") if beside is None or not file.name.endswith(beside)]
+        # A part shares the lock of the whole with other parts; a whole sweep excludes all of them.
         ours = _locked(self._whole, fcntl.LOCK_EX if self._part is None else fcntl.LOCK_SH)
         return ours and _locked(self.lock, fcntl.LOCK_EX) and all(map(_is_free, others))
 
@@ -152,13 +154,13 @@ def _is_free(path: Path) -> bool:
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
-    """Whether the cell has run to an end of its own, a bad one included."""
+    """Whether the cell has ended by itself, well or badly."""
     outcome = read_outcome(folder, cell.id)
     return outcome is not None and outcome.status != "interrupted"
 
 
 def clear(folder: Path, cell: Cell) -> Path:
-    """Remove what an earlier try of the cell left, and return its folder, empty."""
+    """Empty the cell's folder and return it."""
     own = folder / cell.id
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
@@ -186,7 +188,7 @@ def _check_plan(path: Path, plan: SweepPlan) -> None:
 
 
 def difference(old: SweepPlan, new: SweepPlan) -> str | None:
-    """What keeps results of the two from standing in one table, or from being the same cells; None for nothing."""
+    """Return why two plans are not the same sweep, so that their results do not mix; None if they are."""
     if old.config_sha256 != new.config_sha256:
         return "another config file, or one that was changed since"
     before, after = _calls(old), _calls(new)
@@ -198,6 +200,6 @@ def difference(old: SweepPlan, new: SweepPlan) -> str | None:
 
 
 def _calls(plan: SweepPlan) -> dict[str, list[str]]:
-    """Each cell's arguments but for where its files are: that may be written in another way, or have moved."""
-    where = ("--log_dir=", "--config=")  # what is in the configs is compared by itself
+    """Return each cell's arguments without paths: a path may be written in another way, or have moved."""
+    where = ("--log_dir=", "--config=")  # the configs' contents are compared by their digest
     return {cell.id: [part for part in cell.arguments if not part.startswith(where)] for cell in plan.cells}

@@ -1,4 +1,4 @@
-"""The cells of a sweep: their names, their calls and their order. Pure."""
+"""Make the cells of a sweep: their names, their calls and their order. This module is pure."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from lm_profiler.sweep.request import Request
 from lm_profiler.usage_error import UsageError
 
 MOST_CELLS = 10_000
+"""The most cells of a sweep; more are a mistake in the grid."""
+
 CONFIGS = "configs"
-"""In the sweep's folder: the config files that it began with."""
+"""The folder within the sweep's folder for copies of its config files."""
 
 _LONGEST_ID = 100
-"""Characters: file systems allow 255 a name, and people read it in tables."""
+"""The most characters of a cell's name. File systems allow 255, but people read it in tables."""
 _DIGEST = "-01234567"
 
 
 def plan_of(request: Request, texts: Mapping[str, str]) -> SweepPlan:
-    """The plan of ``request``; cells in the order of the grid, the last option fastest, repeats beside each other.
+    """Return the plan of ``request``: cells in the order of the grid, the last option fastest, repeats side by side.
 
     Args:
-        request: What is asked for. Cells are called with the copies of config files that the sweep keeps, so that a
-            file that changes meanwhile mixes nothing; in a dry run, which keeps none, with the files themselves.
-        texts: What its config files hold, by their paths.
+        request: The options of the sweep. Cells read the copies of config files that the sweep keeps, so that all cells
+            have the same config even if the file changes. A dry run keeps no copies and names the files themselves.
+        texts: The texts of its config files, by path.
 
     Raises:
-        UsageError: a cell is listed twice, or there are more than anybody waits for.
+        UsageError: a cell is listed twice, or there are more than ``MOST_CELLS``.
     """
     _check_count(request)
     points = _points(request)
@@ -72,27 +74,28 @@ def _check_count(request: Request) -> None:
 
 
 def _kept_as(paths: Sequence[str]) -> dict[str, str]:
-    """A file name for the copy of each config: its own where no other has it."""
+    """Return a file name for the copy of each config: its own name, with a number where two are the same."""
     stems = {path: Path(config_file(path)).stem for path in paths}
     count = Counter(stem.lower() for stem in stems.values())
     return {path: f"{stem}{f'-{n}' * (count[stem.lower()] > 1)}.yaml" for n, (path, stem) in enumerate(stems.items())}
 
 
 def run_order(plan: SweepPlan) -> list[Cell]:
-    """The cells as they are run: each repeat is a pass over all of them, in an order of its own drawn from the seed.
+    """Return the cells in the order in which they run: each repeat is a pass over all cells in a random order.
 
-    What changes while a sweep runs (a GPU that grows warm) then falls on all cells alike, not on the last ones.
+    So a drift during the sweep, such as a GPU that grows warm, does not fall on the last cells alone.
     """
     draw = random.Random(plan.seed)
     return sorted(plan.cells, key=lambda cell: (cell.repeat, draw.random()))
 
 
 def shell_line(cell: Cell) -> str:
-    """The cell's call in one line, to be pasted into a shell."""
-    return command_line(cell.arguments).replace("\n", "'$'\\n''")  # it stands in quotes
+    """Return the cell's call as one line for a shell."""
+    return command_line(cell.arguments).replace("\n", "'$'\\n''")  # a newline within single quotes
 
 
 def _points(request: Request) -> list[dict[str, str]]:
+    # product() varies the last option fastest.
     crossed = itertools.product(request.list or [{}], itertools.product(*request.grid.values()))
     return [{**entry, **dict(zip(request.grid, values, strict=True))} for entry, values in crossed]
 
@@ -100,7 +103,7 @@ def _points(request: Request) -> list[dict[str, str]]:
 def _call(
     request: Request, point: Mapping[str, str], called: Mapping[str, str], folder: Path, cell_id: str
 ) -> list[str]:
-    # A later config file overrides the options before it: those that are swept come before other options.
+    # A config file overrides the options before it, so a swept config has to come first.
     swept = sorted(point.items(), key=lambda item: item[0] != "config")
     return [
         request.verb,
@@ -113,7 +116,7 @@ def _call(
 
 
 def telling(points: Sequence[Mapping[str, str]]) -> list[str]:
-    """The options that tell points apart, in their order: neither alike in all, nor what the size says by itself."""
+    """Return the options that distinguish points: not those with one value, nor those that the size implies."""
     options = dict.fromkeys(option for point in points for option in point)
     if len(points) == 1:
         return list(options)
@@ -122,7 +125,7 @@ def telling(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _restates(point: Mapping[str, str], option: str) -> bool:
-    """Whether a point gives its preset's own value, or none."""
+    """Whether the point sets the value that its preset has anyway, or sets none."""
     config = PRESETS.get(point.get("model.size", ""))
     top, _, name = option.partition(".")
     return option not in point or (
@@ -131,7 +134,7 @@ def _restates(point: Mapping[str, str], option: str) -> bool:
 
 
 def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
-    """A name for each point, of letters that any file system takes: ``size=small,precision=bf16-mixed``."""
+    """Return a name for each point that any file system accepts: ``size=small,precision=bf16-mixed``."""
     told = telling(points)
     labels = labels_of(told)
     ids = [_joined(labels, told, point) for point in points]
@@ -145,7 +148,7 @@ def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _joined(labels: Mapping[str, str], told: Sequence[str], point: Mapping[str, str]) -> str:
-    """``label=value`` of each option; where that is too long, the values are cut and not the options."""
+    """Return ``label=value`` of each option; where that is too long, values are cut, not labels."""
     given = [(labels[option], _plain(value)) for option, value in point.items() if option in told]
     name = ",".join(f"{label}={value}" for label, value in given)
     if len(name) <= _LONGEST_ID or not given:
@@ -155,7 +158,7 @@ def _joined(labels: Mapping[str, str], told: Sequence[str], point: Mapping[str, 
 
 
 def labels_of(options: Iterable[str]) -> dict[str, str]:
-    """The shortest end of each option's path that no other has."""
+    """Return for each option the shortest end of its path that no other option has."""
     paths = {option: option.split(".") for option in options}
     ends = Counter(".".join(path[-n:]) for path in paths.values() for n in range(1, len(path) + 1))
     return {

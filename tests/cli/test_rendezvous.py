@@ -40,7 +40,7 @@ def meet(rank: int, port: int, others: int = 1, limit_s: float = 60.0) -> Rendez
 def deaf(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Who would hear no SIGTERM any more."""
     ranks = list[int]()
-    monkeypatch.setattr(module, "_outlive_the_others", lambda: ranks.append(1))
+    monkeypatch.setattr(module, "_ignore_termination", lambda: ranks.append(1))
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""What each verb does: a module a verb, with ``Options`` and ``run(options)``, which returns the exit code.
+"""The verbs, one module each, with ``Options`` and ``run(options)``, which returns the exit code.
 
-May use everything below, what reads and checks a call, and what asks ``workers``. Never imports ``main``.
+May use everything below ``cli`` and the modules that read and check a call. Never imports ``main``.
 """

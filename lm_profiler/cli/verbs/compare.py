@@ -1,4 +1,4 @@
-"""``compare``: is B faster than A?"""
+"""The verb ``compare``: is B faster than A?"""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the comparison; returns the exit code, 1 where ``--fail_on`` finds what it looks for.
+    """Print or write the comparison and return the exit code: 1 where B is slower and ``--fail_on`` asks for that.
 
     Raises:
         UsageError: a wrong call, a damaged folder, or runs that are not alike.
@@ -71,6 +71,7 @@ def run(options: Options) -> int:
     a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
     try:
         side_a, side_b = _entries("A", a), _entries("B", b)
+        # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
         machine = next((run.record.environment for run in side_a if run.record is not None), None)
         comparison = compare(side_a, side_b, known_spread(machine))
     except (UsageError, RecordError) as error:

@@ -1,4 +1,4 @@
-"""``improve``: tries what would make a training step faster, and proves it."""
+"""The verb ``improve``: try what would make a training step faster, and prove it."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ _AHEAD = (
     "a gain may be of batches that were made before the measured steps"
 )
 _NO_TIME = "the first setting's own run did not end within the budget, and nothing can be said without it"
-_PATIENCE, _SHARE = 2.0, 4
-"""A run may take so many times as long as the first setting's own, traces and all, or that part of the budget, which is
-more. One that hangs shall not take all of it, and of one that takes longer two pairs would not end in time."""
+_LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
+"""A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
+share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs."""
 
 
 def run(request: ImproveRequest) -> int:
-    """Improve a run; returns the exit code: 1 where the first setting does not run.
+    """Improve a run and return the exit code: 1 where the first setting does not run.
 
     Raises:
         UsageError: a wrong call; nothing was run.
@@ -76,7 +76,7 @@ def run(request: ImproveRequest) -> int:
 
 
 def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
-    """What has been asked for in the folder, if it is this improvement's; and the call of the first setting."""
+    """Return the plan, with the cells that this improvement has asked for before, and the first setting's call."""
     configs, call = {}, ["fit"]
     if request.config is not None:
         name = f"{Path(config_file(request.config)).stem}.yaml"
@@ -92,6 +92,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, call, runner, runner.pause)
         check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
+        # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
         with display.shown(), interrupting(runner.interrupt):
@@ -100,7 +101,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
                 look = cells.look()
                 if (told := too_short(request, look.took_s)) is not None:
                     say(told)
-                cells.longest_s = max(request.budget_s / _SHARE, _PATIENCE * look.took_s)
+                cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
                 record = _improved(request, cells, look, display)
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
@@ -109,7 +110,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
 
 
 def too_short(request: ImproveRequest, look_s: float) -> str | None:
-    """What is said of a budget in which perhaps nothing is tried, by the seconds of the first setting's own run."""
+    """Return a warning where the budget may end before the first comparison, by the time of the first run."""
     least_s = look_s * (1 + FEWEST_RUNS)
     if not look_s or request.budget_s >= least_s:
         return None
@@ -120,7 +121,7 @@ def too_short(request: ImproveRequest, look_s: float) -> str | None:
 
 
 def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:
-    """A cell for each value that somebody wrote: these are to be read before anything runs."""
+    """Return a cell for the first setting and each value of ``--try``: their calls are checked before anything runs."""
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
     return [
         look_cell(request.folder, call),
@@ -129,7 +130,7 @@ def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:
 
 
 def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:
-    """Try what could be better by the first setting's own run."""
+    """Try the changes that the first setting's run leaves open; return the record of the search."""
     account = Account(request, _started(cells.folder.path), look.took_s)
     try:
         first = look.record
@@ -149,7 +150,7 @@ def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: Imp
 
 
 def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[list[Candidate], list[Refused]]:
-    """What is tried, somebody's own changes before ours, and what is not."""
+    """Return the changes to try, those of ``--try`` before ours, and the changes that are not tried."""
     assert first.environment is not None
     known, refused = candidates(look.entry, hardware(first.environment), request.global_batch == "free")
     asked = asked_for(request.try_, known, look.entry.option)
@@ -164,19 +165,19 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[
 
 
 def _started(folder: Path) -> str:
-    """When it first began."""
+    """Return when the improvement first began: an earlier call may have begun it."""
     with suppress(RecordError):
         return read_improve(folder).started
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> int:
-    """Say how it ended, and write the setting that it ended with; returns the exit code."""
+    """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
     if record.options:
         write_whole(improved, config_text(record, call))
     else:
-        improved.unlink(missing_ok=True)  # of a call that had come further
+        improved.unlink(missing_ok=True)  # an earlier call may have written one
     sys.stdout.write(terminal(improve_table(record, folder.path), sys.stdout))
     print(f"written to {folder.path}")
     if record.ended == "interrupted":
@@ -185,7 +186,7 @@ def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> 
 
 
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
-    """YAML that ``fit --config`` runs: the first call's own options and the changes."""
+    """Return YAML for ``fit --config``: the options of the first call and the changes."""
     changes = [f"--{name}={text}" for name, text in record.options.items()]
     content = Call([*call, *changes]).content
     above = [f"{record.command} changed:", *changes]

@@ -1,4 +1,4 @@
-"""``numerics``: what low precision does to a sum, on the smallest example: 0.01, added a thousand times."""
+"""The verb ``numerics``: what low precision does to a sum, shown by adding 0.01 a thousand times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXACT = _ADDEND * _TIMES
 
 
 def sums() -> list[tuple[str, float, str]]:
-    """The same sum in each combination of precisions: how, what it came to, and why."""
+    """Return the same sum in each combination of precisions: how it is added, its result, and why."""
     whole, half = np.float32(_ADDEND), np.float16(_ADDEND)
     of_sum = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
     of_addend = f"the sum is kept well; the addend is not: 0.01 in float16 is {half:.8f}"
@@ -33,7 +33,7 @@ def sums() -> list[tuple[str, float, str]]:
 
 
 def _sum(kind: type[np.floating], addend: np.floating) -> float:
-    """``addend``, added a thousand times, one by one (``np.sum`` adds in pairs) to a sum of ``kind``."""
+    """Add ``addend`` a thousand times, one by one, to a sum of ``kind``; ``np.sum`` would add in pairs."""
     return float(np.full(_TIMES, addend).cumsum(dtype=kind)[-1])
 
 
@@ -43,7 +43,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the table; returns the exit code."""
+    """Print the table and return the exit code."""
     rows = [[how, f"{value:.4f}", f"{value / _EXACT - 1:+.3%}", why] for how, value, why in sums()]
     headings = [Heading(title, title, at in (1, 2)) for at, title in enumerate(("sum", "result", "off by", "why"))]
     cells = [[TableCell(text=text) for text in row] for row in rows]

@@ -1,4 +1,4 @@
-"""``plan``: what a run would need, before it runs, on a device that need not be here."""
+"""The verb ``plan``: the memory that a run would need, also on a device that this machine does not have."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ for example:
   lm_profiler plan --config demo --memory 8GiB --data.batch_size=64"""
 
 _LIMIT_S = 600.0
+"""Seconds of CPU time for one rehearsal."""
+
 _AT_ONCE = 2
-"""Rehearsals: each keeps a core busy."""
+"""Rehearsals that run at the same time; each keeps one core busy."""
 
 _SIZES = {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
 
 _MOST_BYTES = 1 << 50
-"""The most that a device or machine is believed to have: a hundred times what any has."""
+"""The largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +60,13 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the plan; returns the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned.
+    """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned.
 
     Raises:
         UsageError: a wrong call.
     """
     device = _device(options)
-    sys.path.append(str(Path.cwd()))  # as fit has it: a user's own module lies there
+    sys.path.append(str(Path.cwd()))  # as fit does: a user's module lies there
     rehearsed = partial(_rehearsed, options.options, device)
     known = []
     for answer in rehearsed([((), "batch"), ((), "context")]):
@@ -76,6 +78,7 @@ def run(options: Options) -> int:
     if fits(batch, device.bytes):
         return OK
     tried = _tried(remedies(batch, context.largest), rehearsed)
+    # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
     if not any(fits(planned, device.bytes) for _, planned in tried):
         tried += _tried(together(batch), rehearsed)
     _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in tried], device))
@@ -85,7 +88,7 @@ def run(options: Options) -> int:
 def _tried(
     ways: Sequence[Smaller], rehearsed: Callable[[Iterable[tuple[Sequence[str], str]]], Iterator[Planned | Unplanned]]
 ) -> list[tuple[Smaller, Planned]]:
-    """Those that can be rehearsed: a module may refuse one, or its Trainer."""
+    """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse one."""
     answers = zip(ways, rehearsed((way.words, "nothing") for way in ways), strict=True)
     return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]
 
@@ -96,7 +99,7 @@ def _write(table: Table) -> None:
 
 
 def _known(answer: Planned | Unplanned) -> Planned | None:
-    """``answer``; None where it is unknown, which is said."""
+    """Return ``answer``, or None after a message where the run could not be planned."""
     if isinstance(answer, Planned):
         return answer
     if answer.wrong:
@@ -108,8 +111,8 @@ def _known(answer: Planned | Unplanned) -> Planned | None:
 def _rehearsed(
     options: Sequence[str], device: Capacity, questions: Iterable[tuple[Sequence[str], str]]
 ) -> Iterator[Planned | Unplanned]:
-    """Rehearsals of the call, each with more options and something that is looked for; two run at a time."""
-    from lm_profiler.cli.quiet import quiet_libraries  # slow to import
+    """Rehearse the call once for each question, its further options and what to maximize; two run at a time."""
+    from lm_profiler.cli.quiet import quiet_libraries  # torch is imported only where a plan is made, not for --help
     from lm_profiler.cli.rehearse import ask, told
 
     quiet_libraries()
@@ -127,7 +130,7 @@ def _rehearsed(
 
 
 def _device(options: Options) -> Capacity:
-    """What it is called and has."""
+    """Return the name and the memory of the device that the options ask for."""
     given = None if options.memory is None else _bytes(options.memory)
     if options.device is not None:
         known = capacity(options.device)

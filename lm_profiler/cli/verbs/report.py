@@ -1,4 +1,4 @@
-"""``report``: tables, plots and pages of any runs."""
+"""The verb ``report``: tables, plots and pages of any runs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ for example:
   lm_profiler report logs/old --again          by the rules of this version, and what differs
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
-_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
-"""Options that ask for a table, of a single run, too; so do formats for programs."""
+_TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
+"""Options that ask for a table even of a single run, as the formats for programs do."""
 
 
 def run(options: Options) -> int:
-    """Print or write what is asked for; returns the exit code, 1 where nothing of what is there can be used.
+    """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown.
 
     Raises:
         UsageError: a wrong call.
@@ -80,7 +80,7 @@ def _collect(paths: Sequence[Path]) -> Collection:
 
 
 def _again(runs: Collection) -> tuple[Collection, list[Table]]:
-    """The runs by the rules of today, and for each a table of what differs. One without evidence stays as it is."""
+    """Conclude the runs anew; return them with a table of changes for each. Runs without evidence stay as they are."""
     entries, tables = [], []
     for entry in runs.entries:
         try:
@@ -95,12 +95,12 @@ def _again(runs: Collection) -> tuple[Collection, list[Table]]:
 
 
 def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple[list[str], bool]:
-    """Show the runs; returns what was wrong with some of them, and whether there was anything to show."""
+    """Show the runs and return their problems, and whether there was anything to show."""
     if options.plot is not None and options.output is not None:
         return _draw(runs, options.plot, options.output, options.by)
     kind = options.format or "terminal"
-    plain = kind in ("terminal", "markdown") and not any(getattr(options, name) for name in _OF_TABLES)
-    searches = runs.searches if plain else []  # their own tables speak for their runs
+    plain = kind in ("terminal", "markdown") and not any(getattr(options, name) for name in _TABLE_OPTIONS)
+    searches = runs.searches if plain else []  # the table of a search stands for all its runs
     entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]
     tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
     tables += [improve_table(of.record, of.folder) for of in searches]
@@ -124,7 +124,7 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
 
 
 def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:
-    """Tables of the runs that are no search's; and what was wrong with some of them."""
+    """Return tables of the runs outside of searches, and the problems of some of them."""
     if len(entries) == 1 and plain and entries[0].record is not None:
         return [*run_page(entries[0].record, entries[0].folder), Table(above=remedies(entries))], []
     if options.kernels:
@@ -139,7 +139,7 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
 
 
 def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
-    """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
+    """Return the table of ``entries``, None where none can be used, and the problems of some of them.
 
     Raises:
         UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
@@ -167,7 +167,7 @@ def _make(entries: Sequence[Entry], options: Options) -> Table:
     by = _facts(options.group_by, entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
     if options.format == "html" and columns is None and not by and len(groups) == len(entries):
-        return Table([], [])  # a page has a row for each run itself
+        return Table([], [])  # the HTML page draws its own row for each run
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
 
 
@@ -180,7 +180,7 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
 
 
 def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Those whose steps can be shown, or that died; and what is wrong with the others."""
+    """Return the runs whose steps can be shown or that died, and the problems of the others."""
     good, problems = readable([entry for entry in entries if entry.shows_steps])
     return [entry for entry in entries if entry in good or not entry.shows_steps], problems
 
@@ -195,7 +195,7 @@ def _each_cut(entries: Sequence[Entry], options: Options) -> tuple[Table | None,
 
 
 def _readable_kernels(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, KernelTable]], list[str]]:
-    """Rank 0's table of each run that has one, and what is wrong with the others."""
+    """Return rank 0's kernel table of each run that has one, and the problems of the others."""
     traced, problems = [], []
     for entry in entries:
         try:
@@ -211,7 +211,7 @@ def _readable_kernels(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, Kerne
 
 
 def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool) -> list[Table]:
-    """The kernels of each run for people, with what they ask of them, and of ``several`` runs its folder."""
+    """Return each run's kernel tables for people; with ``several`` runs, each is headed by its folder."""
     tables = []
     for entry, kernels in traced:
         first, *rest = kernel_tables(kernels)
@@ -221,7 +221,7 @@ def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool)
 
 
 def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:
-    """The kernels of all runs in one table for programs, if there are any."""
+    """Return the kernels of all runs as one table for programs; no table where there are none."""
     rows = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
     headings = [Heading(name, name) for name in (rows[0] if rows else ())]
     body = [[TableCell(value) for value in row.values()] for row in rows]

@@ -1,4 +1,4 @@
-"""What ``report`` may be asked for, and where it goes."""
+"""The options of ``report``, and how its result is printed or written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect
 
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}
-"""Formats that go into a file, and what they are written with."""
+"""The formats that need a file, each with the package that writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Options:
 
 
 def format_of(given: str | None, output: Path | None) -> str | None:
-    """The format that was asked for, or else the one that ``output``'s suffix says; None without either.
+    """Return the given format, else the one of ``output``'s suffix; None without either.
 
     Raises:
         UsageError: no format has that suffix, or the format needs a file and none is given.
@@ -137,7 +137,7 @@ def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | N
 
 
 def write_text(text: str, kind: str, output: Path | None) -> None:
-    """Print ``text``, which is of the format ``kind``, or write it to ``output``.
+    """Print ``text``, whose format is ``kind``, or write it to ``output``.
 
     Raises:
         UsageError: ``output`` cannot be written.
@@ -151,7 +151,7 @@ def write_text(text: str, kind: str, output: Path | None) -> None:
 
 @contextmanager
 def writable(output: Path) -> Iterator[None]:
-    """Turns what the system says against writing ``output`` into a wrong call."""
+    """Turn an OSError while ``output`` is written into a UsageError."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""``selftest``: how far can this machine's figures be trusted?
+"""The verb ``selftest``: how far can this machine's figures be trusted?
 
-The same cell runs five times, each time in a fresh process: what differs between them is not the program. By how much
-they do is kept for ``compare`` and ``improve``. Then the instruments' own cost, against ``Trainer(barebones=True)``.
+The same run is repeated in five fresh processes, so that only the machine can make them differ. Their spread is kept
+for ``compare`` and ``improve``. Then the cost of the instruments is measured against ``Trainer(barebones=True)``.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ _TOY = (
 )
 _UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _RESAMPLES = 2000
+"""Resamples of the bootstrap interval of the instruments' cost."""
+
 _PROCESSES = "ABCDE"
-"""Four processes beyond the first: two would say nothing of how far they differ."""
+"""The names of the equal runs. Two runs would say too little about their spread."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the self-test with the options of ``fit``; returns the exit code.
+    """Run the self-test with the options of ``fit`` and return the exit code.
 
     Raises:
         UsageError: ``fit`` does not take these options.
@@ -88,8 +90,13 @@ def report(
     kept: ProcessSpread | None,
     costs: tuple[list[float], list[float]],
 ) -> list[str]:
-    """The self-test's lines: ``runs`` are equal ones, ``seen`` by how much they differ, None where that is unknown;
-    ``kept`` with earlier self-tests of the machine; ``costs`` bare and instrumented steps in seconds.
+    """Return the lines of the self-test.
+
+    Args:
+        runs: The equal runs.
+        seen: The spread of their steps; None where it is unknown.
+        kept: The spread with earlier self-tests of the machine.
+        costs: Bare and instrumented steps in seconds.
     """
     where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
     lines = [f"equal runs on {where}: the same {runs[0].verb} {len(runs)} times, in fresh processes"]
@@ -129,14 +136,14 @@ def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
 
 
 def _cost(record: RunRecord, folder: Path) -> tuple[list[float], list[float]]:
-    """Bare and instrumented steps on the device that ``record`` ran on, in seconds."""
+    """Measure bare and instrumented steps, in seconds, on the device that ``record`` ran on."""
     where = [record.environment.device_type] if record.environment is not None else []
     answer = json.loads(_python(folder, "lm_profiler.cli.cost", *where).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 
 def _python(folder: Path, *arguments: str) -> str:
-    """What a program prints, the first of ``arguments``; what is wrong with its call it leaves in ``folder``."""
+    """Run a module, the first of ``arguments``, and return its output; a wrong call raises its own UsageError."""
     env = {**os.environ, TOLD_IN: str(folder / "wrong.json")}
     done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False, env=env)
     if told := answered(folder / "wrong.json"):

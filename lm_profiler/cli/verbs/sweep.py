@@ -1,4 +1,4 @@
-"""``sweep``: many cells, each a call of its own in a process of its own."""
+"""The verb ``sweep``: many cells, each a call in its own process."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ for example:
 SPAWNING = (sys.executable, "-m", "lm_profiler.processes.fork_server", "lm_profiler")
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
-"""The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""
+"""The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely."""
 
 _OUTPUT = "output.txt"
 
-_FINE = ("ok", "oom", "refused")
-"""These are results: the sweep has found out what it was to find out."""
+_GOOD_STATUSES = ("ok", "oom", "refused")
+"""The statuses that count as results: a sweep may look for the size at which memory runs out."""
 
 
 def run(request: Request) -> int:
-    """Run a sweep; returns the exit code: 1 where a cell failed, timed out or was killed.
+    """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed.
 
     Raises:
         UsageError: a wrong call; nothing was run.
@@ -71,9 +71,9 @@ def run(request: Request) -> int:
     except ServerError as error:
         say(str(error))
         return FAILED
-    except BrokenPipeError:
+    except BrokenPipeError:  # an OSError that main handles: the reader of stdout has gone
         raise
-    except OSError as error:  # a full disk, a folder that somebody removed
+    except OSError as error:  # a full disk, or a folder that was removed
         say(
             f"log_dir: expected a folder that can be written to, given {request.folder} ({error.strerror}); "
             "run the same command again for the missing cells"
@@ -82,7 +82,7 @@ def run(request: Request) -> int:
 
 
 def _run(request: Request, folder: SweepFolder) -> bool:
-    """Run what is missing; returns whether it was interrupted."""
+    """Run the missing cells and return whether the sweep was interrupted."""
     missing = folder.missing()
     if not missing:
         return False
@@ -95,6 +95,7 @@ def _run(request: Request, folder: SweepFolder) -> bool:
             if here
             else Jobs(folder.path, missing, SPAWNING, display, request)
         )
+        # The check costs seconds; a sweep that goes on has passed it.
         if folder.is_new:
             _check_options(server, folder.plan, request.timeout_s)
             folder.begin()
@@ -104,15 +105,16 @@ def _run(request: Request, folder: SweepFolder) -> bool:
 
 
 def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
-    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell."""
+    """Raise UsageError for an unknown option of a cell; a bad value fails its own cell only."""
+    # Cells with the same options and number of nodes differ in values alone: one of them is checked.
     alike = {(*cell.overrides, cell.overrides.get("trainer.num_nodes")): cell for cell in reversed(plan.cells)}
     check_calls(server, alike.values(), timeout_s, values=False)
 
 
 def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None, values: bool = True) -> None:
-    """Raise UsageError for the first cell whose call cannot be read, for whatever it says; or not for bad ``values``.
+    """Raise UsageError for the first cell whose call is wrong; for bad values only with ``values``.
 
-    A check that lasts longer than a cell may is given up, with all that would follow: the cell itself will tell.
+    Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
     """
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
         wrong = Path(folder, "wrong.json")
@@ -127,7 +129,7 @@ def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | No
 
 
 def _check_nodes(printed: Path, cell: Cell) -> None:
-    """Raise UsageError for a cell of several machines: nobody would start it on the others."""
+    """Raise UsageError for a cell of several machines: a sweep starts no processes on the others."""
     nodes = yaml.safe_load(printed.read_text(encoding="utf-8"))["trainer"]["num_nodes"]
     if nodes != 1:
         raise UsageError(
@@ -136,9 +138,9 @@ def _check_nodes(printed: Path, cell: Cell) -> None:
 
 
 def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None) -> int | None:
-    """Have a cell's call read and nothing more, and told in ``wrong`` what is; returns the exit code.
+    """Parse a cell's call without running it, and return the exit code, that of SIGKILL after ``timeout_s``.
 
-    That is SIGKILL's where it took too long.
+    The file ``wrong`` gets what is wrong with the call.
     """
     output = wrong.with_name(_OUTPUT)
     server.start(cell.id, [*cell.arguments, "--print_config"], output, {TOLD_IN: str(wrong)})
@@ -148,14 +150,14 @@ def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None)
         for event in events:
             if isinstance(event, CellEnded):
                 return event.code
-            limit_s = timeout_s  # it runs: the next event is its end
+            limit_s = timeout_s  # the process has started; its end is the next event
         if limit_s is not None and not events:
             server.signal(cell.id, signal.SIGKILL)
             limit_s = None
 
 
 def _ending(folder: SweepFolder, interrupted: bool, part: SweepPart | None) -> int:
-    """Say how it ended and where it is, of a ``part`` what it ran itself; returns the exit code."""
+    """Print the table of the cells that were this process's own, and return the exit code."""
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
     sys.stdout.write(terminal(rows(repeats_together(entries)), sys.stdout))
@@ -168,4 +170,4 @@ def _ending(folder: SweepFolder, interrupted: bool, part: SweepPart | None) -> i
         say("cells are missing; run the same command again for them")
     if interrupted:
         return INTERRUPTED
-    return OK if words.keys() <= set(_FINE) else FAILED
+    return OK if words.keys() <= set(_GOOD_STATUSES) else FAILED

@@ -20,27 +20,27 @@ from lm_profiler.torch_names import NameMissing
 
 
 def run(call: Call) -> int:
-    """Run a Trainer verb; returns the exit code.
+    """Run a Trainer verb and return the exit code.
 
     Raises:
-        UsageError: a wrong call. Nothing was built, and nothing is left of it but the record of a refusal.
+        UsageError: a wrong call. It leaves nothing behind but the record of a refusal.
     """
-    sys.path.append(str(Path.cwd()))  # a script has not; a user's own module lies beside his configs
+    sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module lies
     with quiet():
         try:
             cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
             return done.code if isinstance(done.code, int) else OK
-        except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
+        except Exception as error:  # no code of the user has run yet, so the call is wrong
             raise wrong_call(error) from error
         try:
             with watched(Watchdog(cli.context, lambda: rank_commands(getattr(cli, "trainer", None)))):
                 cli.begin()
-                met = plan_ahead(cli)
+                rendezvous = plan_ahead(cli)
                 cli.run_verb()
-                del met
+                del rendezvous  # until here it held the store open in which the ranks set up their process group
                 leave_group()
-            record = cli.context.record  # where the instruments failed, nothing was measured
+            record = cli.context.record  # it may hold a failure of the instruments alone
             failure = None if record is None else record.failure
             if failure is not None:
                 return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED
@@ -54,7 +54,7 @@ def run(call: Call) -> int:
                 return code
             call_off(cli)
             cli.context.discard()
-            if local_rank() > 0:  # the process that started this one says it
+            if local_rank() > 0:  # the process that started this rank prints the message
                 return WRONG_CALL
             raise wrong_call(error) from error
         finally:
