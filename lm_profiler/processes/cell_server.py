@@ -125,6 +125,7 @@ class CellServer:
         return [event]
 
     def _launch(self) -> subprocess.Popen[bytes]:
+        # A file: a pipe that nobody reads would fill up and block the program.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._ready = False
         self._link, theirs = Pipe()

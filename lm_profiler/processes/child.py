@@ -132,7 +132,7 @@ class Child(Generic[Answer]):
             heard: tuple[str, Any] = self._link.recv()
         except EOFError:
             code = _exit_code(self._process)
-            if code == -signal.SIGPROF:
+            if code == -signal.SIGPROF:  # the timer that `_confine` has set
                 raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
             raise NoAnswer(f"the process that was asked ended: {how_ended(code)}") from None
         finally:
@@ -299,6 +299,7 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str | None) -> None:
     adopt()
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
+    # A fork inherits its parent's handlers, and the pipe that asyncio is woken by.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)

@@ -51,7 +51,7 @@ class Server:
         self._client, self._kept = client, kept
         self._running: dict[str, _RunningCell] = {}
         self._ended, self._wake = os.pipe()
-        for end in (self._ended, self._wake):
+        for end in (self._ended, self._wake):  # a full pipe must not block a signal
             os.set_blocking(end, False)
 
     def serve(self) -> StartCell | None:

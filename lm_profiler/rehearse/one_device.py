@@ -143,7 +143,7 @@ def has_buckets(given: Mapping[str, Any]) -> bool:
     """
     strategy: Any = given.get("strategy") or "auto"
     options: Mapping[str, Any] = {}
-    if not isinstance(strategy, str):
+    if not isinstance(strategy, str):  # a class_path with init_args, as LightningCLI reads it
         options = {**dict(strategy.get("init_args") or {}), **dict(strategy.get("dict_kwargs") or {})}
         module, _, name = strategy["class_path"].rpartition(".")
         kind = getattr(import_module(module), name)

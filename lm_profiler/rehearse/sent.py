@@ -58,7 +58,7 @@ def _rehearsed(sent: SentStep) -> StepWork:
         module, batch, optimizers = fake((sent.module, sent.batch, sent.optimizers))
     _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
     counting = _Counting(world=world, batches=sent.batches)
-    trainer = _trainer(sent, counting, lambda: batch)
+    trainer = _trainer(sent, counting, batch)
     given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": _SameBatch()}
     kept = {"return_predictions": False} if sent.verb == "predict" else {}
     try:
@@ -72,7 +72,7 @@ def _rehearsed(sent: SentStep) -> StepWork:
     return work if sent.precision not in AS_WIDE else _renamed(work, "bfloat16", "float16")
 
 
-def _trainer(sent: SentStep, counting: Rehearsal, batch: Callable[[], Any]) -> Any:
+def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
     """Return a Trainer of the Lightning package that the module is derived from."""
     names = {kind.__module__.partition(".")[0] for kind in type(sent.module).__mro__}
     lightning = import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")
@@ -106,12 +106,12 @@ class _Shapes(FakeWorld):
 class _SentBatches(FakeDevice):
     """Gives the step the batch that was sent, which was on the device already."""
 
-    def __init__(self, world: FakeWorld, batch: Callable[[], Any]) -> None:
+    def __init__(self, world: FakeWorld, batch: Any) -> None:
         super().__init__(world)
         self._batch = batch
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        return self._batch()
+        return self._batch
 
 
 class _SameBatch:

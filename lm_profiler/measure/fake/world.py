@@ -57,7 +57,7 @@ class FakeWorld:
         """Count what the module holds, and forget the values of its weights: they change in training."""
         self.mode.forget(weights)
         self.mode.cache_clear()  # the cache keeps tensors alive that were read from a file
-        gc.collect()
+        gc.collect()  # tensors in reference cycles must be gone before counting begins
         self.live.begin()
         self.live.see([*weights, *buffers])
 
@@ -115,6 +115,7 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     torch.backends.mkldnn.set_flags(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
     answer_with_unknown()
+    # torch.optim has a list of its own beside that of torch.utils, which clipping uses.
     FOREACH_TYPES.find().append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer[FOREACH_TYPES.name].append(FakeTensor)
