@@ -12,45 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import (
-    BACKWARD,
-    CLIP,
-    CLIPPED,
-    DATA,
-    END,
-    FAIL,
-    FORWARD,
-    LEAVE,
-    OPTIMIZED,
-    OPTIMIZER,
-    OTHER,
-    OUTSIDE,
-    TRANSFER,
-    ZERO_GRAD,
-    StepMarks,
-    TapeReading,
-)
+from lm_profiler.measure.clocks.steps import DATA, END, FAIL, FORWARD, LEAVE, OTHER, OUTSIDE, TapeReading
 from lm_profiler.measure.clocks.stream import EventStream
-
-__all__ = [
-    "BACKWARD",
-    "CLIP",
-    "CLIPPED",
-    "DATA",
-    "END",
-    "FAIL",
-    "FORWARD",
-    "LEAVE",
-    "OPTIMIZED",
-    "OPTIMIZER",
-    "OTHER",
-    "OUTSIDE",
-    "TRANSFER",
-    "ZERO_GRAD",
-    "Span",
-    "StepMarks",
-    "Timeline",
-]
 
 
 @dataclass(eq=False)

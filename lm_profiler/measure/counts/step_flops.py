@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops

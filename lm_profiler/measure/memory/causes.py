@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.measure.clocks.steps import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.torch_names import NO_TORCH_FUNCTION, SPARSE_INDICES, SPARSE_VALUES, storage_key, tree_leaves

@@ -14,7 +14,7 @@ from torch.autograd import graph
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
 from lm_profiler.measure.memory.causes import storages, storages_by_cause
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryLevels

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.measure.clocks.steps import OUTSIDE
 from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic, Regions
 from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause
 from lm_profiler.measure.memory.levels import SavedTensors
