@@ -13,8 +13,9 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import BetweenSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable

@@ -1,7 +1,7 @@
-"""Every private name of Lightning that the code uses, what each is for, and what happens without it.
+"""Lists every private name of Lightning that the code uses, what it is for, and what happens without it.
 
-As ``torch_names``: nothing here imports Lightning. What steps are counted by is looked for when the first batch ends:
-a run whose actions are missing ends there, with one line and exit code 2.
+Like ``torch_names``, this imports nothing. The profiler actions that count steps are checked when the first batch ends:
+a run without them ends there, with one line and exit code 2.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 from lm_profiler.torch_names import PrivateName, lightnings
 
 LIGHTNINGS = "2.6.6"
-"""Versions of Lightning in which these names were seen."""
+"""Versions of Lightning that have these names, as tests have seen."""
 
 
 def _name(path: str, purpose: str, without: str) -> PrivateName:
     return lightnings(PrivateName(path, purpose, without, LIGHTNINGS))
 
 
-# Profiler actions: what Lightning calls parts of its loops in ``trainer.profiler``. They count steps.
+# Profiler actions: the names that Lightning's loops pass to ``trainer.profiler``. They count steps.
 
 FETCHED = _name("action train_dataloader_next", "where a batch is asked for, and a step ends", "exit code 2")
 STEPPED = _name("action optimizer_step", "where a step is done", "exit code 2")
@@ -28,15 +28,15 @@ _NEXT = {"fit": "train_dataloader_next", "validate": "val_next", "test": "test_n
 
 
 def fetch_action(trainer: Any, verb: str) -> str:
-    """What Lightning calls the request for a batch in the loop of ``verb``: ``[…EpochLoop].train_dataloader_next``."""
+    """Return the action with which the loop of ``verb`` asks for a batch: ``[…EpochLoop].train_dataloader_next``."""
     loop = trainer.fit_loop.epoch_loop if verb == "fit" else getattr(trainer, f"{verb}_loop")
     return f"[{type(loop).__name__}].{_NEXT[verb]}"
 
 
 # The loops.
 
-FETCHER = _name("FitLoop._data_fetcher", "the loader's iterator, for batches made ahead", "batches made ahead unknown")
-COMBINED = _name("CombinedLoader._iterator", "as above", "batches made ahead unknown")
+FETCHER = _name("FitLoop._data_fetcher", "the loader's iterator, for prefetched batches", "prefetched batches unknown")
+COMBINED = _name("CombinedLoader._iterator", "as above", "prefetched batches unknown")
 LOGGING = _name("Trainer._logger_connector", "names time spent on logging", "it is the loop's")
 SIGTERM_FLAG = _name("_TrainingEpochLoop._broadcast_sigterm_tensor", "names time of that broadcast", "it is the loop's")
 SIGNALS = _name("Trainer._signal_connector", "keeps Lightning from broadcasting in a signal's handler", "it broadcasts")
@@ -44,7 +44,7 @@ SIGTERM_HANDLER = _name("_SignalConnector._sigterm_notifier_fn", "as above: that
 TIMEOUT = _name("DDPStrategy._timeout", "how long torch waits for another rank", "taken as torch's 30 minutes")
 COMPILED_STEPS = _name("LightningModule._compiler_ctx", "tells steps that Lightning compiled", "taken as eager")
 
-# Classes that are told by their names.
+# Classes that are recognized by their names.
 
 TUNER_EXIT = _name("_TunerExitException", "tells a Tuner's trial, which is no run", "it is recorded as a failure")
 

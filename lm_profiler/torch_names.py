@@ -1,11 +1,11 @@
-"""Every private name of torch that the code uses, what each is for, and what happens without it.
+"""Lists every private name of torch that the code uses, what it is for, and what happens without it.
 
-Nothing here imports torch: a name is looked up when it is first needed. Where this torch has no such name,
-``NameMissing`` is raised, and whoever needs it goes on without it: a ``Guard`` takes that one instrument out and says
-so in a note ("... left out: this torch has no ..."). No loop and no import depends on one of them.
+Nothing here imports torch: a name is looked up when it is first needed. Where this torch lacks a name, ``NameMissing``
+is raised, and a ``Guard`` takes out the one instrument that needs it, with a note ("... left out: this torch has no
+..."). Neither the training loop nor an import depends on any of these names.
 
-Operators of ATen (``torch.ops.aten._foreach_add_``) are not listed. They are data that a step brings along, and
-formulas for operators that this torch lacks are left out.
+Operators of ATen (``torch.ops.aten._foreach_add_``) are not listed: they are data, and formulas of operators that this
+torch lacks are left out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from functools import cache
 from typing import Any
 
 TORCHS = "2.10 to 2.15"
-"""Versions of torch in which these names were seen."""
+"""Versions of torch that have these names, as tests have seen."""
 
 
 class NameMissing(RuntimeError):
-    """This version of a library lacks a private name."""
+    """Raised where the installed version of a library lacks a private name."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class PrivateName:
     """One private name of a library.
 
     Args:
-        path: the module's attribute, as ``torch.cuda._sleep``; or the attribute of an object, as
-            ``DataLoader._iterator``.
+        path: an attribute of a module, as ``torch.cuda._sleep``, or of an object, as ``DataLoader._iterator``.
         purpose: what it is used for.
         without: what happens in a version that lacks it.
         seen: the versions that have it.
@@ -42,22 +41,22 @@ class PrivateName:
     seen: str = TORCHS
 
     def find(self) -> Any:
-        """What the module's attribute is.
+        """Return the module's attribute.
 
         Raises:
-            NameMissing: this version of the library lacks it.
+            NameMissing: This version of the library lacks it.
         """
         return _find(self.path)
 
     def find_or(self, otherwise: Any) -> Any:
-        """What the module's attribute is; ``otherwise`` where it is missing."""
+        """Return the module's attribute; ``otherwise`` where it is missing."""
         try:
             return self.find()
         except NameMissing:
             return otherwise
 
     def of(self, thing: Any) -> Any:
-        """What this attribute of ``thing`` is.
+        """Return this attribute of ``thing``.
 
         Raises:
             NameMissing: ``thing`` lacks it.
@@ -68,20 +67,20 @@ class PrivateName:
             raise missing(self.path) from None
 
     def of_or(self, thing: Any, otherwise: Any = None) -> Any:
-        """What this attribute of ``thing`` is; ``otherwise`` where it is missing."""
+        """Return this attribute of ``thing``; ``otherwise`` where it is missing."""
         try:
             return self.of(thing)
         except NameMissing:
             return otherwise
 
     def loaded(self) -> Any:
-        """The module of this name if the process has loaded it already; else None."""
+        """Return the module of this name if the process has imported it already; else None."""
         return sys.modules.get(self.path)
 
     def as_base(self) -> Any:
-        """The class, to derive from it; where it is missing, one whose constructor says so.
+        """Return the class as a base class; where it is missing, a class whose constructor raises ``NameMissing``.
 
-        So a module that derives from it can be imported with any version.
+        So a module with a derived class can be imported with any version.
         """
         return self.find_or(None) or type(self.name, (), {"__init__": _raising(self.path)})
 
@@ -92,27 +91,28 @@ class PrivateName:
 
 
 def look_up(thing: Any, name: str, path: str) -> Any:
-    """The attribute ``name`` of ``thing``. All look-ups pass here, where tests hide the ``path`` of a name."""
+    """Return the attribute ``name`` of ``thing``. All look-ups pass here, so that tests can hide a ``path``."""
     return getattr(thing, name)
 
 
 def missing(path: str) -> NameMissing:
-    """The error that says that the installed library has no ``path``."""
+    """Return the error that says that the installed library has no ``path``."""
     return NameMissing(f"this {'Lightning' if path in _LIGHTNINGS else 'torch'} has no {path}")
 
 
 _LIGHTNINGS: set[str] = set()
-"""Paths of names that are Lightning's; ``lightning_names`` adds them."""
+"""Paths of Lightning's names, which ``lightning_names`` adds."""
 
 
 def lightnings(name: PrivateName) -> PrivateName:
-    """``name``, which is Lightning's."""
+    """Register ``name`` as Lightning's, and return it."""
     _LIGHTNINGS.add(name.path)
     return name
 
 
 @cache
 def _find(path: str) -> Any:
+    """Return the attribute at a dotted path, importing modules on the way where attributes are missing."""
     at, *rest = path.split(".")
     try:
         value: Any = importlib.import_module(at)
@@ -221,11 +221,11 @@ PREPARE_TRACE = PrivateName(
 
 # The loader.
 
-READY_TASKS = PrivateName("_MultiProcessingDataLoaderIter._task_info", "batches that came out of turn", "unknown")
+READY_TASKS = PrivateName("_MultiProcessingDataLoaderIter._task_info", "prefetched batches out of order", "unknown")
 READY_RESULTS = PrivateName(
-    "_MultiProcessingDataLoaderIter._worker_result_queue", "batches that workers have made", "unknown"
+    "_MultiProcessingDataLoaderIter._worker_result_queue", "prefetched batches in the workers' queue", "unknown"
 )
-READY_PINNED = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "batches that are pinned", "unknown")
+READY_PINNED = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "prefetched and pinned batches", "unknown")
 LOADER_ITERATOR = PrivateName(
     "DataLoader._iterator", "tells whether persistent workers run already", "whatif delays no loader"
 )
@@ -294,13 +294,16 @@ FOREACH_DEVICES = PrivateName(
 
 
 def storage_key(storage: Any) -> int:
-    """Which storage this is. Torch keeps the object of one that is looked at as long as it lives."""
+    """Return an identity of the storage, also after it is gone.
+
+    ``id`` is the fallback: torch keeps a storage's Python object as long as the storage lives.
+    """
     key: int = STORAGE.of_or(storage, id(storage))
     return key
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """All that is in ``tree`` and is no container, in order."""
+    """Return the leaves of ``tree`` (nested containers) in order."""
     leaves = TREE_LEAVES.find_or(None)
     if leaves is not None:
         return list(leaves(tree))
@@ -310,12 +313,12 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def tree_map(change: Any, tree: Any) -> Any:
-    """``tree`` with each leaf replaced by what ``change`` makes of it."""
+    """Return ``tree`` with ``change`` applied to each leaf."""
     return TREE_MAP.find_or(_map_plain)(change, tree)
 
 
 def _map_plain(change: Any, tree: Any) -> Any:
-    """Containers of Python's own."""
+    """Map over dicts, lists and tuples, where torch's own function is missing."""
     if isinstance(tree, dict):
         return {key: _map_plain(change, value) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -19,7 +19,7 @@ from lm_profiler.callbacks.marks.spans import NOTHING, Died, Done, Epoch, Marked
 from lm_profiler.callbacks.namespaces import is_exactly, overrides
 from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.run import LIGHTNING, OURS

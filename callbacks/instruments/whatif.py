@@ -12,7 +12,7 @@ from typing import Any
 from lm_profiler.analysis.why.slack_model import LEVELS, DelayBlock, Experiment, plan, steps_needed
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.delays.device import DeviceDelays

@@ -21,7 +21,7 @@ from lm_profiler.callbacks.marks.spans import (
     Saved,
 )
 from lm_profiler.callbacks.namespaces import STEPS, nearest, overrides, verb_of
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 # Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from lm_profiler.callbacks.marks.python_time import PythonTimes
 from lm_profiler.callbacks.marks.spans import Loop, Marked
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.thread_times import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS

@@ -18,7 +18,7 @@ from lm_profiler.callbacks.marks.between import EPOCH
 from lm_profiler.callbacks.marks.spans import NOTHING, Both, Marked
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import NameMissing, missing
 

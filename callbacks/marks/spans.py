@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]

@@ -1,7 +1,7 @@
-"""The boundary between training and what observes it: the instruments may fail, training may not.
+"""The boundary between training and its instruments: an instrument may fail, training must not.
 
-All that training calls of ours (hooks, profiler actions, observers of marks, wrapped methods) belongs to a ``Guard``.
-Whatever is raised there takes that part out, is said once with its cause, and training goes on as without it.
+All code of ours that training calls (hooks, profiler actions, observers of marks, wrapped methods) belongs to a
+``Guard``. An error there takes that instrument out and is reported once; training goes on as without it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Result = TypeVar("Result")
 _FAILED = "failed and was taken out"
 
 _LINE = 300
-"""Characters of a message that are told."""
+"""The most characters of an error's message that are shown."""
 
 
 def _nothing() -> None:
-    """Nothing has to be undone."""
+    """Do nothing: there is nothing to undo."""
 
 
 @dataclass(eq=False)
 class Guard:
-    """One instrument, as training sees it.
+    """Runs the code of one instrument for training, and takes it out when it fails.
 
     Args:
-        name: what the message calls it.
-        tell: is told, once, that it failed and why.
-        leave: undoes what it did to training's objects.
-        outcome: what the message says of it.
+        name: the instrument's name in the message.
+        tell: gets the message that it failed and why, once.
+        leave: undoes what the instrument did to training's objects.
+        outcome: what the message says happened.
 
-    ``out`` is whether it failed. Where a call needs no frame of its own, it is written
-    ``try: ... except BaseException as error: part.failed(error)``, which costs nothing while all goes well.
+    ``out`` is whether it failed. On the hot path, where each frame counts, write
+    ``try: ... except BaseException as error: part.failed(error)`` in place of ``run``.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Guard:
     error: BaseException | None = field(default=None, init=False)
 
     def failed(self, error: BaseException) -> None:
-        """Take the part out, unless ``error`` is not its own but came from outside: Ctrl-C or a signal's handler.
+        """Take the instrument out, unless ``error`` came from outside: Ctrl-C or a signal handler.
 
         Raises:
             BaseException: ``error``, where it came from outside.
@@ -68,13 +68,13 @@ class Guard:
         missing = isinstance(error, NameMissing) and self.outcome == _FAILED
         outcome = "left out" if missing else self.outcome
         text = f"{self.name} {outcome}: {said(error)}"
-        # Twice: it may be undoing what failed, and would leave a part of it behind.
+        # Tried twice: the first try may fail halfway and leave a part behind.
         if self.undo() is not None and (another := self.undo()) is not None:
             text += f"; taking it out failed: {said(another)}"
         self.tell(text)
 
     def undo(self) -> BaseException | None:
-        """Undo what was done to training's objects, as far as that is left; returns what went wrong."""
+        """Undo what was done to training's objects; return the error where that fails."""
         try:
             self.leave()
         except BaseException as error:
@@ -84,7 +84,7 @@ class Guard:
         return None
 
     def leave_out(self, why: str) -> None:
-        """Do without the part, which would harm what it observes."""
+        """Leave the instrument out, since it would harm what it observes."""
         self.out = True
         self.tell(f"{self.name} left out: {why}")
 
@@ -93,7 +93,7 @@ class Guard:
     @overload
     def run(self, call: Callable[..., Result], *args: Any) -> Result | None: ...
     def run(self, call: Callable[..., Result], *args: Any, otherwise: Result | None = None) -> Result | None:
-        """What ``call`` returns; ``otherwise`` where it fails, and from then on."""
+        """Return what ``call`` returns; ``otherwise`` where it fails, and from then on."""
         if self.out:
             return otherwise
         try:
@@ -103,12 +103,12 @@ class Guard:
             return otherwise
 
     def guard(self, call: Callable[..., Any]) -> Hook:
-        """``call`` as training may have it: None once the part is out."""
+        """Wrap ``call`` for training's objects; the wrapper returns None once the instrument is out."""
         return Hook(self, call)
 
 
 def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Result | None:
-    """What ``look`` returns; None, and a note that ``what`` is unknown and why, where it raises.
+    """Return what ``look`` returns; where it raises, return None and note that ``what`` is unknown and why.
 
     Any error counts: a user's module, loader or logger runs in there, or a driver, and the run itself went well.
     """
@@ -117,8 +117,10 @@ def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Resu
 
 @dataclass(eq=False, slots=True)
 class Hook:
-    """A callable of ours inside an object of training's. A copy of that object, or its pickle, has one that does
-    nothing and knows nothing of us."""
+    """A guarded callable that is stored in an object of training's.
+
+    Copies and pickles of that object get a callable that does nothing, and can be loaded without this package.
+    """
 
     part: Guard
     call: Callable[..., Any]
@@ -127,11 +129,12 @@ class Hook:
         return self.part.run(self.call, *args)
 
     def __reduce__(self) -> Any:
-        return getattr, (nullcontext(), "__exit__")  # takes anything and returns None
+        # A bound method of the standard library that takes any arguments and returns None.
+        return getattr, (nullcontext(), "__exit__")
 
 
 class _Unguarded(Guard):
-    """For instruments on their own, outside of any training."""
+    """Raises every error; for instruments that are used outside training."""
 
     def failed(self, error: BaseException) -> None:
         raise error
@@ -141,17 +144,18 @@ UNGUARDED = _Unguarded("", str)
 
 
 def comes_from_outside(error: BaseException) -> bool:
-    """Whether ``error`` is Ctrl-C, or came from a handler of signals, which runs wherever the program is."""
+    """Return whether ``error`` is Ctrl-C, or was raised in a signal handler, which may run at any line."""
     return isinstance(error, KeyboardInterrupt) or any(
         _handles_a_signal(frame) for frame, _ in walk_tb(error.__traceback__)
     )
 
 
 def _handles_a_signal(frame: FrameType) -> bool:
-    """Python gives a handler of signals a number and the frame that it interrupts, which is its caller's. A tracer is
-    given that frame too, but no number before it.
+    """Return whether ``frame`` is the call of a signal handler.
 
-    To ask ``signal.getsignal`` would not do: a handler may be an object, or within another's, or have gone.
+    Python calls a handler with a number and the interrupted frame, which is the handler's caller. A tracer gets that
+    frame too, but no number before it. ``signal.getsignal`` cannot tell: a handler may be an object, be called by
+    another handler, or have been replaced.
     """
     code = frame.f_code
     count = code.co_argcount + bool(code.co_flags & CO_VARARGS) + code.co_kwonlyargcount
@@ -163,7 +167,7 @@ def _handles_a_signal(frame: FrameType) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """The exception's message as text that any file takes, also where somebody's own class cannot say it."""
+    """Return the exception's message as valid text, also where its ``__str__`` raises."""
     try:
         return well_formed(str(error))
     except BaseException as another:
@@ -173,13 +177,13 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The exception's message, shortened to one line; empty where it has none."""
+    """Return the first line of the exception's message, shortened; empty where there is none."""
     line = next(iter(message_of(error).strip().splitlines()), "")
     return line if len(line) <= _LINE else f"{line[:_LINE].rpartition(' ')[0] or line[: _LINE - 1]}…"
 
 
 def said(error: BaseException) -> str:
-    """Type and message, in one line."""
+    """Return the error's type and message in one line."""
     message = first_line(error)
     if isinstance(error, NameMissing):
         return message
@@ -187,7 +191,7 @@ def said(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """One short message on stderr, if that can be written to; nothing in it is an order to a terminal."""
+    """Write a message to stderr if possible, without control characters."""
     try:
         put(sys.stderr, f"lm_profiler: {printable(text)}\n")
     except BaseException as error:
@@ -196,21 +200,22 @@ def say(text: str) -> None:
 
 
 def put(stream: TextIO | None, text: str) -> None:
-    """Write ``text`` at once, in what signs ``stream`` has; None takes nothing.
+    """Write ``text`` at once, escaping what the stream's encoding lacks; do nothing where ``stream`` is None.
 
-    Nothing stays in the stream's buffer: what cannot be written must not fail again when the program ends.
+    Nothing stays in the stream's buffer, where it would fail once more when the program ends.
 
     Raises:
-        OSError: it cannot be written to.
-        ValueError: it is closed.
+        OSError: The stream cannot be written to.
+        ValueError: The stream is closed.
     """
     if stream is None:
         return
     signs = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
     stream.flush()
-    if type(stream) is not TextIOWrapper:  # a notebook's, or somebody's own
+    if type(stream) is not TextIOWrapper:  # a notebook's stream, or a user's own class
         stream.write(signs.decode(getattr(stream, "encoding", None) or "utf-8"))
         stream.flush()
         return
+    # Past the buffer; a pipe may take only a part at a time.
     while signs:
         signs = signs[os.write(stream.fileno(), signs) :]

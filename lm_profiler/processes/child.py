@@ -1,4 +1,4 @@
-"""A question that a child process answers: a copy of this process, or a fresh interpreter; nothing here is changed."""
+"""Calls a function in a child process, a fork or a fresh interpreter, so that this process stays unchanged."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from lm_profiler.torch_names import BAD_FORK
 
 Answer = TypeVar("Answer")
 Limits = tuple[float, int | None, str | None]
-"""A child's CPU time in seconds, its memory in bytes, and its folder for temporary files."""
+"""The limits of a child: CPU time in seconds, memory in bytes, and its folder for temporary files."""
 
 PATIENCE = 3.0
-"""By the clock a child may take so many times its CPU time: others use the cores, or a disk is slow."""
+"""Wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow."""
 
 _MOST_SENT = 256 << 20
+"""Bytes that are sent to a fresh interpreter at most."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 _PROGRAM = """
@@ -48,16 +49,16 @@ main()
 
 
 class NoAnswer(Exception):
-    """The child has ended without an answer, took too long, or was never started; the message says which."""
+    """The child ended without an answer, took too long, or could not be started; the message says which."""
 
 
 class Unfit(Exception):
-    """A copy of this process cannot find the answer; a fresh one may."""
+    """Raised in a fork that cannot find the answer; a fresh interpreter may."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Calls a function by its name in the child, so that whoever asks need not import it."""
+    """A call of a function by its name, so that only the child has to import it."""
 
     name: str
     given: tuple[Any, ...]
@@ -68,19 +69,19 @@ class Named:
 
 
 class Child(Generic[Answer]):
-    """Starts a child at once that finds what ``find`` returns.
+    """A child process, started at once, that calls ``find`` and sends back the result.
 
-    It is a copy of this process (a fork) or a fresh interpreter, leads a group of its own, is silent, sees no device,
-    and is killed with its group once it has answered, or with this process. A copy of a process that has opened a
-    device, or counted its devices by CUDA, is of no use: there, and where forks are not safe, it is a fresh one, which
-    has to import all that ``find`` needs.
+    The child is a fork of this process or a fresh interpreter. It leads a process group, is silent, sees no device, and
+    is killed with its group once it has answered, or when this process ends. A fork is of no use where this process has
+    opened a device or counted its devices through CUDA, and is not safe everywhere; then the child is a fresh
+    interpreter, which has to import all that ``find`` needs.
 
     Args:
-        find: can be pickled, as can what it returns. An exception of it is told by ``NoAnswer``.
-        limit_s: CPU time that it may take, which busy cores do not change, and ``PATIENCE`` times that by the clock.
-        fresh: for what runs code that is not ours beside a run of it: a copy shares open files, whose position it
-            moves, and memory that processes share.
-        limit_bytes: memory that it may take; None for no limit.
+        find: The function; it and its result can be pickled. Its exceptions are reported by ``NoAnswer``.
+        limit_s: CPU time that the child may take; of wall time it may take ``PATIENCE`` times that.
+        fresh: Whether the child must be a fresh interpreter: where ``find`` runs a user's code beside a run of the same
+            code. A fork shares file offsets and shared memory with this process.
+        limit_bytes: Memory that the child may take; None for no limit.
     """
 
     def __init__(
@@ -109,10 +110,10 @@ class Child(Generic[Answer]):
             self.end()
 
     def answer(self) -> Answer:
-        """Wait for it.
+        """Wait for the result of ``find``, and end the child.
 
         Raises:
-            NoAnswer: there is none.
+            NoAnswer: There is none.
         """
         kind, answer = self._heard()
         if kind == "unfit":
@@ -131,7 +132,7 @@ class Child(Generic[Answer]):
             heard: tuple[str, Any] = self._link.recv()
         except EOFError:
             code = _exit_code(self._process)
-            if code == -signal.SIGPROF:
+            if code == -signal.SIGPROF:  # the timer that `_confine` has set
                 raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
             raise NoAnswer(f"the process that was asked ended: {how_ended(code)}") from None
         finally:
@@ -139,8 +140,9 @@ class Child(Generic[Answer]):
         return heard
 
     def end(self) -> None:
-        """Kill the child with all that it has started, whether or not it has answered."""
+        """Kill the child and all that it has started, whether or not it has answered."""
         if self._link is not None:
+            # Listed before the child dies: afterwards nobody knows whose children they were.
             started = _started_by(self._process.pid)
             with suppress(ProcessLookupError):  # it may not lead a group yet
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -156,13 +158,13 @@ class Child(Generic[Answer]):
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process is of use: on Linux, before a device was opened."""
+    """Return whether a fork of this process is of use: on Linux, before a device was opened."""
     torch = sys.modules.get("torch")
     return sys.platform == "linux" and (torch is None or not torch.cuda.is_initialized())
 
 
 def interpreter(told: bytes, link: Connection) -> Any:
-    """Start a fresh interpreter that answers what it is ``told`` over ``link``."""
+    """Start a fresh interpreter that reads ``told`` from stdin and answers over ``link``."""
     with tempfile.TemporaryFile() as file:  # without a name: nobody else can write to what is unpickled
         file.write(told)
         file.seek(0)
@@ -180,14 +182,14 @@ def interpreter(told: bytes, link: Connection) -> Any:
 def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
     process = get_context("fork").Process(target=_answer_in_copy, args=(find, limits, link))
     with warnings.catch_warnings():
-        # Python 3.12 on warns of threads that hold a lock, for ever in the copy: that the limit ends.
+        # Since 3.12 Python warns that a fork may wait forever for a lock of another thread; our limit ends that.
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
         process.start()
     return process
 
 
 def _exit_code(process: Any) -> int | None:
-    """Wait for the end of a child."""
+    """Wait for the end of a child, and return its exit code."""
     if isinstance(process, subprocess.Popen):
         return process.wait()
     process.join()
@@ -196,20 +198,20 @@ def _exit_code(process: Any) -> int | None:
 
 
 def surroundings() -> dict[str, str]:
-    """The environment of a child: no device, no compiler, no other ranks."""
+    """Return the environment of a child: without devices, compiler and other ranks."""
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def _own_folder() -> str | None:
-    """A folder for temporary files of a process that will be killed, and could not remove them."""
+    """Make a folder for temporary files of a child, which is killed and cannot remove them itself."""
     with suppress(OSError):
         return tempfile.mkdtemp(prefix="lmp-")  # short: names of sockets in it have 107 bytes at most
     return None
 
 
 def _started_by(pid: int) -> list[psutil.Process]:
-    """All processes below that one: it adopts those whose parents have ended."""
+    """Return all descendants of a child; it adopts those whose parents have ended (``adopt``)."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -220,10 +222,10 @@ def _started_by(pid: int) -> list[psutil.Process]:
 
 
 def _told(find: Callable[[], Any], limits: Limits) -> bytes:
-    """The path of imports and the limits, a line of JSON each, and the pickle of ``find``.
+    """Return what a fresh interpreter reads: ``sys.path`` and the limits, a line of JSON each, and ``find``, pickled.
 
     Raises:
-        NoAnswer: no other process could read it.
+        NoAnswer: No other process could read it.
     """
     told = _Bounded()
     try:
@@ -238,7 +240,7 @@ def _told(find: Callable[[], Any], limits: Limits) -> bytes:
 
 
 class _Writer(pickle.Pickler):
-    """Refuses what no other process can read, before one is started."""
+    """Refuses what no other process could unpickle, before one is started."""
 
     def reducer_override(self, value: Any) -> Any:
         named = value if isinstance(value, (type, types.FunctionType)) else type(value)
@@ -259,47 +261,49 @@ class _Bounded(io.BytesIO):
 
 
 def main() -> None:
-    """Answer what stdin tells, in a fresh interpreter."""
+    """Run in a fresh interpreter: answer the question that comes on stdin."""
     link = Connection(int(sys.argv[1]))
     os.set_inheritable(link.fileno(), False)
     answer_told(sys.stdin.buffer, link)
 
 
 def answer_told(told: BinaryIO, link: Connection, is_ours: bool = True) -> None:
-    """Answer over ``link``; ``told`` has been read to where the limits stand.
+    """Read limits and function from ``told``, whose first line has been read, and answer over ``link``.
 
     ``is_ours``: whether the process that asks is the parent of this one.
     """
     parent, *limits = json.loads(told.readline())
     _confine(*limits)
-    if is_ours and os.getppid() != parent:  # it died before this process could hear of that
+    if is_ours and os.getppid() != parent:  # it died before `die_with_parent` took effect
         os._exit(1)
     _answer(lambda: pickle.load(told)(), link)
 
 
 def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -> None:
     _confine(*limits)
-    os.dup2(1, 0)  # whose position it shares
+    os.dup2(1, 0)  # a fork shares the position in stdin with its parent
     torch = sys.modules.get("torch")
     if torch is not None:
-        # Counted by CUDA itself, and not by NVML: autograd starts a thread for each device, which a copy cannot open.
+        # CUDA itself, not NVML, has counted the devices: autograd would start a thread for each, and a fork cannot open
+        # them.
         if BAD_FORK.find_or(lambda: True)() and torch.cuda.device_count() > 0:
             link.send(("unfit", None))
             return
-        torch.set_num_threads(1)  # a pool of threads is not copied, and would be waited for
+        torch.set_num_threads(1)  # a fork has no pool of threads, and would wait for it
     _answer(find, link)
 
 
 def _confine(cpu_s: float, data_bytes: int | None, folder: str | None) -> None:
-    """Make this process die with its parent, lead its group, be silent and keep its limits."""
+    """Make this process die with its parent, lead a group, be silent and keep its limits."""
     die_with_parent()
     adopt()
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
+    # A fork inherits its parent's handlers, and the pipe that asyncio is woken by.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
-    signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # also where nobody waits any more
+    signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # ends this process also where nobody waits for it any more
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
@@ -321,7 +325,7 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
         link.send(("unfit", None))
     except Exception as error:
         link.send(("failed", f"{type(error).__name__}: {error}"))
-    while True:  # what it has started is found as long as it is there
+    while True:  # wait to be killed: what this process has started can be found as long as it lives
         signal.pause()
 
 
@@ -329,19 +333,19 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
 
 
 def die_with_parent(begin: bool = True) -> None:
-    """From now on be killed when the process that started this one ends, for whatever reason; on Linux."""
+    """Have Linux kill this process when its parent ends for whatever reason; ``begin=False`` undoes that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
 
 
 def adopt() -> None:
-    """From now on be the parent of all that descends from this process once its own parent has ended; on Linux."""
+    """Have Linux make this process the parent of its descendants whose own parents have ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def how_ended(code: int | None) -> str:
-    """``exit code 3``, ``SIGKILL``, or ``signal 35`` where it has no name."""
+    """Return ``exit code 3``, ``SIGKILL``, or ``signal 35`` where the signal has no name."""
     if code is None or code >= 0:
         return f"exit code {code}"
     return signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"

@@ -1,11 +1,11 @@
 """The program that starts the cells of a sweep: ``python -m lm_profiler.processes.fork_server PROGRAM [MODULE ...]``.
 
-Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. With modules, which must touch no
-device, they are imported once, and a cell is a copy of this process. Without, it is a fresh interpreter. Requests come
-in through the socket on stdin, and answers go out there (``lm_profiler.processes.cell_server``).
+Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. Modules that are named are imported
+once, must touch no device, and make each cell a fork of this process; without modules a cell is a fresh interpreter.
+Requests and events go through the socket on stdin (``lm_profiler.processes.cell_server``).
 
-The end of a cell is also written beside its output, for the case that nobody hears the answer. When the requests end,
-for whatever reason, every cell is killed: none outlives the sweep.
+How a cell ended is also written beside its output, in case the sweep is gone by then. When the socket is closed, for
+whatever reason, every cell is killed: none outlives the sweep.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ from lm_profiler.processes.child import die_with_parent
 from lm_profiler.record.files import write_whole
 
 _MOST_GIVEN = 1024
+"""Descriptors that are looked at: the usual soft limit of open files."""
 
 
 @dataclass
 class _RunningCell:
     pid: int
-    """Of the leader of a process group of its own."""
+    """The process id, also that of the cell's process group."""
     output: Path
     began: float
 
 
 class Server:
-    """Starts cells, hands signals on, and tells when cells end. It keeps what it was given open, and they do not."""
+    """Starts cells, passes signals on, and reports when cells end. It keeps inherited descriptors open; cells do
+    not."""
 
     def __init__(self, client: Connection, kept: Sequence[int] = ()) -> None:
         self._client, self._kept = client, kept
         self._running: dict[str, _RunningCell] = {}
         self._ended, self._wake = os.pipe()
-        for end in (self._ended, self._wake):
+        for end in (self._ended, self._wake):  # a full pipe must not block a signal
             os.set_blocking(end, False)
 
     def serve(self) -> StartCell | None:
-        """None when the requests have ended; in a forked child, the cell that it is to run."""
-        # With no handler of Python's, the wake-up byte would not be written.
+        """Serve until the socket is closed, then return None; in a forked child return the cell that it is to run."""
+        # The wake-up byte is written only for signals that have a Python handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         try:
@@ -72,7 +74,7 @@ class Server:
             self._kill_all()
 
     def leave(self) -> None:
-        """Be no server any more, in a forked child: what it leaves running must not keep the folder's lock."""
+        """Close the server's descriptors in a forked child, whose own children must not keep the folder's lock."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._client.close()
@@ -80,7 +82,7 @@ class Server:
             os.close(end)
 
     def _follow(self, request: StartCell | SignalCell) -> StartCell | None:
-        """Do what is asked; in a forked child, returns its cell."""
+        """Carry out a request; in a forked child, return its cell."""
         if isinstance(request, SignalCell):
             self._signal(request.cell, request.number)
             return None
@@ -91,7 +93,7 @@ class Server:
             self._client.send(CellEnded(request.cell, None, f"could not be started: {error.strerror}"))
             return None
         if pid == 0:
-            self._running.clear()  # its siblings are none of its business
+            self._running.clear()  # or `_kill_all` would kill this child's siblings
             return request
         self._running[request.cell] = _RunningCell(pid, request.output, time.monotonic())
         self._client.send(CellStarted(request.cell, pid))
@@ -107,7 +109,7 @@ class Server:
             pid, status = os.waitpid(cell.pid, os.WNOHANG)
             if pid:
                 code = os.waitstatus_to_exitcode(status)
-                self._signal(name, signal.SIGKILL)  # what it left behind: workers, other ranks
+                self._signal(name, signal.SIGKILL)  # what the cell left behind: workers, other ranks
                 del self._running[name]
                 ended = {"code": code, "duration_s": time.monotonic() - cell.began}
                 with suppress(OSError):
@@ -122,7 +124,7 @@ class Server:
 
 
 def _given() -> list[int]:
-    """Descriptors that whoever started this process gave it, beside the first three: Python's own are not inherited."""
+    """Return the inherited descriptors beyond the first three; those that Python opens are not inheritable."""
     given = []
     for each in range(3, _MOST_GIVEN):
         with suppress(OSError):
@@ -132,11 +134,11 @@ def _given() -> list[int]:
 
 
 def _fork(output: int) -> int:
-    """A child in a group of its own that prints into ``output``; 0 in that child."""
+    """Fork a child that leads a process group and prints into ``output``; return its pid, and 0 in the child."""
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "a device that was touched is of no use to children"
     pid = os.fork()
-    with suppress(OSError):  # in both, so that neither goes on before it is done
+    with suppress(OSError):  # in both processes, so that neither goes on before the group exists
         os.setpgid(pid, pid)
     if pid == 0:
         for end in (1, 2):
@@ -145,23 +147,23 @@ def _fork(output: int) -> int:
 
 
 def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int:
-    """Run the cell in this forked child as a process of its own would; returns the exit code.
+    """Run the cell in this forked child, and return its exit code.
 
-    ``afresh``: a new interpreter takes the child's place, and nothing returns.
+    ``afresh``: whether a new interpreter takes the child's place; then this does not return.
     """
     die_with_parent()
-    if os.getppid() != server_pid:  # it died before
+    if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
         os._exit(1)
-    with suppress(OSError):  # where memory runs out, the system shall take the cell and not the sweep
+    with suppress(OSError):  # where memory runs out, the kernel shall kill the cell and not the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(cell.environment)
     if afresh:
         os.execv(sys.executable, (sys.executable, "-m", program, *cell.arguments))
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # the state is the server's, the same in every cell; torch's is the same everywhere anyway
+        numpy.random.seed()  # or every cell would have the server's state; torch seeds itself alike in every process
     sys.argv = [program, *cell.arguments]
     try:
-        # Processes that the cell starts, ranks of DDP say, are started by what it sets: sys.argv and __main__.
+        # It sets sys.argv and __main__, by which the cell starts further processes, such as DDP's ranks.
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, int):
@@ -171,19 +173,20 @@ def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int
 
 
 def _import(modules: Sequence[str], client: Connection) -> None:
-    """What every cell needs, once; no device is touched, and nothing computed: both start threads."""
-    die_with_parent()  # meanwhile nobody reads that the requests have ended
+    """Import once what every cell needs, without touching a device or computing: both would start threads."""
+    die_with_parent()  # while importing, nobody notices that the socket was closed
     gone = select.poll()
-    gone.register(client, 0)  # no event but that the other end is closed
+    gone.register(client, 0)  # reports only that the other end was closed
     if gone.poll(0):
         os._exit(0)
     for module in modules:
         import_module(module)
-    die_with_parent(False)  # from here on, cells are killed first
+    die_with_parent(False)  # from here on `serve` notices, and kills the cells first
 
 
 def _end(code: int) -> NoReturn:
-    """End as an interpreter does, but for taking every object apart: that copies each page that the server shares."""
+    """End as an interpreter does, but without freeing every object: that would copy each page shared with the
+    server."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

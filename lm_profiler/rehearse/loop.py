@@ -1,7 +1,6 @@
-"""A run's steps on fake tensors: what memory each phase would take and what it has to do, told without doing it.
+"""Runs a run's steps on fake tensors, to find the memory and the work of each phase without computing anything.
 
-The very loop runs, with the module's own hooks, its precision, its clipping and its accumulation; only the tensors
-have no data.
+Lightning's own loop runs, with the module's hooks, precision, clipping and accumulation; only the tensors have no data.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from lm_profiler.record.run import MemoryCauses, MemoryLevels
 from lm_profiler.rehearse.one_device import FakeDevice, Size, SplitOverDevices, buckets
 from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
 
-META = torch.device("meta")  # the storages of fake tensors
+META = torch.device("meta")  # on which fake tensors have their storages
 
 
 @dataclass(frozen=True)
 class RehearsedStep:
-    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it.
+    """Memory and work of one step on one device, in bytes and FLOPs.
 
-    ``work`` is what each phase has to do at least, ``reserved`` what the allocator has taken by then; None
-    on the CPU, where nobody reserves.
+    ``peaks`` and ``causes`` are by phase, ``held`` is what is held at moments of the step, ``work`` is what each phase
+    has to do at least. ``reserved`` is what the allocator has reserved by the end of the step; None on the CPU.
     """
 
     peaks: Mapping[str, int]
@@ -60,19 +59,19 @@ class RehearsedStep:
 
     @property
     def peak(self) -> int:
-        """Of all phases."""
+        """The highest peak of all phases."""
         return max(self.peaks.values())
 
 
 Sizes = Generator[Size, int, None]
-"""Gives the size of the next steps' batches, and is sent the bytes that these steps need."""
+"""Yields the size of the next steps' batches, and is sent the bytes that these steps need."""
 
 _UNLIKE_STEPS, _LEAST = 8, 2
-"""Where steps may differ: so many are looked at if there is time, and at least so many."""
+"""Steps that are looked at where steps may differ: at most, if there is time, and at least."""
 
 
 class _Look:
-    """Observers of one step, from its begin on."""
+    """The observers of one step, attached when it begins."""
 
     def __init__(self, world: FakeWorld, timeline: Timeline, trainer: Trainer) -> None:
         world.live.perhaps, forward, self._timeline = 0, ForwardTraffic(), timeline
@@ -83,7 +82,7 @@ class _Look:
         timeline.observers += (self._flops,)
 
     def end(self) -> Mapping[str, Any]:
-        """What the step held and moved."""
+        """Detach the observers; return what the step held and moved."""
         self._reader.step_peaks()
         self._reader.end("memory")
         self._timeline.unobserve(self._flops)
@@ -91,30 +90,32 @@ class _Look:
         return self._reader.facts
 
     def work(self) -> StepWork:
-        """What the step multiplied and moved; raises UncountableError."""
+        """Return what the step multiplied and moved; raises UncountableError where that is unknown."""
         return StepWork(self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"])
 
 
 @dataclass(eq=False, kw_only=True)
 class Rehearsal(Callback):
-    """Has Lightning's loop run steps on fake tensors, after one that makes what lasts: gradients, optimizer states.
+    """Has Lightning's loop run steps on fake tensors, and looks at some of them.
+
+    The first step is not looked at: it makes what later steps find, gradients and optimizer states.
 
     Args:
-        world: in which the module was made.
+        world: the fake tensors, among which the module was made.
     """
 
     world: FakeWorld
     failed: BaseException | None = None
-    """The first that was raised: Lightning then takes down what it had not set up yet, which may raise another."""
+    """The first exception: Lightning then tears down what it has not set up yet, which may raise another."""
     bucket_bytes: int | None = None
-    """Of DDP's buckets; None where there are none."""
+    """Bytes of DDP's buckets; None where there are none."""
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
     _left: int = 1 << 20
-    """Steps; ``_steps`` ends before."""
+    """Steps that are left: more than ``_steps`` ever asks for."""
 
     def _steps(self) -> Iterator[None]:
-        """From step to step: it yields where one begins, and goes on where that one has ended."""
+        """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
         raise NotImplementedError
 
     def _look(self) -> _Look:
@@ -132,7 +133,7 @@ class Rehearsal(Callback):
         endless(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
-            metric.validate_args = False  # values are taken to be right
+            metric.validate_args = False  # fake tensors have no values to check
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         if self._strategy.has_buckets:
             with self.world.inside():
@@ -140,7 +141,7 @@ class Rehearsal(Callback):
                 self.bucket_bytes = sum(each.nbytes for each in self._buckets)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep it."""
+        """Keep the first exception."""
         self.failed = self.failed or exception
 
     def _step_ended(self) -> int:
@@ -153,10 +154,10 @@ class Rehearsal(Callback):
     def _batch_ends(self, *_: Any) -> None:
         self._inside.close()
         if not self._phases.is_sure:
-            self._phases.batch_ended()  # raises where there are none
+            self._phases.batch_ended()  # raises where this Lightning has no actions to count steps by
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
-    # Whatever they are told, they do not ask.
+    # The hooks differ in their arguments, which are not used.
     on_train_batch_start = on_validation_batch_start = _batch_starts  # type: ignore[assignment]
     on_test_batch_start = on_predict_batch_start = _batch_starts  # type: ignore[assignment]
     on_train_batch_end = on_validation_batch_end = _batch_ends  # type: ignore[assignment]
@@ -165,13 +166,13 @@ class Rehearsal(Callback):
 
 @dataclass(eq=False, kw_only=True)
 class RehearsedSizes(Rehearsal):
-    """Rehearses steps of the sizes that ``sizes`` asks for.
+    """Rehearses steps of the batch sizes that ``sizes`` asks for.
 
     Args:
-        sizes: what is rehearsed. Steps of the first are looked at part by part; of the others the peak is enough.
+        sizes: the sizes. Steps of the first size are looked at phase by phase; of the others only the peak is read.
         alike: whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a
-            module may do without a step now and then, or do more in every other one, and batches may differ.
-        enough_s: of CPU time for these; it stops in between.
+            module may skip a step now and then, or do more in every other one, and batches may differ.
+        enough_s: CPU time for these steps, after which no further one begins.
         clock: seconds of CPU time.
     """
 
@@ -180,9 +181,9 @@ class RehearsedSizes(Rehearsal):
     enough_s: float = 1.0
     clock: Callable[[], float] = time.process_time
     seen: list[RehearsedStep] = field(default_factory=list)
-    """Those that were looked at."""
+    """The steps that were looked at."""
     known: bool = False
-    """Whether all were that had to be."""
+    """Whether all steps were looked at that had to be."""
 
     def _steps(self) -> Iterator[None]:
         self._strategy.size = next(self.sizes)
@@ -224,39 +225,42 @@ class RehearsedSizes(Rehearsal):
 
 
 _SURE = 1.05
-"""By so much a peak may be off and still be told."""
+"""A peak that may be too low by a larger factor is not reported."""
 
 _DONE = object()
 
 
 def endless(trainer: Trainer) -> None:
-    """It runs until it is ended. Whatever asked until now, as schedules do, has been told what the run was given."""
+    """Have the loop run until it is ended.
+
+    Called when training starts: learning-rate schedules have asked for the run's own limits by then.
+    """
     trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, -1
-    configs = trainer.strategy.lr_scheduler_configs  # one that waits for a figure would not find it
+    configs = trainer.strategy.lr_scheduler_configs  # a schedule that monitors a metric would not find it
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
 def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> None:
-    """In the place of a module's ``log``: its value is there to be asked for, and nobody else is told."""
+    """Replace a module's ``log``: keep the value in ``callback_metrics``, and log nothing."""
     if not isinstance(value, Metric):
         kept = value.detach() if isinstance(value, torch.Tensor) else value
         trainer.callback_metrics[name] = kept
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """Nobody has to be told."""
+    """Do nothing."""
 
 
 _NO_DATA = "its data is not allocated yet"
-"""What torch says where a kernel looks for values by itself."""
+"""The words of torch's error where a kernel reads values itself."""
 
 _NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeDevice, PhaseProfiler, os)), "<frozen ")  # noqa: PTH120
-"""Where an error may come up without being made there: our fake tensors and loop, Python's own modules."""
+"""Folders through which a user's error passes: our fake tensors and marks, and Python's own modules."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why a step cannot be rehearsed, and where in somebody's code."""
-    while isinstance(error.__cause__, Exception):  # around it the parser wraps accounts of its own
+    """Return why a step cannot be rehearsed, with the line of the user's code."""
+    while isinstance(error.__cause__, Exception):  # the parser wraps errors of classes that it makes
         error = error.__cause__
     files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
     theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]

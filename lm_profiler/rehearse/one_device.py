@@ -1,4 +1,4 @@
-"""One device whose tensors are fake, and what of a run's Trainer a step on one device depends on."""
+"""One device with fake tensors, and the parts of a run's Trainer on which a step on one device depends."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ CPU = torch.device("cpu")
 SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
-"""Precisions that Lightning refuses on the CPU, for float16's scaler of gradients, and what is rehearsed instead."""
+"""Precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a batch: by what its rows and its columns are multiplied. Columns only where they are a context."""
+    """The factors by which a batch's rows and columns are multiplied; columns only where they are a context."""
 
     batch: float = 1.0
     context: float = 1.0
 
     def __call__(self, shape: Sequence[int]) -> Sequence[int]:
-        """``shape``, resized."""
+        """Return ``shape`` with its first two dimensions resized."""
         factors = (self.batch, self.context, *[1.0] * len(shape))
         return [n and max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
 
 
 class FakeDevice:
-    """What makes a strategy one device whose tensors are fake; with DDP's buckets it is one of several."""
+    """A mixin that makes a strategy one device with fake tensors; with DDP's buckets it is one of several."""
 
     def __init__(self, world: FakeWorld, has_buckets: bool = False) -> None:
         super().__init__(device=CPU)  # type: ignore[call-arg]
@@ -55,26 +55,27 @@ class FakeDevice:
         self._world = world
         self.size = Size()
         self.rows = 1
-        """Of each one that is made, so many are rehearsed."""
+        """How many rows are rehearsed for each row of a batch that is made."""
         self.samples: int | None = None
-        """Of a batch of the run; None where that is unknown."""
+        """Samples in a batch of the run; None where that is unknown."""
         self.batch_bytes = 0
-        """Of the last batch."""
+        """Bytes of the last batch."""
 
     def model_to_device(self) -> None:
-        """It is where it is."""
+        """Do nothing: fake tensors stay where they are."""
 
     def tensor_init_context(self, empty_init: bool | None = None) -> Any:
-        """Modules that the strategy sees made are fake too."""
+        """Make modules fake that are made under the strategy, as in ``configure_model``."""
         stack = ExitStack()
         stack.enter_context(super().tensor_init_context(empty_init))  # type: ignore[misc]
         stack.enter_context(self._world.inside())
         return stack
 
     def teardown(self) -> None:
-        """Nothing was moved."""
+        """Do nothing: nothing was moved."""
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        """Return a fake batch of the size that is rehearsed."""
         made, whole = samples_in(batch, combined=False), replace(self.size, batch=self.size.batch * self.rows)
         self.samples = None if made is None else made * self.rows
         rehearsed = self._world.faked(batch, whole)
@@ -83,17 +84,17 @@ class FakeDevice:
 
 
 class FakeStrategy(FakeDevice, SingleDeviceStrategy):
-    """Such a device, as a Trainer takes it."""
+    """A ``FakeDevice`` that a Trainer takes as its strategy."""
 
 
 _BUCKET = 25 << 20
+"""Bytes: the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel."""
 
 
 def buckets(module: torch.nn.Module) -> list[torch.Tensor]:
-    """What DDP reduces gradients in: tensors of as many elements as they have, of 25 MiB and the rest of a parameter.
+    """Return the buckets in which DDP reduces gradients: of 25 MiB and the rest of the last parameter, by dtype.
 
-    ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, without its smaller first one. Dense gradients alone
-    are in them.
+    Left out: DDP makes its first bucket smaller, and sparse gradients are in no bucket.
     """
     sizes: dict[torch.dtype, list[int]] = {}
     for parameter in module.parameters():
@@ -106,7 +107,7 @@ def buckets(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 class BeforeSteps(Callback):
-    """What ``callback`` does before the first step, as freezing a part of the module; it sees no step."""
+    """Runs only those hooks of ``callback`` that come before the first step, as for freezing a part of the module."""
 
     def __init__(self, callback: Callback, world: FakeWorld) -> None:
         self._callback, self._world = callback, world
@@ -129,20 +130,20 @@ class BeforeSteps(Callback):
 
 
 class SplitOverDevices(Exception):
-    """The module is split over devices: what one of them holds is not what the module holds."""
+    """Raised where the module is split over devices, so that one device holds less than the module."""
 
 
 def has_buckets(given: Mapping[str, Any]) -> bool:
-    """Whether the strategy of the Trainer's options is DDP, whose buckets hold all gradients once more.
+    """Return whether the Trainer's options name DDP with buckets that hold all gradients a second time.
 
-    With ``gradient_as_bucket_view`` they are the gradients.
+    With ``gradient_as_bucket_view`` the buckets are the gradients.
 
     Raises:
-        SplitOverDevices: it is one that splits the module.
+        SplitOverDevices: The strategy splits the module.
     """
     strategy: Any = given.get("strategy") or "auto"
     options: Mapping[str, Any] = {}
-    if not isinstance(strategy, str):
+    if not isinstance(strategy, str):  # a class_path with init_args, as LightningCLI reads it
         options = {**dict(strategy.get("init_args") or {}), **dict(strategy.get("dict_kwargs") or {})}
         module, _, name = strategy["class_path"].rpartition(".")
         kind = getattr(import_module(module), name)
@@ -156,7 +157,7 @@ def has_buckets(given: Mapping[str, Any]) -> bool:
 
 
 def _devices(given: Mapping[str, Any]) -> int:
-    """Of all nodes; those that only the machine of the run knows count as one."""
+    """Return the number of devices of all nodes; "auto", which depends on the run's machine, counts as one."""
     devices = given.get("devices")
     if isinstance(devices, str) and not devices.isdecimal():
         devices = devices.split(",") if "," in devices else 1
@@ -165,7 +166,7 @@ def _devices(given: Mapping[str, Any]) -> int:
 
 
 class SilentLogger(Logger):
-    """In the place of anybody's logger: it takes whatever it is told, and keeps nothing."""
+    """Replaces any logger: takes every call, and keeps nothing."""
 
     save_dir = log_dir = root_dir = "nowhere"
     name = "silent"
@@ -173,14 +174,14 @@ class SilentLogger(Logger):
 
     @property
     def experiment(self) -> Any:
-        """Has every method, and so have its parts."""
+        """Return an object that has every attribute and method."""
         return MagicMock()
 
     def log_metrics(self, *_: Any, **__: Any) -> None:
-        """Nobody reads them."""
+        """Do nothing."""
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Nobody reads them."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""The work of a step that another process sent: counted on one rehearsed step, or on two where batches accumulate."""
+"""Counts the work of a step that another process sent, on one rehearsed step, or two where batches accumulate."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from lm_profiler.rehearse.loop import Rehearsal, reason_of
 from lm_profiler.rehearse.one_device import AS_WIDE, CPU, FakeDevice, SilentLogger
 
 _SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
-"""Precisions that are rehearsed as they are; of others the dtypes of weights and batch tell all."""
+"""Precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything."""
 
+# Hooks that set a module up: it was set up before it was sent.
 _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
 
 
 def count(sent: SentStep) -> StepWork | str:
-    """The work of the step on one rank, or why it is unknown. For a process of its own, which it leaves changed."""
+    """Return the work of the step on one rank, or why it is unknown. Only for a process of its own (``prepare``)."""
     leave_files()
     prepare(None)
-    if not sent.on_cpu:  # where no fused kernel is chosen here, torch computes half precision in float32
+    if not sent.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         counted = _rehearsed(sent)
@@ -57,7 +58,7 @@ def _rehearsed(sent: SentStep) -> StepWork:
         module, batch, optimizers = fake((sent.module, sent.batch, sent.optimizers))
     _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
     counting = _Counting(world=world, batches=sent.batches)
-    trainer = _trainer(sent, counting, lambda: batch)
+    trainer = _trainer(sent, counting, batch)
     given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": _SameBatch()}
     kept = {"return_predictions": False} if sent.verb == "predict" else {}
     try:
@@ -71,8 +72,8 @@ def _rehearsed(sent: SentStep) -> StepWork:
     return work if sent.precision not in AS_WIDE else _renamed(work, "bfloat16", "float16")
 
 
-def _trainer(sent: SentStep, counting: Rehearsal, batch: Callable[[], Any]) -> Any:
-    """A Trainer of Lightning under the name by which the module knows it."""
+def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
+    """Return a Trainer of the Lightning package that the module is derived from."""
     names = {kind.__module__.partition(".")[0] for kind in type(sent.module).__mro__}
     lightning = import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")
     strategy = type("SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {})
@@ -89,12 +90,12 @@ def _trainer(sent: SentStep, counting: Rehearsal, batch: Callable[[], Any]) -> A
         callbacks=[counting],
         **dict.fromkeys(off, False),
     )
-    vars(trainer.precision_plugin)["convert_module"] = lambda module: module  # it was, before it was sent
+    vars(trainer.precision_plugin)["convert_module"] = lambda module: module  # it was converted before it was sent
     return trainer
 
 
 class _Shapes(FakeWorld):
-    """Fake tensors whose bytes nobody counts: so no kernel is asked what it holds amid its work."""
+    """Fake tensors whose bytes are not counted, so that kernels of unknown memory (``Uncounted``) are no obstacle."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -103,36 +104,36 @@ class _Shapes(FakeWorld):
 
 
 class _SentBatches(FakeDevice):
-    """Gives the step the batch that was sent, which came from the device."""
+    """Gives the step the batch that was sent, which was on the device already."""
 
-    def __init__(self, world: FakeWorld, batch: Callable[[], Any]) -> None:
+    def __init__(self, world: FakeWorld, batch: Any) -> None:
         super().__init__(world)
         self._batch = batch
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        return self._batch()
+        return self._batch
 
 
 class _SameBatch:
-    """A loader whose batches stand for the one that was sent."""
+    """A loader whose endless batches stand for the one that was sent."""
 
     def __iter__(self) -> Iterator[None]:
         return repeat(None)
 
 
 def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> None:
-    """Have ``module`` use ``optimizers``, and do nothing that belongs to no step: it was set up where it was sent."""
+    """Have ``module`` use ``optimizers``, and disable its hooks that belong to no step."""
     hooks = [name for name in dir(LightningModule) if name.startswith("on_") and "_model_" not in name]
     vars(module).update(dict.fromkeys((*hooks, *_NOT_A_STEP), _nothing))
     vars(module)["configure_optimizers"] = lambda: optimizers or None
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 class _Motionless(Optimizer):
-    """Stands where an optimizer would, and steps without arithmetic."""
+    """An optimizer with the sent groups and states, whose step does no arithmetic."""
 
     def __init__(self, sent: SentOptimizer) -> None:
         super().__init__(sent.groups, {})
@@ -145,7 +146,7 @@ class _Motionless(Optimizer):
 
 @dataclass(eq=False, kw_only=True)
 class _Counting(Rehearsal):
-    """Counts a step of one batch, and where ``batches`` accumulate a step of two."""
+    """Counts a step of one batch, and a step of two where ``batches`` accumulate."""
 
     batches: int
     seen: list[StepWork] = field(default_factory=list)
@@ -159,29 +160,30 @@ class _Counting(Rehearsal):
             self.seen.append(look.work())
 
     def work(self) -> StepWork:
-        """That of all batches: all after the first are alike."""
+        """Return the work of all batches; those after the first are alike."""
         first, last = self.seen[0], self.seen[-1]
         return first if first is last else _with_more(first, last, self.batches)
 
 
 def _with_more(one: StepWork, two: StepWork, batches: int) -> StepWork:
-    """The work of a step of ``batches``, from those of one and of two."""
+    """Return the work of a step of ``batches``, extrapolated from steps of one and of two batches."""
 
-    def further(first: Mapping[str, int], both: Mapping[str, int]) -> dict[str, int]:
+    def extrapolated(first: Mapping[str, int], both: Mapping[str, int]) -> dict[str, int]:
         return {key: first.get(key, 0) + (batches - 1) * (n - first.get(key, 0)) for key, n in both.items()}
 
     assert one.traffic is not None
     assert two.traffic is not None
-    by_dtype = {work: further(one.by_dtype.get(work, {}), of) for work, of in two.by_dtype.items()}
+    by_dtype = {work: extrapolated(one.by_dtype.get(work, {}), of) for work, of in two.by_dtype.items()}
     forward, backward, again = (sum(by_dtype.get(work, {}).values()) for work in WORK)
     moved, more = one.traffic.by_phase, two.traffic.by_phase
     known = {phase: n for phase, n in more.items() if n is not None and moved.get(phase, 0) is not None}
-    by_phase = further({phase: n or 0 for phase, n in moved.items()}, known)
+    by_phase = extrapolated({phase: n or 0 for phase, n in moved.items()}, known)
     read = None if one.traffic.forward_read is None else batches * one.traffic.forward_read
     traffic = StepTraffic({**dict.fromkeys(more), **by_phase}, read)
     return StepWork(Flops(forward=forward, backward=backward, recomputation=again), by_dtype, traffic)
 
 
 def _renamed(work: StepWork, dtype: str, to: str) -> StepWork:
+    """Return ``work`` with ``dtype`` renamed, since another one was rehearsed in its place."""
     by_dtype = {kind: {to if of == dtype else of: n for of, n in each.items()} for kind, each in work.by_dtype.items()}
     return StepWork(work.flops, by_dtype, work.traffic)

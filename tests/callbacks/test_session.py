@@ -20,7 +20,7 @@ from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.record.steps import Peaks

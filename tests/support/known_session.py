@@ -17,7 +17,8 @@ from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.clocks.timeline import DATA, END, Timeline
+from lm_profiler.measure.clocks.steps import DATA, END
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.peaks import ProcessProbe
 

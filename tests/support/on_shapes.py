@@ -12,7 +12,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from lm_profiler.callbacks.instruments.sent_step import shape_of
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Span, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.copies.module_copy import ModuleCopy, undisturbed
 from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic

@@ -1,6 +1,7 @@
-"""From a tape of marks to steps: which part each instant belongs to, and for how long.
+"""Reads a tape of marks into steps: which part of the step each stretch of time belongs to.
 
-Parts nest (a backward inside a manual training_step): the time belongs to the innermost. None of this runs in a step.
+Parts nest (a backward inside a manual training_step); the time belongs to the innermost. None of this runs within a
+timed step.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from lm_profiler.record.quantities import PARTS
 
 DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len(PARTS))
 OUTSIDE = len(PARTS)
-"""Code of what lies between two marks of a step and yet is not part of it (validation amid accumulation), until the
-next mark."""
+"""Code of a stretch between two marks that is not part of the step, such as validation during accumulation."""
 
 LEAVE, CLIPPED, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 6)
-"""What a mark may say beside the part that begins: the innermost part ends; clipping does, and the optimizer's
-arithmetic begins; that ends, however often it began; an error passed; the step ends."""
+"""Codes of marks that begin no part: the innermost part ends; clipping ends and the optimizer's arithmetic begins; the
+optimizer's arithmetic ends, however often it began; an error passed; the step ends."""
 
 
 @dataclass(slots=True)
 class StepMarks:
-    """The marks of one finished step: ``codes[k]`` is the part that begins at ``host_ns[k]``; the last one ends it.
+    """The marks of one finished step: ``codes[k]`` is the part that begins at ``host_ns[k]``; the last mark ends the
+    step.
 
-    ``asked`` counts the phases at whose beginning the device was asked whether it had finished what came before, and
+    ``asked`` counts the phases at whose start the device was asked whether it had finished what came before, and
     ``idle`` those at which it had: there it waits for the host.
     """
 
@@ -39,13 +40,13 @@ class StepMarks:
     idle: int = 0
 
     def host_seconds(self) -> tuple[float, ...]:
-        """Seconds of each of ``TIMED`` on the host's clock."""
+        """Return the seconds of each of ``TIMED`` on the host's clock."""
         return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
-        """Seconds of each of ``TIMED`` on the device's stream, whose every instant must have been reached.
+        """Return the seconds of each of ``TIMED`` on the device's stream; None where an instant cannot be read.
 
-        None where one of them cannot be read.
+        The device must have reached every instant.
         """
         seconds = [stream.seconds(a, b) for a, b in pairwise(self.instants)]
         known = [value for value in seconds if value is not None]
@@ -56,17 +57,17 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
     parts = [0.0] * (len(PARTS) + 1)
     for code, duration in zip(codes, seconds, strict=False):
         parts[code] += duration
-    parts[OUTSIDE] = sum(parts[:OUTSIDE])  # the slot of what lies outside becomes the step
+    parts[OUTSIDE] = sum(parts[:OUTSIDE])  # time outside is dropped; its slot holds the sum, which is the step
     return tuple(parts)
 
 
 @dataclass(slots=True)
 class TapeReading:
-    """What the tape says, as far as it was read.
+    """The state after the marks that were read.
 
-    ``stack`` are the parts that are open, ``failed_in`` the innermost when an error first passed, ``finished`` the
-    steps that nobody took yet. ``step`` are the marks of the one that runs or was last, ``began`` the part that began
-    with the last mark, None if none did.
+    ``stack`` holds the open parts, ``failed_in`` the innermost part when an error first passed, ``finished`` the steps
+    that nobody took yet. ``step`` holds the marks of the current or last step, ``began`` the part that the last mark
+    began, or None.
     """
 
     stack: list[int] = field(default_factory=lambda: [OTHER])
@@ -77,7 +78,7 @@ class TapeReading:
     step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
-        """What it says ``tape`` later, which alternates between what is marked and when. This one stays as it is."""
+        """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
         step = self.step
         step = StepMarks([*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle)
         read = TapeReading(self.stack.copy(), self.running, self.failed_in, None, self.finished.copy(), step)
@@ -86,7 +87,7 @@ class TapeReading:
         return read
 
     def read(self, code: int, instant: Any) -> None:
-        """One mark more."""
+        """Read one mark."""
         stack = self.stack
         self.began = None
         if code == FAIL:
@@ -97,7 +98,7 @@ class TapeReading:
             stack.pop()
         if code < END:
             self._open_or_close(code)
-        # Whoever has its batches fetched by the loop asks for one first; training_step(dataloader_iter) does so inside.
+        # A step begins with data, which the loop fetches; training_step(dataloader_iter) fetches inside forward.
         if code in (DATA, FORWARD) and not self.running:
             self.running, self.failed_in, self.step = True, None, StepMarks([], [], [])
         if self.running:

@@ -1,4 +1,4 @@
-"""The device's clock: pooled timing events on its current stream."""
+"""The device's clock: a pool of timing events on the current stream."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 class EventStream:
-    """Events of ``torch.Event`` on the current stream of ``device``, recycled: a long run makes a bounded number.
+    """Timing events on the current stream of ``device``, reused, so that a long run makes a bounded number.
 
-    Never synchronizes but in ``wait``. A call that fails (on a device that died) makes the times that need it unknown,
-    lest a mark takes the place of the user's own error; ``wait`` alone says so. So are instants within the capture of
-    a CUDA graph: nothing runs then, and to query an event, whichever it is, would spoil the user's capture.
+    Only ``wait`` synchronizes. A call that fails (on a device that died) makes times unknown instead of raising, so
+    that the user sees the error of his own call; only ``wait`` raises. Instants within the capture of a CUDA graph are
+    unknown too: nothing runs then, and querying any event would invalidate the capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,14 +26,14 @@ class EventStream:
         self._current: Callable[[], Any] = partial(torch.accelerator.current_stream, index)
         capturing = torch.cuda.is_current_stream_capturing
         self.capturing: Callable[[], bool] = capturing if device.type == "cuda" else lambda: False
-        """Whether what is enqueued now becomes part of a CUDA graph, in place of running."""
+        """Whether a CUDA graph is being captured, so that what is enqueued does not run now."""
 
     def record(self) -> torch.Event:
-        """An instant at the end of what has been enqueued so far; costs a microsecond and waits for nothing."""
+        """Return an instant at the end of what is enqueued so far; takes a microsecond and never waits."""
         event = self._free.pop() if self._free else torch.Event(device=self._device, enable_timing=True)
         try:
             if not self.capturing():
-                # Without a stream the event would go to that of the current device, which may be another.
+                # Without an argument the event would go to the current device, which may be another one.
                 event.record(self._current())
                 return event
         except (RuntimeError, ValueError):
@@ -41,41 +41,42 @@ class EventStream:
         return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
 
     def reached(self, instant: torch.Event) -> bool:
-        """Whether the stream has got there; not, where that cannot be known."""
+        """Return whether the stream has reached ``instant``; False where that cannot be known."""
         try:
             return not self.capturing() and bool(instant.query())
         except (RuntimeError, ValueError):
             return False
 
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
-        """Seconds between two instants that were reached; None where one of them cannot be read."""
+        """Return the seconds between two instants that were reached; None where one cannot be read."""
         try:
             return float(start.elapsed_time(end)) * 1e-3  # elapsed_time is in milliseconds
         except (RuntimeError, ValueError):
             return None
 
     def release(self, instants: Sequence[torch.Event]) -> None:
-        """Hand instants back for reuse."""
+        """Return instants to the pool."""
         self._free.extend(instants)
 
     def wait(self) -> None:
         """Block until the device has done all that was enqueued.
 
         Raises:
-            RuntimeError: the device died.
+            RuntimeError: The device died.
         """
         torch.accelerator.synchronize(self._device)
 
 
 def stream_of(device: torch.device) -> EventStream | None:
-    """The clock of ``device``; None on the CPU and where a device cannot time events (host time is all there is)."""
+    """Return the clock of ``device``; None on the CPU and where a device cannot time events: then only host time is
+    known."""
     if device.type == "cpu":
         return None
     try:
         stream = EventStream(device)
         start, end = stream.record(), stream.record()
         stream.wait()
-    except Exception:  # each backend says in its own way that it has none
+    except Exception:  # each backend has its own error for missing events
         return None
     if stream.seconds(start, end) is None:
         return None

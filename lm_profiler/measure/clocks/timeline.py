@@ -1,7 +1,7 @@
-"""Marks on two clocks, put down on a tape.
+"""Takes marks on two clocks and writes them to a tape.
 
-A mark says what happens at its instant, mostly which part of the step begins or ends; so the parts of a step add up to
-the step by construction, on each clock. What it means for the parts that are open is found out later (``steps``).
+A mark says what happens at its instant, mostly which part of the step begins or ends. So the parts of a step add up to
+the step by construction, on each clock. ``steps`` reads the tape later.
 """
 
 from __future__ import annotations
@@ -12,59 +12,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import (
-    BACKWARD,
-    CLIP,
-    CLIPPED,
-    DATA,
-    END,
-    FAIL,
-    FORWARD,
-    LEAVE,
-    OPTIMIZED,
-    OPTIMIZER,
-    OTHER,
-    OUTSIDE,
-    TRANSFER,
-    ZERO_GRAD,
-    StepMarks,
-    TapeReading,
-)
+from lm_profiler.measure.clocks.steps import DATA, END, FAIL, FORWARD, LEAVE, OTHER, OUTSIDE, TapeReading
 from lm_profiler.measure.clocks.stream import EventStream
-
-__all__ = [
-    "BACKWARD",
-    "CLIP",
-    "CLIPPED",
-    "DATA",
-    "END",
-    "FAIL",
-    "FORWARD",
-    "LEAVE",
-    "OPTIMIZED",
-    "OPTIMIZER",
-    "OTHER",
-    "OUTSIDE",
-    "TRANSFER",
-    "ZERO_GRAD",
-    "Span",
-    "StepMarks",
-    "Timeline",
-]
 
 
 @dataclass(eq=False)
 class Timeline:
-    """Takes the marks. It and ``Span`` are the hot path: between a model's own work every further Python frame costs a
-    microsecond and more, several times what it costs in a tight loop. So a mark is one entry of a list, written by one
-    built-in call, which Ctrl-C finds done or not done.
+    """Takes the marks.
+
+    This class and ``Span`` are the hot path: between a model's own work each further Python frame costs a microsecond
+    and more, several times its cost in a tight loop. So a mark is one call of a built-in that extends a list, which
+    Ctrl-C finds either done or not done.
 
     Args:
         clock: the host's clock, in nanoseconds.
-        stream: the device's clock, or None where the host's is the only one.
-        part: answers for what fails while training is in here.
+        stream: the device's clock; None where there is only the host's.
+        part: the Guard that handles errors in here.
 
-    ``note`` puts down a mark: what happens, and the host's instant.
+    ``note`` writes a mark: a code and the host's instant.
     """
 
     clock: Callable[[], int] = time.perf_counter_ns
@@ -72,48 +37,49 @@ class Timeline:
     part: Guard = UNGUARDED
 
     def __post_init__(self) -> None:
-        self._tape: list[Any] = [TapeReading()]  # first what is known of the marks before, then two entries a mark
+        self._tape: list[Any] = [TapeReading()]  # what was read before, then two entries a mark
         self._last: Any = None
         self._outside = self._stopped = False
         self.went_outside: list[tuple[int, str]] = []
-        """When the loop left the step, and for what."""
+        """When the loop left the step (ns), and for what."""
         self.saved: list[int] = []
-        """When each checkpoint began and ended, in turn."""
+        """When each checkpoint began and ended (ns), in turn."""
         self.observers = ()
 
     @property
     def observers(self) -> tuple[Callable[[int], None], ...]:
-        """Called at each mark, after its instant was taken, with the code of the part that begins."""
+        """Callables that get the code of the part that begins, at each mark and after its instant was taken."""
         return self._observers
 
     @observers.setter
     def observers(self, observers: tuple[Callable[[int], None], ...]) -> None:
         self._observers = observers
-        self._tune()
+        self._choose_note()
 
     def unobserve(self, *observers: Callable[[int], None]) -> None:
-        """Call these no more; it may be done twice."""
+        """Remove ``observers``; those that are not there are ignored."""
         self.observers = tuple(each for each in self.observers if each not in observers)
 
-    def _tune(self) -> None:
-        """Have ``note`` do what is wanted and no more."""
+    def _choose_note(self) -> None:
+        """Choose the cheapest ``note`` for the current state, so that a mark has no branches."""
         self._put: Callable[[tuple[int, int]], object]
         self._put = self._tape.extend if self.stream is None else self._put_with_event
-        self.note = self._put if not self._observers else self._tell
+        self.note = self._put if not self._observers else self._put_and_observe
         if self._outside or self._stopped:
-            self.note = self._wait
+            self.note = self._put_if_back
 
     def _put_with_event(self, mark: tuple[int, int]) -> None:
         code, now = mark
         last, stream = self._last, self.stream
         assert stream is not None
+        # Asked before the next event is enqueued: a device that has reached the last one is idle.
         reached = stream.reached(last) if code < OTHER and last is not None else None
         event = stream.record()
         self._last = None if code == END else event
         self._tape.extend((code, (now, event, reached)))
 
-    def _tell(self, mark: tuple[int, int]) -> None:
-        """Put it down and read it at once, for those who observe."""
+    def _put_and_observe(self, mark: tuple[int, int]) -> None:
+        """Write a mark and read it at once, for the observers."""
         reading = self.reading()
         self._put(mark)
         code, instant = self._tape[1:]
@@ -123,63 +89,64 @@ class Timeline:
             for observer in self._observers:
                 observer(reading.began)
 
-    def _wait(self, mark: tuple[int, int]) -> None:
-        """Whatever happens outside of the step is not marked; that the loop comes back, or asks for the end, is."""
+    def _put_if_back(self, mark: tuple[int, int]) -> None:
+        """Drop marks outside the step, until the loop comes back to a step or ends it."""
         if mark[0] in (DATA, FORWARD, END) and not self._stopped:
             self._outside = False
-            self._tune()
+            self._choose_note()
             self.note(mark)
 
     def reading(self) -> TapeReading:
-        """Read the tape up to its last mark. Not for a timed step."""
+        """Read the tape up to its last mark; too slow for a timed step."""
         tape = self._tape
         count = len(tape)
         known: TapeReading = tape[0]
         if count > 1:
             known = known.after(tape[1:count])
-            tape[:count] = [known]  # in one go: an interrupt finds marks that were read, or were not
+            tape[:count] = [known]  # in one assignment: an interrupt must not find marks half read
         return known
 
     def peek(self) -> TapeReading:
-        """What the tape says by now, read by another thread: the tape stays as it is."""
+        """Return the state after the last mark without changing the tape; for other threads."""
         tape = self._tape[:]
         known: TapeReading = tape[0]
         return known.after(tape[1:])
 
     @property
     def live(self) -> bool:
-        """Whether a step is open and the loop is inside of it, so that marks are taken."""
+        """Whether a step is running and the loop is inside it, so that marks count."""
         known = self.reading()
         return known.running and known.stack[-1] != OUTSIDE
 
     @property
     def stack(self) -> list[int]:
-        """Codes of the parts that are open."""
+        """The codes of the open parts."""
         return self.reading().stack
 
     def mark(self, code: int) -> None:
-        """``code`` happens at this instant."""
+        """Write a mark at this instant."""
         self.note((code, self.clock()))
 
     def go_outside(self, what: str = "") -> None:
-        """What follows, until the loop is back at a step, is in no part of one, and is not marked; ``what`` it is."""
+        """Ignore marks until the loop is back at a step; ``what`` names what happens meanwhile."""
         if what:
             self.went_outside.append((self.clock(), what))
         self.mark(OUTSIDE)
         self._outside = True
-        self._tune()
+        self._choose_note()
 
     def stop(self) -> None:
         """Take no more marks."""
         self._stopped = True
-        self._tune()
+        self._choose_note()
 
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """A part as a context manager, whose end says ``ends``; reusable and reentrant, so that a step allocates none.
+    """A context manager that marks a part, and ``ends`` at its end; reusable and reentrant, so that steps allocate
+    none.
 
-    It does what ``Timeline.mark`` does, in one frame.
+    It does what ``Timeline.mark`` does, but in one frame.
     """
 
     _timeline: Timeline

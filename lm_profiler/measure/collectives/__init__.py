@@ -1,4 +1,4 @@
-"""When this rank came to each collective, how far its clock is off the other ranks', and what DDP itself timed.
+"""Measures collectives: when this rank came to each, how far the ranks' clocks differ, and what DDP itself timed.
 
-May use what ``measure`` may. Never calls a collective, and waits for nobody without a limit.
+May use what ``measure`` may. Never calls a collective, and never waits without a limit.
 """

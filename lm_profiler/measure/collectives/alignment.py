@@ -1,7 +1,7 @@
-"""How far the ranks' clocks are apart: messages through the store of the process group, there and back.
+"""Measures how far the ranks' clocks differ, by round trips through the store of the process group.
 
-Ranks of one machine share its monotonic clock, so that of each machine one rank is asked. A message is there after it
-was sent: the other clock's reading in between bounds how far that one is ahead, from both sides, whatever the way takes
+Ranks of one machine share its monotonic clock, so that one rank of each machine is asked. A message arrives after it
+was sent: the other clock's reading within a round trip bounds its offset from both sides, however long the way takes
 (the on-wire calculation of NTP, RFC 5905 section 8).
 """
 
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _ROUNDS = 10
-"""There and back, of which the quickest counts."""
+"""Round trips of a comparison, of which the quickest counts."""
 
 _QUARTZ = 5e-5
-"""What an oscillator may gain or lose, at most: 50 ppm, as those on boards are specified."""
+"""The most that a clock may gain or lose: 50 ppm, as oscillators on boards are specified."""
 
 
 class ClockReading(NamedTuple):
-    """Another clock less ours: ``ahead_ns`` at ``at_ns`` of its own, off by ``uncertainty_ns`` at most."""
+    """Another clock minus ours: ``ahead_ns`` at its own ``at_ns``, wrong by at most ``uncertainty_ns``."""
 
     at_ns: int
     ahead_ns: int
@@ -32,7 +32,7 @@ class ClockReading(NamedTuple):
 
 
 def clock_id() -> str:
-    """Of the monotonic clock that this process reads: the same wherever it is the same clock, across containers too."""
+    """Return a name of this process's monotonic clock: equal where it is the same clock, also across containers."""
     with suppress(OSError):
         # A time namespace may have an offset of its own (time_namespaces(7)).
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
@@ -41,17 +41,17 @@ def clock_id() -> str:
 
 @dataclass(eq=False)
 class ClockComparison:
-    """Of all ranks' clocks with rank 0's, as often as all of them ask for it.
+    """Compares all ranks' clocks with rank 0's, each time that all ranks call ``compare``.
 
     Args:
-        store: what all ranks see.
-        rank: of this process.
-        ranks: how many there are.
-        patience_s: how long to wait for the others, in all.
-        clock: of this process, in nanoseconds.
-        own: which clock that is.
+        store: the key-value store that all ranks share.
+        rank: the rank of this process.
+        ranks: the number of ranks.
+        patience_s: how long a comparison waits for the others, in all.
+        clock: the clock of this process, in nanoseconds.
+        own: the name of that clock.
 
-    ``readings`` are known on rank 0: of each clock, those of each comparison that succeeded.
+    ``readings`` has, on rank 0, the readings of each clock, one for each comparison that succeeded.
     """
 
     store: Any
@@ -66,10 +66,10 @@ class ClockComparison:
     _times: int = 0
 
     def compare(self) -> None:
-        """Once more. Rank 0 waits for one rank of each other machine; those wait for rank 0.
+        """Compare once more. Rank 0 waits for one rank of each other machine, and those wait for rank 0.
 
         Raises:
-            RuntimeError: on another rank: rank 0 said nothing in time.
+            RuntimeError: On another rank, where rank 0 did not answer in time.
         """
         until = time.monotonic() + self.patience_s
         if self._clocks is None:
@@ -79,14 +79,14 @@ class ClockComparison:
             if self.rank == rank:
                 self._answer(f"{self._times}/{rank}", until)
             elif self.rank == 0:
-                with suppress(RuntimeError):  # it has ended, or its instruments have
+                with suppress(RuntimeError):  # that rank has ended, or its instruments were taken out
                     reading = self._ask(f"{self._times}/{rank}", until)
                     self.readings.setdefault((self._clocks or [])[rank] or "", []).append(reading)
 
     def of(self, rank: int, until_ns: int) -> tuple[ClockReading, ClockReading] | None:
-        """The clock of ``rank`` when it was first and last compared; None where it is not known. On rank 0.
+        """Return the first and the last reading of the clock of ``rank``, on rank 0; None where it is unknown.
 
-        Where it was compared once, how far it may be off grows up to ``until_ns`` of its own.
+        With a single reading, the last one's uncertainty grows by the drift up to ``until_ns`` on that clock.
         """
         which = self._clocks[rank] if self._clocks is not None else None
         if which is not None and which == self.own:
@@ -100,14 +100,15 @@ class ClockComparison:
         return first, last
 
     def _meet(self, until: float) -> None:
-        """All say which clock they read; rank 0 says who is asked: the first rank of each clock that is not its own."""
+        """Exchange the clocks' names; rank 0 chooses the first rank of each clock other than its own."""
         self.store.set(f"is/{self.rank}", self.own)
         if self.rank > 0:
             said = self._get("asked", until).decode()
             self._clocks, self._asked = (), [int(rank) for rank in said.split()]
             return
         keys = [f"is/{rank}" for rank in range(self.ranks)]
-        with suppress(RuntimeError):  # who has not come by then is not asked
+        # Half of the patience: the rest is for those that came and wait for an answer.
+        with suppress(RuntimeError):  # ranks that are too late are not asked
             self._wait(keys, time.monotonic() + self.patience_s / 2)
         clocks = self._clocks = [self.store.get(key).decode() if self.store.check([key]) else None for key in keys]
         known = {which: clocks.index(which) for which in clocks if which is not None and which != self.own}
@@ -115,7 +116,7 @@ class ClockComparison:
         self.store.set("asked", " ".join(map(str, self._asked)))
 
     def _ask(self, key: str, until: float) -> ClockReading:
-        """There and back; each side waits, and then looks at its clock before it asks for what was said."""
+        """Measure round trips; each side reads its clock after waiting, before it fetches the message."""
         best: ClockReading | None = None
         for turn in range(_ROUNDS):
             sent = self.clock()
@@ -123,7 +124,7 @@ class ClockComparison:
             self._wait([f"{key}/answer/{turn}"], until)
             back = self.clock()
             came, left = map(int, self.store.get(f"{key}/answer/{turn}").decode().split())
-            # It is ahead by no more than ``came - sent``, and by no less than ``left - back``.
+            # The other clock is ahead by at most ``came - sent``, and by at least ``left - back``.
             reading = ClockReading(
                 (came + left) // 2, (came - sent + left - back) // 2, (came - sent - left + back) // 2
             )
@@ -133,6 +134,7 @@ class ClockComparison:
         return best
 
     def _answer(self, key: str, until: float) -> None:
+        """Be the other side of ``_ask``."""
         for turn in range(_ROUNDS):
             self._wait([f"{key}/ask/{turn}"], until)
             came = self.clock()

@@ -1,6 +1,6 @@
-"""How long each of NCCL's collectives takes on its stream, from the events that NCCL keeps when it is asked to.
+"""Has NCCL time each of its collectives on the device, and waits for the results.
 
-On a GPU the host only enqueues: when it calls says nothing of when the device comes.
+On a GPU the host only enqueues: the time of its call does not tell when the device gets there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from lm_profiler.measure.collectives.recorder import Arrivals, Dump, collectives
 from lm_profiler.torch_names import TIME_COLLECTIVES, WORLD
 
 _PATIENCE_S = 2.0
-"""NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second."""
+"""Seconds: NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second."""
 
 
 def time_collectives() -> None:
-    """From now on, of all groups; two events more a collective. Nothing ends it.
+    """Switch timing on for all groups, at the cost of two events a collective. It cannot be switched off.
 
     Raises:
-        RuntimeError: a backend cannot, or this torch.
+        RuntimeError: A backend or this torch cannot do it.
     """
     for group in list(WORLD.find().pg_map):
         TIME_COLLECTIVES.of(group)()
@@ -28,7 +28,7 @@ def time_collectives() -> None:
 def drain_timed(
     arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Read the ring when the durations of what is new in it are known, or after two seconds. The device is done."""
+    """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
     until = clock() + _PATIENCE_S
     while _untimed(arrivals.dump, arrivals.last) and clock() < until:
         sleep(0.05)

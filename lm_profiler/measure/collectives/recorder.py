@@ -1,8 +1,7 @@
-"""Torch's flight recorder: a ring in which torch notes every collective call of this process, when it is made.
+"""Reads torch's flight recorder: a ring buffer with every collective call of this process and its wall-clock time.
 
-It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether anybody reads it or not.
-In torch 2.10 it is on only where that is set, before the first collective.
-Its instants are of the wall clock.
+It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. In torch
+2.10 it is on only where that variable is set before the first collective.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ Dump = Callable[[], Sequence[Mapping[str, Any]]]
 """The ring's entries, oldest first."""
 
 _TRIES = 20
-"""Readings of two clocks after each other, of which the closest counts: within a microsecond."""
+"""Attempts to read two clocks at the same time; the closest counts, and is within a microsecond."""
 
 _DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2}
-"""Of what gradients are made of, as the recorder names it."""
+"""Bytes of the dtypes of gradients, by the recorder's names."""
 
 _DRIFT, _JITTER_NS = 1e-5, 100_000
-"""Wall clock and monotonic clock are slewed alike (clock_gettime(2)). Where they move apart by more than this, the wall
-clock was set."""
+"""NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
+time and this constant, the wall clock was set."""
 
 
 class CollectiveCall(NamedTuple):
-    """One collective call: its group's name and the group's sequence number (the same on all ranks of it), what it is,
-    when it was made, how long it took on the device's stream, where that was measured, and the bytes of an all-reduce,
-    where they are known."""
+    """One collective call: the group's name, its sequence number (the same on all ranks of the group), the operation,
+    when it was called, how long it took on the device where that was timed, and the bytes of an all-reduce where they
+    are known."""
 
     group: str
     number: int
@@ -48,10 +47,10 @@ class CollectiveCall(NamedTuple):
 
 
 def flight_recorder(device_type: str) -> Dump | None:
-    """Reads the ring of this process for the collectives of ``device_type``; None where this torch has none.
+    """Return a reader of this process's ring for collectives of ``device_type``; None where this torch has none.
 
-    Reading takes some 10 µs an entry, and takes nothing out of the ring. NCCL keeps a ring of its own. Asked for
-    when there is a process group: that of torch 2.15 is recorded through hooks, in a ring of another name.
+    Reading takes some 10 µs an entry and leaves the ring unchanged. NCCL has a ring of its own. Call it once the
+    process group exists: torch 2.15 records that through hooks, in a ring of another name.
     """
     if not torch.distributed.is_available():
         return None
@@ -65,7 +64,7 @@ def flight_recorder(device_type: str) -> Dump | None:
 
 
 def _hooked(device_type: str) -> str | None:
-    """The backend of ``device_type`` that torch records through hooks, where it does."""
+    """Return the backend of ``device_type`` if torch records it through hooks, else None."""
     group = torch.distributed.group.WORLD
     world = WORLD.find_or(None)
     if group is None or group not in getattr(world, "pg_flight_recorder_hooks", ()):
@@ -75,7 +74,7 @@ def _hooked(device_type: str) -> str | None:
 
 
 def ring_size() -> int:
-    """Entries that the ring holds, as torch's ``FlightRecorder.hpp`` finds it."""
+    """Return the capacity of the ring, as torch's ``FlightRecorder.hpp`` reads it."""
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         with suppress(KeyError, ValueError):
             return int(os.environ[name])
@@ -83,7 +82,7 @@ def ring_size() -> int:
 
 
 def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall]:
-    """The collective calls among ``entries``; what goes from one rank to another makes no other wait."""
+    """Yield the collective calls among ``entries``, without point-to-point calls, for which no other rank waits."""
     for entry in entries:
         if not entry.get("is_p2p"):
             took_ms = entry.get("duration_ms")
@@ -98,7 +97,7 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
 
 
 def _sent_bytes(entry: Mapping[str, Any]) -> int | None:
-    """Of an all-reduce of one tensor."""
+    """Return the bytes of an all-reduce of one tensor; None for any other call."""
     if not entry["profiling_name"].endswith(":all_reduce") or len(entry.get("input_sizes", ())) != 1:
         return None
     size = _DTYPE_BYTES.get(entry["input_dtypes"][0])
@@ -106,12 +105,12 @@ def _sent_bytes(entry: Mapping[str, Any]) -> int | None:
 
 
 def last_calls(dump: Dump | None) -> dict[str, int]:
-    """The number of the last collective that this process called, by group."""
+    """Return the number of the last collective that this process called, by group."""
     return {call.group: call.number for call in collectives(dump() if dump is not None else ())}
 
 
 def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
-    """The wall clock less ``clock``, as the closest of several readings has it."""
+    """Return the wall clock minus ``clock``, from the closest of several readings."""
     readings = ((clock(), wall(), clock()) for _ in range(_TRIES))
     before, at, after = min(readings, key=lambda reading: reading[2] - reading[0])
     return at - (before + after) // 2
@@ -119,17 +118,17 @@ def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_
 
 @dataclass(eq=False)
 class Arrivals:
-    """Reads the ring again before it comes round, and puts its instants on ``clock``.
+    """Collects the ring's calls before they are overwritten, and converts their instants to ``clock``.
 
     Args:
-        dump: of the ring.
+        dump: reads the ring.
         clock: the host's clock of the marks.
-        wall: that of the ring.
-        room: entries that the ring holds.
+        wall: the ring's clock.
+        room: the capacity of the ring.
 
-    ``calls`` are those that the ring held at the first reading, and all since; ``at_ns`` when each was made. ``lost``:
-    the ring came round before it was read. ``clock_was_set``: the wall clock was, and when these calls were made cannot
-    be told.
+    ``calls`` has all calls since those that the ring held at the first reading, ``at_ns`` their instants. ``lost``:
+    entries were overwritten before they were read. ``clock_was_set``: the wall clock was set, so that the instants
+    cannot be trusted.
     """
 
     dump: Dump
@@ -141,11 +140,11 @@ class Arrivals:
     lost: bool = False
     clock_was_set: bool = False
     last: int = -1
-    """Number of the newest entry that was read."""
+    """The number of the newest entry that was read."""
     _ahead: tuple[int, int] | None = None
 
     def drain(self) -> int:
-        """Read what is new; returns how many entries of the ring that was, which are not all collectives."""
+        """Read new entries, and return how many there were; not all of them are collectives."""
         entries = self.dump()
         now, ahead_ns = self.clock(), wall_ahead_ns(self.clock, self.wall)
         was_at, was_ahead_ns = self._ahead or (now, ahead_ns)

@@ -1,6 +1,6 @@
-"""What DistributedDataParallel tells of its reducer: its buckets, and when a backward's communication begins and ends.
+"""Reads what DistributedDataParallel knows of its reducer: the buckets, and the times of a backward's communication.
 
-It times that in every hundredth step unless it is told to do it in each. On CUDA its reading waits for the device.
+DDP times every hundredth step unless it is told to time each. On CUDA, reading the times waits for the device.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from lm_profiler.torch_names import DDP_TIMES, DDP_TIMES_RATE
 
 _USUAL_RATE = 100
-"""``kDDPRuntimeLoggingSampleRate`` of torch's ``reducer.cpp``: nothing tells what rate was set."""
+"""``kDDPRuntimeLoggingSampleRate`` of torch's ``reducer.cpp``, to go back to: the current rate cannot be read."""
 
 
 class ReducerReading(NamedTuple):
-    """One backward: from the beginning of its communication to the end, and how much of that its computing hid; in
-    seconds. ``backward`` counts those of this process, the same on all ranks."""
+    """The communication of one backward, in seconds, and how much of it was hidden behind computing.
+
+    ``backward`` is the number of the backward pass, the same on all ranks.
+    """
 
     backward: int
     communication_s: float
@@ -25,9 +27,9 @@ class ReducerReading(NamedTuple):
 
 
 class ReducerTimer:
-    """Samples every backward of ``ddp`` from ``start`` to ``stop``.
+    """Times every backward of ``ddp`` from ``start`` to ``stop``.
 
-    DDP takes in what it timed of a backward where the next forward begins, so a reading is of the step before.
+    DDP collects the times of a backward when the next forward begins, so a reading is of the previous step.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -36,30 +38,30 @@ class ReducerTimer:
         self.readings: list[ReducerReading] = []
 
     def start(self) -> None:
-        """From the next step on."""
+        """Time each step from the next one on."""
         self._begun = DDP_TIMES.of(self._ddp)().get("backward_comm_time_start", -1)
         DDP_TIMES_RATE.of(self._ddp)(1)
 
     def read(self) -> None:
-        """Keep the last backward that is known of, if it is a new one. Not for a timed step."""
+        """Keep the last backward's times, if they are new. Not for a timed step: it may wait for the device."""
         known = DDP_TIMES.of(self._ddp)()
         begun = known.get("backward_comm_time_start", -1)
-        if begun == self._begun:  # the one before the first
+        if begun == self._begun:  # nothing new: the backward before `start`, or one that was read
             return
         self._begun = begun
         took_ns, hidden_ns = known["backward_comm_time"], known["backward_compute_comm_overlap_time"]
         self.readings.append(ReducerReading(known["iteration"], took_ns * 1e-9, min(max(hidden_ns, 0), took_ns) * 1e-9))
 
     def stop(self) -> None:
-        """As it was before. May be called twice."""
+        """Restore DDP's usual rate; calling it twice does no harm."""
         DDP_TIMES_RATE.of(self._ddp)(_USUAL_RATE)
 
 
 def bucket_bytes(wrapped: object) -> list[int] | None:
-    """Of DDP's buckets, in the order in which it reduces them. Not for a timed step.
+    """Return the bytes of DDP's buckets, in the order in which it reduces them. Not for a timed step.
 
-    None where ``wrapped`` is no DDP, it has not told yet how it divides its gradients, or a hook of the user's sends
-    what it likes.
+    None where ``wrapped`` is no DDP, where it has not yet decided on its buckets, or where a communication hook of the
+    user's may send anything.
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return None
@@ -67,6 +69,6 @@ def bucket_bytes(wrapped: object) -> list[int] | None:
     if known.get("comm_hook"):
         return None
     told = known.get("rebuilt_bucket_sizes") if known.get("has_rebuilt_buckets") else None
-    if told is None and wrapped.find_unused_parameters:  # those it keeps as they are
+    if told is None and wrapped.find_unused_parameters:  # then DDP never rebuilds its first buckets
         told = known.get("bucket_sizes")
     return [int(size) for size in told.split(",")] if told else None

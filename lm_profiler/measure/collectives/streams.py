@@ -1,7 +1,8 @@
-"""How long the stream that computes stands where it waits for another one, and when the host works on others.
+"""Measures how long the computing stream waits for other streams, and notes when the host works on those.
 
-FSDP calls its collectives ahead, on streams of its own, and has the computing stream wait where it needs what they
-bring. How long they take says little of that: of two that queue behind each other both take long, while it computes.
+FSDP issues its collectives early, on streams of its own, and has the computing stream wait where it needs the results.
+The duration of a collective says little about that wait: two that queue behind each other both take long, while the
+computing stream is busy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 
 class Stand(NamedTuple):
-    """The computing stream waited between two instants of its own; the host asked for it ``at_ns``."""
+    """One wait of the computing stream, between two of its instants; the host enqueued it ``at_ns``."""
 
     at_ns: int
     since: torch.Event
@@ -24,11 +25,11 @@ class Stand(NamedTuple):
 
 
 class StreamWaits:
-    """Notes every wait of the current stream for another one, from ``start`` to ``stop``: two events each.
+    """Notes every wait of the current stream for another one from ``start`` to ``stop``, at two events each.
 
     Args:
-        record: an instant of the current stream.
-        clock: the host's, of the marks.
+        record: returns an instant of the current stream.
+        clock: the host's clock of the marks.
         cuda: what has ``Stream``, ``current_stream`` and ``set_stream``; tests hand in their own.
     """
 
@@ -44,7 +45,7 @@ class StreamWaits:
         self.stands: list[Stand] = []
 
     def start(self) -> None:
-        """The stream that is current now is the one that computes."""
+        """Start; the stream that is current now counts as the computing one."""
         own = self._cuda.current_stream()
         wait_event, set_stream = self._cuda.Stream.wait_event, self._cuda.set_stream
 
@@ -58,7 +59,7 @@ class StreamWaits:
 
         def turns(stream: Any) -> None:
             set_stream(stream)
-            if stream is not None:  # as torch has it
+            if stream is not None:  # torch ignores None
                 self._turns.append((self._clock(), stream != own))
 
         for place, name, new in ((self._cuda.Stream, "wait_event", waits), (self._cuda, "set_stream", turns)):
@@ -66,10 +67,10 @@ class StreamWaits:
             setattr(place, name, new)
 
     def stop(self) -> None:
-        """As it was before. May be called twice."""
+        """Restore torch's functions; calling it twice does no harm."""
         self._undo.close()
 
     def beside(self, at_ns: int) -> bool:
-        """Whether the host worked on another stream then."""
+        """Return whether the host was working on another stream at ``at_ns``."""
         turn = bisect_right(self._turns, (at_ns, True)) - 1
         return turn >= 0 and self._turns[turn][1]

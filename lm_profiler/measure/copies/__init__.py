@@ -1,4 +1,4 @@
-"""Copies of a module: how one is made, and what a run's precision does to the numbers of a step.
+"""Copies modules, and finds what a run's precision does to the numbers of a step.
 
 May use torch, ``record``, ``counts`` and ``device``. Never changes the module that is copied.
 """

@@ -1,4 +1,4 @@
-"""A module's copy, for steps that nobody trains with, and running one without leaving a trace."""
+"""Copies a module for steps that do not train it, and runs such steps without side effects."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class UncopyableError(Exception):
-    """The module cannot be copied, or its copy would communicate."""
+    """Raised where a module cannot be copied, or its copy would communicate."""
 
 
 class ModuleCopy:
-    """Copies what holds tensors, and random generators; everything else is shared with the original.
+    """Copies modules, containers, tensors and random generators; everything else is shared with the original.
 
-    Modules are copied as pickle would (``__getstate__``): metrics rewrap their methods, and a LightningModule leaves
-    its trainer behind. Not a deepcopy, which would copy data sets and loggers too, and fail at locks and files. What
-    occurs twice is copied once, which keeps weights tied. Opaque objects are shared, with any tensors in them. The copy
-    runs eagerly, and without module hooks: FSDP2 gathers the real weights in them, and users keep what they see.
+    Modules are copied as pickle does (``__getstate__``): metrics rewrap their methods, and a LightningModule drops its
+    trainer. A deepcopy would copy data sets and loggers too, and fail at locks and files. What occurs twice is copied
+    once, which keeps weights tied. Other objects are shared, with any tensors in them. The copy runs eagerly and
+    without module hooks: FSDP2 gathers the real weights in hooks, and users' hooks store what they see.
 
     Args:
         tensor: copies the data of one tensor.
@@ -48,10 +48,10 @@ class ModuleCopy:
         self._made: dict[int, tuple[Any, Any]] = {}  # keep the original alive so that its id() is not reused
 
     def __call__(self, value: Any) -> Any:
-        """The copy of a module, or of a batch.
+        """Return the copy of a module or a batch.
 
         Raises:
-            UncopyableError: there is a ScriptModule, DDP or FSDP in it, or ``tensor`` says so.
+            UncopyableError: There is a ScriptModule, DDP or FSDP in it, or ``tensor`` says so.
         """
         if id(value) in self._made:
             return self._made[id(value)][1]
@@ -77,13 +77,15 @@ class ModuleCopy:
         clone: nn.Module = self._keep(module, object.__new__(type(module)))
         # A parametrized module refuses to be pickled.
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
+        # Without its compiled call the copy runs eagerly.
         clone.__setstate__({key: self(value) for key, value in state.items() if key != COMPILED_CALL.name})
         for name in _HOOKS:
             clone.__dict__[name] = OrderedDict()
         return clone
 
     def _container(self, value: Any) -> Any:
-        # Exact types, since a subclass may refuse to be written to. Kept before they are filled: they may be circular.
+        # Exact types only: a subclass may refuse writes. Kept before they are filled, since they may contain
+        # themselves.
         if type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict):
             made = self._keep(value, copy.copy(value))
             made.update((key, self(value[key])) for key in value)
@@ -106,7 +108,7 @@ class ModuleCopy:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Run steps of a copy of ``module`` eagerly; random states and the terminal stay as they are."""
+    """Within this context steps of a copy of ``module`` run eagerly; random states and stdout stay as they are."""
     cuda = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
@@ -121,7 +123,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 def seed() -> None:
-    """Begin all of the process's random numbers anew, so that two steps draw the same."""
+    """Seed all of the process's random generators, so that two steps draw the same numbers."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)

@@ -1,7 +1,7 @@
-"""What a precision does to a step: the dtypes that it really has, and how far its results are from float32's.
+"""Finds what a precision does to a step: its actual dtypes, and how far its results are from float32's.
 
 The step runs twice on copies of the module, once as it is trained and once in float32: the same weights and batch, cast
-up exactly, in eval mode (two precisions draw unlike dropout masks from one seed), eagerly, with the same seeds.
+up exactly, in eval mode (two precisions draw different dropout masks from one seed), eagerly, with the same seeds.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """float32 as it is: neither TF32 nor bf16 within its products and convolutions."""
+    """Within this context float32 is exact: no TF32 or bf16 inside matmuls and convolutions."""
     before = Switches.now()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -83,14 +83,14 @@ def _exact() -> Iterator[None]:
 
 @dataclass
 class _Seen:
-    """One run, its results as float32 on the host, by class of modules. Parameters count once."""
+    """The results of one run, as float32 on the host, by class of modules; shared parameters count once."""
 
     modules: Counter[str]
     loss: float = 0.0
     output: dict[str, Tensor] = field(default_factory=dict)
-    """Of the ``last`` module that had one."""
+    """The output of the ``last`` module that returned a floating-point tensor with dimensions."""
     dtypes: defaultdict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Of a class's ``parameters``, ``outputs`` and ``gradients``."""
+    """The dtypes of a class's ``parameters``, ``outputs`` and ``gradients``."""
     gradients: defaultdict[str, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -163,14 +163,14 @@ def _compare(seen: _Seen, reference: _Seen) -> NumericsFacts:
 
 
 def _squares(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Of the differences and of their references, summed over what both have."""
+    """Return the summed squares of the differences, and of the reference, over the tensors that both have."""
     norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
     pairs = [(ours[name], reference[name]) for name in ours.keys() & reference.keys()]
     return sum(norm(a - b).item() ** 2 for a, b in pairs), sum(norm(b).item() ** 2 for _, b in pairs)
 
 
 def _relative(squares: Iterable[tuple[float, float]]) -> float | None:
-    """The Euclidean norm of all differences over that of all references; None where there is nothing to compare."""
+    """Return the Euclidean norm of the differences over that of the references; None without references."""
     difference, reference = (sqrt(sum(column)) for column in zip(*squares, strict=True))
     return _finite(difference / reference) if reference else None
 

@@ -1,4 +1,4 @@
-"""What is counted while a step runs: FLOPs, compilations, lines that synchronize.
+"""Counts what happens in a step: FLOPs, traffic, compilations, synchronizing lines, batches, CPU time.
 
 May use what ``measure`` may, and ``clocks``. Never runs the step again.
 """

@@ -1,11 +1,11 @@
-"""How many FLOPs one operator of torch is, from what it is given.
+"""The FLOPs of one operator of torch, from its arguments and its result.
 
-Convention: a multiply-add is two FLOPs. Only products count (matrices, convolutions, attention), not element-wise
-work, norms, softmax, look-ups, distances without a product, solvers and Fourier transforms. Causal attention counts in
-full, 4·B·T²·D forward per layer, as in PaLM (Chowdhery et al. 2022, appendix B) and most published MFUs; to count half
-of it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. That flash kernels compute the scores once more in
-their backward is their own choice, and not counted; that oneDNN's and cuDNN's recurrent layers compute the gradient of
-their input also where nobody needs it is counted.
+Convention: a multiply-add is two FLOPs. Only matmuls, convolutions and attention count; element-wise work, norms,
+softmax, look-ups, distances without a matmul, solvers and Fourier transforms do not. Causal attention counts in full,
+4·B·T²·D forward per layer, as in PaLM (Chowdhery et al. 2022, appendix B) and most published MFUs; to count half of
+it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. Flash kernels compute the scores again in their backward:
+not counted, as it is their own choice. Recurrent layers of oneDNN and cuDNN compute the gradient of their input even
+where nobody needs it: counted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from torch.utils.flop_counter import flop_registry
 from lm_profiler.torch_names import SCHEMA, SPARSE_VALUES
 
 Formula = Callable[..., int]
-"""Takes the operator's arguments and, as ``out_val``, its result."""
+"""Takes the operator's arguments and, as ``out_val``, its result; returns FLOPs."""
 
+# Operators of distributed torch, which communicate and multiply nothing.
 _PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
 TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
 _KNOWN = {*TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
-"""Namespaces whose operators are known: what they multiply has a formula or stands in ``_UNKNOWN``."""
+"""Namespaces whose operators are known: those that multiply have a formula or are in ``_UNKNOWN``."""
 
 _UNKNOWN = {
     *("aten::_int_mm", "aten::_trilinear", "aten::_foreach_mm", "aten::conv_tbc", "aten::_mixed_dtypes_linear"),
@@ -40,20 +41,20 @@ _UNKNOWN = {
     *("aten::mkldnn_linear", "aten::mkldnn_convolution", "aten::miopen_convolution", "aten::_mps_convolution"),
     *("aten::_lstm_mps", "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"),
 }
-
-
-_OVERLOAD = type(torch.ops.aten.add.Tensor)
+"""Operators that multiply, and have no formula in torch or here."""
+OVERLOAD = type(torch.ops.aten.add.Tensor)
+"""The class of operators with a schema; higher-order operators have others."""
 
 
 class UncountableError(Exception):
-    """The work cannot be told; the message says why, as the end of "FLOPs unknown: …"."""
+    """Raised where the FLOPs are unknown; the message is the end of "FLOPs unknown: …"."""
 
 
 def formula_of(operator: Any) -> Formula | None:
-    """What ``operator``, an overload or a higher-order operator, counts; None where it multiplies nothing.
+    """Return the formula of ``operator``, an overload or a higher-order operator; None where it multiplies nothing.
 
     Raises:
-        UncountableError: that is not known.
+        UncountableError: It is unknown.
     """
     name = _name(operator)
     for packet in (getattr(operator, "overloadpacket", operator), _without_underscore(name)):
@@ -65,21 +66,24 @@ def formula_of(operator: Any) -> Formula | None:
 
 
 def _name(operator: Any) -> str:
-    if not isinstance(operator, _OVERLOAD):
+    if not isinstance(operator, OVERLOAD):
         return f"higher_order::{operator}"
     return str(SCHEMA.of(operator).name)
 
 
 def _without_underscore(name: str) -> Any:
-    """``addmm`` for ``addmm_``, which does the same in place."""
+    """Return ``addmm`` for ``addmm_``, which does the same in place."""
     namespace, _, base = name.partition("::")
     if namespace != "aten" or not base.endswith("_") or base.startswith("__"):
         return None
     return getattr(torch.ops.aten, base[:-1], None)
 
 
-def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    """Of [G, M, K] and [G, K, N], where G, M and N may lack. Routed groups share the rows, which count once."""
+def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Count the matmul of [G, M, K] and [G, K, N], where G, M and N may be missing.
+
+    Routed groups (mixture of experts) share the rows of ``left``, which count once.
+    """
     columns = right.shape[-1] if right.ndim > 1 else 1
     if left.layout is not torch.strided:
         return 2 * _stored(left) * columns
@@ -90,6 +94,7 @@ def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
 
 
 def _stored(factor: Tensor) -> int:
+    """Return the number of stored elements of a sparse matrix."""
     if factor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         raise UncountableError(f"a product with a matrix of layout {factor.layout}")
     if factor.layout is torch.sparse_coo:
@@ -102,32 +107,33 @@ def _euclidean_distances(left: Tensor, right: Tensor, **_: Any) -> int:
 
 
 def _convolution(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any) -> int:
-    """``rest``: bias, stride, padding, dilation, whether it is transposed, …"""
-    return _sliding(x.shape, weight, out_val.shape, rest[4])
+    """Count a convolution. ``rest``: bias, stride, padding, dilation, whether it is transposed, …"""
+    return _convolution_flops(x.shape, weight, out_val.shape, rest[4])
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any) -> int:
-    """The gradients of input and weight are as much work each as the convolution itself.
+    """Count the gradients of input and weight, each as much work as the convolution itself.
 
     ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and which gradients are wanted.
     """
-    of_input, of_weight, _ = map(int, rest[7])
-    return (of_input + of_weight) * _sliding(x.shape, weight, grad.shape, rest[4])
+    of_input, of_weight, _ = map(int, rest[7])  # the bias' gradient is a sum
+    return (of_input + of_weight) * _convolution_flops(x.shape, weight, grad.shape, rest[4])
 
 
-def _sliding(x: Sequence[int], weight: Tensor, out: Sequence[int], transposed: bool) -> int:
-    """Every weight meets every position of the output, or of the input of a transposed one."""
+def _convolution_flops(x: Sequence[int], weight: Tensor, out: Sequence[int], transposed: bool) -> int:
+    """Count one multiply-add for each weight and output position; input positions where it is transposed."""
     return 2 * weight.numel() * x[0] * prod((x if transposed else out)[2:])
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    # Two matmuls: the scores of queries and keys, and the weighted sums of values.
     return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 def _backward_of(name: str, inputs: int) -> Formula:
-    """Of sequences of unlike lengths, which only torch's own formula of ``name`` takes apart.
+    """Return a formula for the backward of attention on sequences of different lengths: twice torch's own forward.
 
-    Of a forward's arguments its ``inputs`` follow the gradient, and the lengths stand behind its results.
+    The backward takes the gradient, the forward's ``inputs`` arguments, its results, and then the lengths.
     """
     forward = flop_registry.get(getattr(torch.ops.aten, name, None))
     if forward is None:
@@ -148,7 +154,7 @@ def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
 
 
 def _after_first(formula: Formula) -> Formula:
-    """Where a bias or a gradient stands before what ``formula`` takes."""
+    """Return ``formula`` without the first argument, a bias or a gradient."""
     return lambda _, *args, **kwargs: formula(*args, **kwargs)
 
 
@@ -162,9 +168,9 @@ _FUSED = (
 )
 _SCALED_OR_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2")
 _BY_NAME: dict[str, Formula] = {
-    **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _product),
+    **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _matmul),
     **dict.fromkeys(
-        ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm"), _after_first(_product)
+        ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm"), _after_first(_matmul)
     ),
     "_euclidean_dist": _euclidean_distances,
     "convolution": _convolution,

@@ -1,9 +1,9 @@
-"""FLOPs counted around real work: every operator that runs is seen, with the shapes that it really has.
+"""Counts the FLOPs of a step while it runs, from the real shapes of every operator.
 
-Nothing is run again, and what runs computes what it always does. Backward passes are seen too, also where autograd runs
-them in threads of its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's
-``graph_task.h``). Not seen is what never passes torch's dispatcher: graphs that torch.compile made, replayed CUDA
-graphs, kernels of extensions that are called past torch, and threads that a step starts itself.
+Nothing runs twice, and results do not change. Backward passes are seen too, also where autograd runs them in threads of
+its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's ``graph_task.h``).
+Not seen is what never passes torch's dispatcher: graphs of torch.compile, replayed CUDA graphs, kernels of extensions
+that bypass torch, and threads that a step starts itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
 
 from lm_profiler.measure.boundary import comes_from_outside, said
-from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, UncountableError, formula_of
+from lm_profiler.measure.counts.flop_formulas import OVERLOAD, TORCHS_OWN, UncountableError, formula_of
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
 from lm_profiler.torch_names import (
@@ -37,32 +37,30 @@ from lm_profiler.torch_names import (
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = "torch._subclasses"
-"""Where fake tensors are defined, on which torch tries operators out."""
+"""The package of fake tensors, on which torch also tries operators out to infer shapes."""
 WORK = ("forward", "backward", "recomputation")
 _PLAIN = Tensor.__torch_dispatch__
-_OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 class _Handling(NamedTuple):
-    """How an operator is called: by default as it came, and without being counted."""
+    """How an operator is called; by default as it is, and uncounted."""
 
     passed_on: bool = False
-    """Its tensors are made of others, whose operators come by."""
+    """Its tensors wrap others, whose operators arrive here one by one."""
     composite: bool = False
-    """It is nothing but other operators, which are to come by."""
+    """It consists of other operators, which are counted in its place."""
     counted: bool = False
     around: AbstractContextManager[None] = nullcontext()
 
 
-class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is known when it is there
-    """Counts the products of all operators that run while it is entered and ``counting``.
+class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
+    """Counts the matmuls of all operators that run while the mode is entered and ``counting``.
 
-    Of tensors that are made of others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) the
-    parts count that this process multiplies. Whatever goes wrong while counting makes the count unknown, and touches
-    nothing else.
+    Of tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) those parts
+    count that this process multiplies. An error while counting makes the count unknown, and has no other effect.
 
     Args:
-        traffic: is told of all operators outside of backward passes.
+        traffic: sees all operators outside backward passes.
         on_shapes: whether the step itself runs on fake tensors; otherwise torch only tries operators out on them.
     """
 
@@ -74,7 +72,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
 
     def __init__(self, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
         super().__init__()
-        GRAPH_TASK.find()  # missing it is told before a step
+        GRAPH_TASK.find()  # raises here, before a step, where this torch lacks it
         self._on_shapes = on_shapes
         self._traffic = traffic
         self.counting = True
@@ -86,10 +84,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
         self._thread = threading.get_ident()
 
     def flops(self) -> Flops:
-        """What was counted so far.
+        """Return what was counted so far.
 
         Raises:
-            UncountableError: something ran whose work is unknown.
+            UncountableError: An operator ran whose work is unknown.
         """
         if self.unknown is not None:
             raise UncountableError(self.unknown)
@@ -97,7 +95,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
         return Flops(forward=forward, backward=backward, recomputation=again)
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
-        """The same, by the work and the dtype of the factors, as torch names it."""
+        """Return the same by kind of work and dtype of the factors, as torch names it."""
         counted: dict[str, dict[str, int]] = {}
         for (work, dtype), flops in self._flops.items():
             counted.setdefault(work, {})[dtype] = flops
@@ -113,7 +111,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
         if call.passed_on:
             return NotImplemented
         if call.composite:
-            with enable_reentrant_dispatch(), self:  # as if it had not come by here; autocast is off otherwise
+            with enable_reentrant_dispatch(), self:  # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
         with call.around:
             result = func(*args, **kwargs)
@@ -125,12 +123,12 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
         return result
 
     def _call_of(self, func: Any, types: Any) -> _Handling:
-        """How ``func`` is to be called. Tensors of the user's own classes answer here, and may answer anything."""
+        """Decide how ``func`` is called. This may run code of a user's tensor class, and so may raise anything."""
         own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
         shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in own)
         if own and not shapes_alone:
             return _Handling(passed_on=True)
-        asks = func.namespace == "prim"  # of a fake tensor, where it is
+        asks = func.namespace == "prim"  # queries such as the device of a fake tensor
         return _Handling(
             composite=not shapes_alone and self._is_composite(func),
             counted=self.counting and not asks and shapes_alone <= self._on_shapes,
@@ -138,7 +136,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
         )
 
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count the operator, and show it to ``traffic`` outside of backward passes."""
+        """Count the operator, and show it to ``traffic`` outside backward passes."""
         if self.unknown is None:
             try:
                 self._count(func, args, kwargs, result)
@@ -153,7 +151,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
                 self._traffic.lost = True
 
     def _lose(self, func: Any, error: BaseException) -> None:
-        """What goes wrong while counting must not reach the step."""
+        """Make the count unknown; an error of counting must not reach the step."""
         if comes_from_outside(error):
             raise error
         self.unknown = str(error) if isinstance(error, UncountableError) else f"{func}: {said(error)}"
@@ -165,14 +163,14 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type 
 
 
 def _dtype(args: Any, kwargs: Any) -> str:
-    """Of the factors of a product: its first tensor is one of them, or a bias of their dtype."""
+    """Return the dtype of a matmul's factors: the first tensor is one of them, or a bias of their dtype."""
     first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     return str(first.dtype).removeprefix("torch.")
 
 
 def _is_composite(func: Any) -> bool:
-    """Whether it is nothing but other operators, on every device; under inference mode such ones arrive whole."""
-    if not isinstance(func, _OVERLOAD):
+    """Return whether ``func`` consists of other operators on every device; under inference mode such arrive whole."""
+    if not isinstance(func, OVERLOAD):
         return False
     keys: Any = ("CompositeImplicitAutograd", "CPU", "CUDA")
     composite, cpu, cuda = (func.has_kernel_for_dispatch_key(key) for key in keys)
@@ -180,7 +178,10 @@ def _is_composite(func: Any) -> bool:
 
 
 def _autocast_of_caller() -> AbstractContextManager[None]:
-    """For an operator of somebody's own, which may call others: torch turns autocast off before a mode is asked."""
+    """Return a context with the caller's autocast, which torch turns off before it calls a mode.
+
+    A user's custom operator may call others, which must run as they would without this mode.
+    """
     excluded, included, keys = EXCLUDED_KEYS.find(), INCLUDED_KEYS.find(), DISPATCH_KEY.find()
     now = excluded()
     autocast = type(now)(keys.AutocastCPU) | type(now)(keys.AutocastCUDA)
@@ -191,10 +192,10 @@ def _autocast_of_caller() -> AbstractContextManager[None]:
 
 
 def _work(caller: int) -> str:
-    """Whose work is done now in this thread; ``caller`` is the thread that called autograd, if that is another one.
+    """Return which kind of ``WORK`` this thread does now; ``caller`` is the thread that called autograd.
 
-    Recomputed is what ``torch.utils.checkpoint`` runs within a backward pass, and what anybody else runs there with
-    gradients on, for a backward pass runs with gradients off unless it will itself be differentiated.
+    Recomputation is what ``torch.utils.checkpoint`` runs within a backward pass, and whatever else runs there with
+    gradients on: a backward pass has them off unless it will itself be differentiated (``create_graph``).
     """
     if GRAPH_TASK.find()() == -1:
         return "forward"

@@ -1,4 +1,4 @@
-"""When Python collected garbage, and for how long: all its threads stand still meanwhile."""
+"""Notes when Python collected garbage, and for how long: all its threads stand still meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class GarbageCollection(NamedTuple):
-    """One collection of garbage, of ``generation`` 0, 1 or 2, on the clock of whoever asked."""
+    """One garbage collection of ``generation`` 0, 1 or 2, on the clock of the ``GarbageLog``."""
 
     began_ns: int
     ended_ns: int
@@ -19,11 +19,11 @@ class GarbageCollection(NamedTuple):
 
 @dataclass(eq=False)
 class GarbageLog:
-    """The collections between ``start`` and ``stop``.
+    """The garbage collections between ``start`` and ``stop``.
 
-    Python drops what is raised in a callback of the collector, and a handler of signals that came meanwhile would run
-    in there: Ctrl-C would be lost. So the callback is a generator, which is never left: what it gets it holds, and
-    whoever works between steps raises ``held``.
+    A signal handler may run inside a callback of the collector, and Python drops what is raised there: Ctrl-C would be
+    lost. So the callback is a generator that keeps any exception in ``held``, which ``StepReader`` raises after the
+    step.
 
     Args:
         clock: nanoseconds.
@@ -35,17 +35,18 @@ class GarbageLog:
     _callback: Callable[[str, dict[str, int]], Any] | None = None
 
     def start(self) -> None:
-        """Begin, with nothing."""
+        """Start listening, with an empty list."""
         self.stop()
         self.collections, self.held = [], None
         listening = self._listen()
         next(listening)
-        # Python calls it with two arguments, and a generator takes one: max gives it one after the other.
+        # Python calls it with two arguments, and a generator's send takes one. max with a key sends one after the other
+        # without a Python frame of its own, in which a signal handler could run.
         self._callback = partial(max, key=listening.send)
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Listen no more; it may be done twice."""
+        """Stop listening; calling it twice does no harm."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
 

@@ -1,4 +1,4 @@
-"""How many batches a loader's workers have made ahead of the loop."""
+"""How many prefetched batches a loader holds."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from lm_profiler.torch_names import READY_PINNED, READY_RESULTS, READY_TASKS
 
 
 def ready_batches(iterator: Iterator[Any], workers: int | None) -> int | None:
-    """Batches of a DataLoader's ``iterator`` that are made and not taken; 0 without workers.
+    """Return how many prefetched batches a DataLoader's ``iterator`` holds; 0 without workers.
 
-    None of an iterator that is not torch's own, or where its queues do not tell (macOS). Takes microseconds, and waits
-    for nobody. Batches are in the workers' queue, with pinned memory in a second one; those that came before their turn
-    are apart.
+    None for an iterator that is not torch's own, or where its queues do not know their length (macOS). Takes
+    microseconds and never blocks. Batches lie in the workers' queue, and with pinned memory in a second one; those that
+    arrived out of order are kept apart.
 
     Raises:
-        NameMissing: this torch keeps them elsewhere.
+        NameMissing: This torch keeps them elsewhere.
     """
     if type(iterator).__module__ != DataLoader.__module__:
         return None
     if workers == 0:
         return 0
+    # Without pinned memory both names are the same queue.
     queues = {id(queue): queue for queue in (READY_RESULTS.of(iterator), READY_PINNED.of(iterator))}
     try:
         waiting = sum(queue.qsize() for queue in queues.values())
     except NotImplementedError:
         return None
+    # A task of one element is still with its worker; the second is the batch, which came out of order.
     return int(waiting) + sum(len(task) == 2 for task in READY_TASKS.of(iterator).values())

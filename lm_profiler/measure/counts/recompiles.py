@@ -1,4 +1,4 @@
-"""Compilations by ``torch.compile``: how many so far, of what, and whether a module is compiled."""
+"""Compilations by ``torch.compile``: how many there were, what was compiled, and whether a module is compiled."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _REMEMBERED = 64  # torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
 
 
 def recompilations() -> int:
-    """Graphs that ``torch.compile`` has compiled in this process so far, first compilations included.
+    """Return the number of graphs that ``torch.compile`` has compiled in this process, first compilations included.
 
-    0 where nothing was ever compiled: ``torch._dynamo`` is never imported for it. What is compiled between two calls
-    is the difference. A function without any operation compiles to no graph and is not counted, nor is the backward
-    of a graph.
+    0 where nothing was ever compiled; ``torch._dynamo`` is never imported to find out. The difference of two calls is
+    what was compiled between them. A function without any operation compiles to no graph and is not counted, nor is the
+    backward of a graph.
     """
     dynamo = _dynamo()
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def recompiled_since(before: int) -> list[str] | None:
-    """What was compiled since ``recompilations()`` returned ``before``, oldest first.
+    """Return what was compiled since ``recompilations()`` returned ``before``, oldest first.
 
-    Each as ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``; a first compilation
-    has no reason. None if torch no longer knows them all: it remembers its last 64 compilations.
+    An entry reads ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``; a first
+    compilation has no reason. None if torch no longer knows them all: it remembers its last 64 compilations.
     """
     count = recompilations() - before
     dynamo = _dynamo()
@@ -41,17 +41,17 @@ def recompiled_since(before: int) -> list[str] | None:
 
 
 class TimedCompilation(NamedTuple):
-    """One compilation, of a graph or of the backward of one, from and to seconds since the epoch."""
+    """One compilation of a graph or of its backward; instants are in seconds since the epoch."""
 
     began_s: float
     ended_s: float
     what: str | None
-    """As ``recompiled_since`` names it; None of a backward."""
+    """The entry of ``recompiled_since``; None for a backward."""
 
 
 def compilations(since_s: float) -> list[TimedCompilation] | None:
-    """The compilations that began ``since_s`` seconds after the epoch, or later. None if torch may have forgotten one:
-    it remembers its last 64."""
+    """Return the compilations that began ``since_s`` seconds after the epoch, or later; None if torch may have
+    forgotten one, since it remembers its last 64."""
     dynamo = _dynamo()
     entries = [] if dynamo is None else dynamo.get_compilation_metrics()
     timed = [entry for entry in entries if entry.start_time_us and entry.end_time_us]
@@ -74,12 +74,12 @@ def _named(entry: Any) -> str:
 
 
 def is_compiled_in(module: nn.Module) -> bool:
-    """Whether any part of ``module`` is compiled."""
+    """Return whether any part of ``module`` is compiled."""
     return any(is_compiled(part) for part in module.modules())
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether ``module`` itself was handed to torch.compile, in any of its ways, or to TorchScript."""
+    """Return whether ``module`` itself was compiled by torch.compile, in any of its ways, or by TorchScript."""
     return (
         type(module).__module__.startswith(DYNAMO.path)
         or COMPILED_CALL.of(module) is not None

@@ -1,4 +1,4 @@
-"""Figures of each step from the raw readings between steps."""
+"""Computes the counters of each step from the raw readings between steps."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from lm_profiler.measure.counts.step_reader import Raw
 from lm_profiler.record.run import StepCounters
 
 DEAREST_FAULT_S = 0.5e-3
-"""CPU time of a minor page fault at most: the kernel clears a huge page of 2 MiB, at 4 GB/s or faster. A small page
-takes a thousandth of it, and how many were huge nobody counts: the kernel's CPU time is the closer bound."""
+"""The most CPU time, in seconds, that a minor page fault takes: clearing a huge page of 2 MiB at 4 GB/s. A small page
+takes a thousandth of that; nobody counts how many were huge, so that the kernel's CPU time is often the closer
+bound."""
 
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known of the same time beside the raw readings, on their clock.
+    """Events of the same time from other sources, on the clock of the raw readings.
 
     Args:
-        collections: of garbage.
-        compilations: of torch.compile; None where they are not known.
-        gpu: its clock and what held it back, between two instants in seconds.
+        collections: garbage collections.
+        compilations: those of torch.compile; None where they are not known.
+        gpu: returns the GPU's clock rate and throttle reasons between two instants in seconds.
     """
 
     collections: Sequence[GarbageCollection] = ()
@@ -37,9 +38,9 @@ class Beside:
 
 
 def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
-    """One for each reading but the first."""
-    garbage = [_Stretch(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
-    compiled = None if beside.compilations is None else _apart(beside.compilations)
+    """Return the counters of each step: of each reading but the first, which is where the steps begin."""
+    garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
+    compiled = None if beside.compilations is None else _disjoint(beside.compilations)
     figures = []
     for before, after in pairwise(raw):
         step, began_s, ended_s = after[0], after[1] * 1e-9, after[2] * 1e-9
@@ -63,10 +64,11 @@ def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[Ste
 
 
 def _since(before: Raw, after: Raw) -> dict[str, float | None]:
-    """What happened from one reading to the next: in the step, and between it and the one before."""
+    """Return what happened between two readings: in the step, and in the time before it."""
     wall_s = max((after[2] - before[2]) * 1e-9, 1e-9)
     user_s, system_s, minor, major, waited, lost = (getattr(after[3], of) - getattr(before[3], of) for of in _USAGE)
     ran_s, no_cpu_s = _thread(before[4], after[4])
+    # Faults of several threads pass at the same time: divide by the threads that ran on average.
     threads = max((user_s + system_s) / wall_s, 1.0)
     retries, segments = map(sub, after[5], before[5]) if after[5] and before[5] else (None, None)
     return {
@@ -85,21 +87,21 @@ def _since(before: Raw, after: Raw) -> dict[str, float | None]:
 
 
 def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
-    """Seconds that a thread ran, and that it was ready and had no CPU."""
+    """Return the seconds that a thread ran, and that it was ready and had no CPU."""
     if not before or not after:
         return None, None
     ran, waited = (int(now) - int(then) for then, now in zip(before.split()[:2], after.split()[:2], strict=True))
     return ran * 1e-9, waited * 1e-9
 
 
-class _Stretch(NamedTuple):
+class _TimeSpan(NamedTuple):
     began_s: float
     ended_s: float
     what: Any
 
 
-def _overlap(spans: Sequence[_Stretch], began_s: float, ended_s: float) -> tuple[float, Any]:
-    """Seconds of ``spans``, which are in order and apart, within the two instants; and what the longest of them is."""
+def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> tuple[float, Any]:
+    """Return the seconds of ``spans``, ordered and disjoint, within two instants, and what the longest of them is."""
     inside = []
     for at in range(bisect_left(spans, began_s, key=lambda span: span.ended_s), len(spans)):
         span = spans[at]
@@ -110,10 +112,10 @@ def _overlap(spans: Sequence[_Stretch], began_s: float, ended_s: float) -> tuple
     return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
 
 
-def _apart(compilations: Sequence[TimedCompilation]) -> list[_Stretch]:
-    """In order; of what lies within another the part that does not."""
-    spans, last_s = list[_Stretch](), 0.0
+def _disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
+    """Return the compilations in order and disjoint: of a nested one only the part outside the other."""
+    spans, last_s = list[_TimeSpan](), 0.0
     for one in sorted(compilations, key=lambda each: each.began_s):
-        spans.append(_Stretch(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
+        spans.append(_TimeSpan(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
         last_s = max(last_s, one.ended_s)
     return spans

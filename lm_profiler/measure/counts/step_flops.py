@@ -1,4 +1,4 @@
-"""The FLOPs of whole steps: the counter is entered and left as the marks of a step say."""
+"""Counts the FLOPs of whole steps: enters and leaves the counter at the marks of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
@@ -16,14 +17,14 @@ from lm_profiler.torch_names import MODE_STACK
 
 
 class StepFlops:
-    """Counts forward and backward of the steps of a stage that is not timed: an observer of marks.
+    """Counts forward and backward passes of a stage that is not timed: an observer of marks.
 
-    The mode is entered where the outermost of the two begins and left where it ends; what lies in between and is
-    another part (an optimizer under manual optimization) does not count. Data, hooks and optimizers never meet it.
+    The mode is entered where the outermost of the two begins, and left where it ends; another part in between (an
+    optimizer under manual optimization) does not count. Data, hooks and optimizers run without the mode.
 
     Args:
-        timeline: whose marks are observed.
-        traffic: is told of the operators of forward passes, and when one begins.
+        timeline: the timeline whose marks are observed.
+        traffic: sees the operators of forward passes, and when one begins.
         on_shapes: whether the steps run on fake tensors.
     """
 
@@ -48,11 +49,11 @@ class StepFlops:
         self._enter(False)
 
     def flops(self) -> Flops:
-        """Of all steps so far. Raises UncountableError where something ran whose work is unknown."""
+        """Return the FLOPs of all steps so far. Raises UncountableError where the work of an operator is unknown."""
         return self._counter.flops()
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
-        """The same by work and dtype."""
+        """Return the same by kind of work and dtype."""
         return self._counter.by_dtype()
 
     def _enter(self, wanted: bool) -> None:
@@ -72,7 +73,7 @@ class StepFlops:
 
 @contextmanager
 def _left(mode: FlopCounter) -> Iterator[None]:
-    """Within, ``mode`` sees nothing; it is the innermost one."""
+    """Leave ``mode``, the innermost one, within this context."""
     mode.__exit__(None, None, None)
     try:
         yield
@@ -82,17 +83,17 @@ def _left(mode: FlopCounter) -> Iterator[None]:
 
 @contextmanager
 def _constructed_without(mode: FlopCounter) -> Iterator[None]:
-    """Tensor's constructor leaves ``mode`` while it runs.
+    """Have Tensor's constructor leave ``mode`` while it runs.
 
-    What an operator returns through a mode is a Tensor of Python's already, and torch refuses to make one of a subclass
-    from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in torch's
-    ``python_variable.cpp``). A constructor multiplies nothing, so that nothing is lost.
+    A tensor that an operator returns through a mode has a Python object already, and torch refuses to make one of a
+    subclass from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in
+    torch's ``python_variable.cpp``). A constructor runs no matmul, so nothing is lost.
     """
     innermost = MODE_STACK.find()
     replaced, construct = vars(Tensor).get("__new__"), Tensor.__new__
 
     def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        # Its own steps are torch's: nothing in here that could fail is ours.
+        # Not under a Guard: all that could fail in here is torch's.
         with _left(mode) if innermost()[-1:] == [mode] else nullcontext():
             return construct(kind, *args, **kwargs)
 
@@ -102,5 +103,5 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
     finally:
         if replaced is None:
             type.__delattr__(Tensor, "__new__")
-        else:  # that of a run around this one
+        else:  # the replacement of an outer run
             type.__setattr__(Tensor, "__new__", replaced)

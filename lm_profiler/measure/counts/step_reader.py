@@ -1,8 +1,7 @@
-"""What happened to this process in each step: raw readings between steps, which become figures after the run.
+"""Reads the counters of this process between steps; ``step_counters`` computes figures from them after the run.
 
 A step costs two system calls: getrusage(2) of the process, and a read of ``/proc/thread-self/schedstat`` for the thread
-that trains (Documentation/scheduler/sched-stats.rst). In this order: the first brings up to date what the second says,
-which is else as old as the kernel's last tick, 1 to 10 ms.
+that trains (Documentation/scheduler/sched-stats.rst).
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from lm_profiler.measure.counts.recompiles import TimedCompilation, compilations
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 _APART_S = 1e-3
-"""By how much the time of day may have moved against the clock of the steps, for its instants to be used."""
+"""Seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used."""
 
 _of_process = partial(getrusage, RUSAGE_SELF)
 
 Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
-"""Step, when it began and ended, usage of the process, times of the thread, retries and segments of the allocator."""
+"""A step's number, begin and end, usage of the process, times of the thread, the allocator's retries and segments."""
 
 
 @dataclass(eq=False)
 class StepReader:
-    """Reads at the end of each step, from ``start`` to ``stop``.
+    """Reads the counters at the end of each step, from ``start`` to ``stop``.
 
     Args:
-        clock: nanoseconds, that of the marks of steps.
-        allocator: retries and segments of the device's allocator so far; nothing where it does not count them.
-        usage: of the process, as getrusage(2) has it.
+        clock: the clock of the marks, in nanoseconds.
+        allocator: retries and segments of the device's allocator so far; empty where it does not count them.
+        usage: usage of the process, as getrusage(2) has it.
 
-    ``collections`` and ``compilations`` are of the same time, the latter None where they are not known.
+    ``collections`` and ``compilations`` are those of the same time; the latter is None where they are not known.
     """
 
     clock: Callable[[], int]
@@ -57,11 +56,11 @@ class StepReader:
 
     @property
     def collections(self) -> Sequence[GarbageCollection]:
-        """Of garbage."""
+        """The garbage collections so far."""
         return self._garbage.collections
 
     def start(self) -> None:
-        """Begin, in the thread that trains."""
+        """Start reading; called in the thread that trains."""
         self._read, self._when = [], {}
         with suppress(OSError):  # not Linux, or a kernel that does not count
             self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -73,19 +72,20 @@ class StepReader:
 
     @property
     def raw(self) -> list[Raw]:
-        """What was read, of each step that was placed; the first, of step 0, where the readings start."""
+        """The readings of each step that was placed; the first, of step 0, is where the readings start."""
         return [(step, *self._when[step], *rest) for step, *rest in self._read if step in self._when]
 
     def place(self, step: int, began_ns: int, ended_ns: int) -> None:
-        """``step`` was from ``began_ns`` to ``ended_ns``, as is known when its marks are read."""
+        """Set when ``step`` began and ended, which is known once its marks are read."""
         self._when[step] = began_ns, ended_ns
 
     def read(self, step: int) -> None:
-        """``step`` has just ended.
+        """Read the counters of ``step``, which has just ended.
 
         Raises:
-            BaseException: what a handler of signals raised while garbage was collected.
+            BaseException: What a signal handler raised while garbage was collected.
         """
+        # getrusage brings the file up to date, which is otherwise as old as the kernel's last tick, 1 to 10 ms.
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
         self._read.append((step, usage, thread, self.allocator()))
@@ -94,7 +94,7 @@ class StepReader:
             raise held
 
     def stop(self) -> None:
-        """Read no more; it may be done twice."""
+        """Stop reading; calling it twice does no harm."""
         self._garbage.stop()
         if self._file is not None:
             os.close(self._file)
@@ -102,11 +102,11 @@ class StepReader:
         self.compilations = self._compilations()
 
     def _ahead(self) -> float:
-        """Seconds by which the clock of the steps is ahead of the time of day."""
+        """Return the seconds by which the clock of the steps is ahead of the time of day."""
         return self.clock() * 1e-9 - time.time()
 
     def _compilations(self) -> list[TimedCompilation] | None:
-        """On the clock of the steps: torch notes them by the time of day."""
+        """Return the compilations on the clock of the steps; torch notes them by the time of day."""
         ahead_s, known = self._ahead(), compilations(self._began_s)
         if known is None or abs(ahead_s - self._ahead_s) > _APART_S:
             return [] if known == [] else None

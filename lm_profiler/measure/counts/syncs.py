@@ -1,8 +1,8 @@
-"""Lines of the user's code at which the host waits for the device.
+"""Finds the lines of the user's code at which the host waits for the device.
 
-torch's debug mode warns at each; that costs time, so this runs in a pass that is not timed. The mode does not cover
-``torch.cuda.synchronize``, waiting for events, ``torch.distributed`` and ``torch.sparse``. A wait inside of backward
-is found at the line that started the backward.
+torch's debug mode warns at each of them; that costs time, so it is on only in a stage that is not timed. It does not
+cover ``torch.cuda.synchronize``, waiting for events, ``torch.distributed`` and ``torch.sparse``. A wait inside a
+backward pass is found at the line that started the backward.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, w
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 _WARN = 1  # torch.cuda.set_sync_debug_mode("warn")
 
-# Modules, each with a dot behind its name.
-_NOBODYS = (
+# Names of modules, each followed by a dot, so that "torch." does not match "torchvision.".
+_SKIPPED = (
     *("warnings.", "_py_warnings.", "torch."),
-    # apply a function to whatever they are given: who called them says what for
+    # these apply any function to any batch: only their caller says what for
     *("lightning_utilities.", "lightning.fabric.utilities.apply_func.", "lightning_fabric.utilities.apply_func."),
 )
 _FRAMEWORKS = (
@@ -52,7 +52,7 @@ class SyncDetector:
         self._show_others: Any = None
 
     def begin(self) -> None:
-        """From here on. Warnings other than torch's about synchronizing go where they went before."""
+        """Start collecting. Warnings other than torch's about synchronizing go where they went before."""
         if self._undo is not None:
             return
         with ExitStack() as undo:
@@ -60,14 +60,14 @@ class SyncDetector:
             self._show_others = warnings.showwarning
             warnings.filterwarnings("ignore", message=_PROTOTYPE)
             warnings.filterwarnings("always", message=_TEXT)
-            warnings.showwarning = self._show  # type: ignore[assignment]  # hands on what follows the line
+            warnings.showwarning = self._show  # type: ignore[assignment]  # passes further arguments on
             before = self._cuda.get_sync_debug_mode()
             self._cuda.set_sync_debug_mode(_WARN)
             undo.callback(self._cuda.set_sync_debug_mode, before)
             self._undo = undo.pop_all()
 
     def end(self) -> list[Sync]:
-        """Put torch's mode and the warnings' filters back as they were; what was found, most frequent first."""
+        """Restore torch's mode and the warning filters; return what was found, most frequent first."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo.close()
@@ -78,27 +78,27 @@ class SyncDetector:
 
     def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if str(message).startswith(_TEXT):
-            self._counts[_culprit(sys._getframe(1), (filename, lineno, ""))] += 1
+            self._counts[_synchronizing_line(sys._getframe(1), (filename, lineno, ""))] += 1
         else:
             self._show_others(message, category, filename, lineno, *rest)
 
 
 def sync_detector_of(device: torch.device) -> SyncDetector | None:
-    """The detector of ``device``; None where torch has none, so that nothing is known (CUDA alone has one)."""
+    """Return a detector for ``device``; None where torch has no debug mode (only CUDA has one)."""
     return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
 
 
-def _culprit(innermost: FrameType, default: tuple[str, int, str]) -> tuple[str, int, str]:
-    """The innermost line of the user's code; where a framework synchronizes by itself, the framework's line.
+def _synchronizing_line(innermost: FrameType, default: tuple[str, int, str]) -> tuple[str, int, str]:
+    """Return the innermost line of the user's code; where a framework synchronizes by itself, the framework's line.
 
-    Beyond a Lightning loop the user's next line is the call of ``fit``, which says nothing: hence the stop there.
+    The search stops at a Lightning loop: beyond it the user's next line is the call of ``fit``, which says nothing.
     """
     fallback = None
     for frame, line in walk_stack(innermost):
         module = f"{frame.f_globals.get('__name__') or ''}."
         file = frame.f_code.co_filename
-        generated = file.startswith("<") or "torchinductor_" in file  # by torch.compile; or there is no file at all
-        if not generated and not module.startswith(_NOBODYS):
+        generated = file.startswith("<") or "torchinductor_" in file  # typed in, or made by torch.compile
+        if not generated and not module.startswith(_SKIPPED):
             here = (file, line, frame.f_code.co_name)
             fallback = fallback or here
             if module.startswith(_LOOPS):

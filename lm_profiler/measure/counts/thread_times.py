@@ -1,4 +1,4 @@
-"""How long a thread ran, and how long it was ready and had no CPU, as Linux counts it."""
+"""How long a thread ran and how long it waited for a CPU, as Linux counts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class ThreadTimes(NamedTuple):
-    """Of the calling thread, since it began."""
+    """Nanoseconds that the calling thread ran, and that it was ready and had no CPU, since it began."""
 
     ran_ns: int
     no_cpu_ns: int
 
 
 def thread_times() -> ThreadTimes | None:
-    """The times by now; None where the system does not count (Documentation/scheduler/sched-stats.rst).
-
-    getrusage(2) brings the file up to date, which is else as old as the kernel's last tick, 1 to 10 ms.
-    """
+    """Return the thread's times; None where the system does not count (Documentation/scheduler/sched-stats.rst)."""
+    # Brings the file up to date, which is otherwise as old as the kernel's last tick, 1 to 10 ms.
     getrusage(RUSAGE_THREAD)
     try:
         ran, waited, *_ = _SCHEDSTAT.read_bytes().split()

@@ -1,4 +1,4 @@
-"""Delays of a known length, put into a loader's workers or into a device's stream.
+"""Adds delays of a known length to a loader's workers or to a device's stream.
 
-May use what ``measure`` may, and ``clocks``. Never decides where or how long.
+May use what ``measure`` may, and ``clocks``. Never decides where to delay or for how long.
 """

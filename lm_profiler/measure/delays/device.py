@@ -1,4 +1,4 @@
-"""Delays on a CUDA device's stream: a kernel that counts clock cycles and does nothing else."""
+"""Delays a CUDA device's stream by a kernel that spins for a number of clock cycles."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.torch_names import SLEEP
 
 _CYCLES = 10_000_000
-"""Of the calibration: about 6 ms at 1.7 GHz. How long a delay really was is measured each time, so that a clock which
-changes meanwhile does no harm."""
+"""Cycles of the calibration: about 6 ms at 1.7 GHz. Each delay's real length is measured, so that a clock rate that
+changes later does no harm."""
 
 
 class DeviceDelays:
-    """On the current stream of ``stream``'s device, calibrated when it is made, which waits for the device.
+    """Delays on the current stream of ``stream``'s device. The constructor calibrates, and waits for the device.
 
     Args:
         stream: the device's clock.
-        sleep: keeps the device busy for so many of its cycles; torch's own where it is None.
+        sleep: keeps the device busy for a number of cycles; None for torch's own function.
 
     Raises:
-        NameMissing: this torch cannot do that.
+        NameMissing: This torch lacks that function.
     """
 
     def __init__(self, stream: EventStream, sleep: Callable[[int], object] | None = None) -> None:
@@ -38,21 +38,21 @@ class DeviceDelays:
         self._taken: list[tuple[int | None, Any, Any]] = []
 
     def take(self, delay_s: float, key: int | None) -> None:
-        """Delay what is enqueued from now on; ``key`` says later which delay it was, None that nobody asks.
+        """Delay what is enqueued from now on; ``key`` names the delay in ``taken``, None leaves it out.
 
-        Never within the capture of a CUDA graph, all of whose replays would be delayed.
+        Does nothing within the capture of a CUDA graph: each replay would be delayed.
         """
         if self._stream.capturing():
             return
         self._taken.append((key, *self._delay(max(1, round(delay_s * self._cycles_per_s)))))
 
     def settle(self) -> None:
-        """Wait for the device, but not within a capture, which that would spoil: the host has no lead any more."""
+        """Wait for the device, so that the host is not ahead; not within a capture, which that would invalidate."""
         if not self._stream.capturing():
             self._stream.wait()
 
     def taken(self) -> list[tuple[int, float]]:
-        """Key and seconds of each delay since this was last asked, for which it waits."""
+        """Wait for the device; return key and seconds of each delay since the last call."""
         self._stream.wait()
         delays, self._taken = self._taken, []
         known = [(key, self._stream.seconds(start, end)) for key, start, end in delays]
@@ -61,6 +61,7 @@ class DeviceDelays:
         return [(key, seconds) for key, seconds in known if key is not None and seconds is not None]
 
     def _delay(self, cycles: int) -> tuple[Any, Any]:
+        """Enqueue a delay, and return the instants before and after it."""
         start = self._stream.record()
         self._sleep(cycles)
         return start, self._stream.record()

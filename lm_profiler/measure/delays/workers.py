@@ -1,7 +1,7 @@
-"""Delays in the worker processes of a ``DataLoader``, said by the training process while they run.
+"""Delays batches in the worker processes of a ``DataLoader``; the training process sets the delay while they run.
 
-What both share is one block of memory, which a worker reads once a batch. A delay is a sleep: it takes no core from
-whoever else needs it. Workers say how long it really was.
+Both share one block of memory, which a worker reads once a batch. A delay is a sleep, which keeps no core busy. Workers
+report how long it really was.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import torch
 from torch.utils.data import get_worker_info
 
 _DELAY, _HOLD_UNTIL, _TAKEN = 0, 1, 2
-"""Places in the shared memory: seconds of each batch; an instant of ``time.monotonic``, which is one clock for all
-processes; then of each worker the seconds and the batches."""
+"""Indices of the shared memory: the delay of a batch in seconds; an instant of ``time.monotonic``, the same clock in
+all processes; then for each worker its seconds of delay and its delayed batches."""
 
 
 class WorkerDelays:
-    """Of one loader's ``workers``; none until they are said."""
+    """The delays of one loader's ``workers``, zero until ``say`` is called."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._shared = torch.zeros(_TAKEN + 2 * workers, dtype=torch.float64).share_memory_()
 
     def say(self, delay_s: float, hold_s: float = 0.0) -> None:
-        """Delay each batch that is begun from now on, after every worker has held for ``hold_s`` from now."""
+        """Delay each batch from now on; before that, every worker pauses until ``hold_s`` from now."""
         self._shared[_HOLD_UNTIL] = time.monotonic() + hold_s if hold_s else 0.0
         self._shared[_DELAY] = delay_s
 
     def taken(self) -> tuple[float, int]:
-        """Seconds of all delays so far, holding not counted, and over how many batches."""
+        """Return the seconds of all delays so far, without pauses, and the number of delayed batches."""
         each = self._shared[_TAKEN:].view(-1, 2).sum(0).tolist()
         return each[0], int(each[1])
 
     def take(self, worker: int) -> None:
-        """In ``worker``: wait as long as was said."""
+        """Pause and delay as was said; called in the process of ``worker``."""
         delay_s, until = self._shared[_DELAY].item(), self._shared[_HOLD_UNTIL].item()
         if until and (left_s := until - time.monotonic()) > 0:
             time.sleep(left_s)
-            delay_s = self._shared[_DELAY].item()
+            delay_s = self._shared[_DELAY].item()  # it may have been set anew meanwhile
         if delay_s:
             began = time.perf_counter()
             time.sleep(delay_s)
@@ -50,9 +50,9 @@ class WorkerDelays:
 
 
 class DelayedCollate:
-    """A loader's own ``collate``, called in a worker after its delay, elsewhere as ever.
+    """A loader's own ``collate``, which a worker calls after its delay.
 
-    What fails in a delay ends no training: from then on that worker has none, which the seconds that it took tell.
+    An error in a delay does not end training: from then on that worker has no delays, which shows in ``taken``.
     """
 
     def __init__(self, collate: Callable[[Any], Any], delays: WorkerDelays) -> None:

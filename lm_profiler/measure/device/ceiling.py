@@ -1,4 +1,4 @@
-"""The machine's own ceiling: the rate of a large matrix product, for devices with and without a datasheet."""
+"""Measures the machine's matmul ceiling: the rate of a large matmul, for devices with and without a datasheet."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from lm_profiler.measure.device.stopwatch import Stopwatch
 from lm_profiler.measure.memory.peaks import available_bytes
 
 SMALLEST, LARGEST = 128, 16384
-"""Sides of the square matrices. The smallest takes milliseconds even where a dtype is emulated."""
+"""Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated."""
 
 LONG_ENOUGH_S = 0.01
-"""A product of this length hides what launching and timing it cost (microseconds)."""
+"""Seconds: a matmul of this length hides the cost of launching and timing it, which is microseconds."""
 
 SETTLED = 1.1
-"""Doubling the size no longer pays once it raised the rate by less than this factor."""
+"""Sizes grow until doubling the side raises the rate by less than this factor."""
 
 BELIEVABLE_S = 0.001
-"""A product that lack of memory keeps shorter than this, and whose rate had not ``SETTLED``, is no ceiling."""
+"""Seconds: a shorter matmul whose size memory limits, and whose rate has not ``SETTLED``, is no ceiling."""
 
 _PROBES, _PAUSE_S = 3, 0.05
 _TILE = 256
 _MEMORY_SHARE = 0.5
+"""The share of free memory that the matrices may take."""
 
 _ON_A_CPU_BYTES = 256 << 20
-"""Of which it takes a quarter: 2048 rows. There the process grows that trains, and a product of this size is long."""
+"""Memory that counts as free on a CPU at most, so that 2048 is the largest side in float32. There the matrices enlarge
+the training process itself, and matmuls of this size are long enough."""
 
 
 def matmul_ceiling(
@@ -38,24 +40,24 @@ def matmul_ceiling(
     clock: Callable[[], int] = time.perf_counter_ns,
     pause: Callable[[float], None] = time.sleep,
 ) -> float | None:
-    """The best rate of square products [N, N] · [N, N], 2·N³ FLOPs each, found within ``budget_s`` seconds.
+    """Measure the best rate of square matmuls [N, N] · [N, N], 2·N³ FLOPs each, within ``budget_s`` seconds.
 
-    Several short probes share the budget, with pauses between them: what else uses the machine comes and goes, and can
-    only slow a product, so that the best is nearest to the truth.
+    Several short probes share the budget, with pauses between them: other users of the machine come and go, and can
+    only slow a matmul, so that the best rate is nearest to the truth.
 
     It waits for the device and takes up to half of its free memory: call it when all timing is over and the peaks are
-    read. float32 follows torch's switch of its precision as it is now, and the CPU uses
+    read. float32 follows torch's current precision setting, and the CPU uses
     ``torch.get_num_threads()`` threads. Short products may run at a clock rate that a long run does not hold.
 
     Args:
-        device: Timed by its own events where it has them, else by ``clock`` around a synchronized product.
-        dtype: Of the factors and of the product.
-        budget_s: Wall time, in seconds; the last product may end a little after it.
+        device: Timed by its own events where it has them, else by ``clock`` around a synchronized matmul.
+        dtype: The dtype of the factors and of the result.
+        budget_s: Wall time, in seconds; the last matmul may end a little after it.
         clock: Nanoseconds.
         pause: Waits between two probes, in seconds.
 
     Returns:
-        FLOP/s; None if the device has no product in this dtype, or no memory for one that is long enough.
+        FLOP/s; None if the device has no matmul in this dtype, or too little memory for one that is long enough.
     """
     try:
         products = Products(device, dtype, clock)
@@ -83,7 +85,7 @@ def matmul_ceiling(
 
 
 def usable_bytes(device: torch.device) -> int:
-    """What is free, and what torch's allocator keeps for reuse: on a full device that is most of it."""
+    """Return the free bytes of ``device``, including what torch's allocator caches: on a full device that is most."""
     free = available_bytes(device)
     if free is None:  # the device shares the machine's memory
         return available_bytes(torch.device("cpu")) or 0
@@ -95,20 +97,20 @@ def usable_bytes(device: torch.device) -> int:
 def fastest(
     time_product: Callable[[int], float], largest: int, left_s: Callable[[], float]
 ) -> tuple[int, float] | None:
-    """Which size gives the highest rate, and the seconds of its best product.
+    """Return the size with the highest rate, and the seconds of its best matmul.
 
-    Sizes double from ``SMALLEST`` until a product takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED`` (both, because a
-    busy CPU may stall any product for that long), or memory or time would not do for the next, which takes eight times
-    as long at worst. Then the two best sizes repeat until time is up.
+    Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED`` (both, because a
+    busy CPU may stall any matmul for that long), or until memory or time is too short for the next size, which takes up
+    to eight times as long. Then the two best sizes repeat until time is up.
 
     Args:
-        time_product: Does one product of the given size, and says how many seconds it took.
-        largest: No size above this is tried, but for the smallest.
-        left_s: Seconds of the budget that are left; negative once it is spent.
+        time_product: Runs one matmul of the given size, and returns its seconds.
+        largest: The largest size to try; the smallest is always tried.
+        left_s: Returns the seconds that are left of the budget; negative once it is spent.
 
     Returns:
-        None if there is no memory for the smallest product or for one that is ``BELIEVABLE_S`` long, or the clock is
-        too coarse for all of them.
+        None if there is too little memory for the smallest matmul or for one of ``BELIEVABLE_S``, or the clock is too
+        coarse for all of them.
     """
     seconds, ended_by_memory = _grow(time_product, largest, left_s)
     best = _repeat(time_product, seconds, left_s)
@@ -120,17 +122,17 @@ def fastest(
 def _grow(
     time_product: Callable[[int], float], largest: int, left_s: Callable[[], float]
 ) -> tuple[dict[int, float], bool]:
-    """The seconds of each size that was tried, and whether lack of memory ended the growth."""
+    """Return the seconds of each size that was tried, and whether lack of memory ended the growth."""
     seconds: dict[int, float] = {}
     size, previous = SMALLEST, float("inf")
     while not seconds or 8 * previous < left_s():
         if seconds and size > largest:
             return seconds, largest < LARGEST
         try:
-            seconds[size] = time_product(size)  # pays for fresh pages and for choosing a kernel
+            seconds[size] = time_product(size)  # includes fresh pages and the choice of a kernel, so it runs twice
             if seconds[size] < left_s():
                 seconds[size] = min(seconds[size], time_product(size))
-        except torch.OutOfMemoryError:  # what is free lies in pieces
+        except torch.OutOfMemoryError:  # free memory is fragmented
             return seconds, True
         if seconds[size] >= LONG_ENOUGH_S and 8 * previous < SETTLED * seconds[size]:
             break
@@ -139,7 +141,7 @@ def _grow(
 
 
 def _settled(seconds: dict[int, float]) -> bool:
-    """Whether the last doubling no longer paid."""
+    """Return whether the last doubling raised the rate by less than ``SETTLED``."""
     *_, before, last = (float("inf"), *(seconds[size] for size in sorted(seconds)))
     return 8 * before < SETTLED * last
 
@@ -147,8 +149,10 @@ def _settled(seconds: dict[int, float]) -> bool:
 def _repeat(
     time_product: Callable[[int], float], seconds: dict[int, float], left_s: Callable[[], float]
 ) -> tuple[int, float] | None:
+    """Repeat the two best sizes until time is up; return the best size and its seconds, None without a time."""
+
     def seconds_per_flop(size: int) -> float:
-        # A clock too coarse for the product has told nothing.
+        # Zero seconds: the clock is too coarse for this size.
         return seconds[size] / size**3 if seconds[size] > 0 else float("inf")
 
     while True:
@@ -161,33 +165,33 @@ def _repeat(
 
 
 def largest_size(available_bytes: int, dtype: torch.dtype) -> int:
-    """The largest side up to ``LARGEST`` whose matrices fit into half of ``available_bytes``."""
-    # Three of this size, and a third as much again for all the halved sizes before it: 1/4 + 1/16 + ... = 1/3.
+    """Return the largest side up to ``LARGEST`` whose matrices fit into half of ``available_bytes``."""
+    # Three matrices of this size, and a third as much for all smaller sizes: 3 · (1 + 1/4 + 1/16 + ...) = 4.
     elements = _MEMORY_SHARE * available_bytes / dtype.itemsize / 4
     return min(LARGEST, int(elements**0.5))
 
 
 class Products:
-    """Does and times one product at a time; keeps the matrices of every size, since sizes take turns."""
+    """Runs and times one matmul at a time; keeps the matrices of every size, since sizes take turns."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]) -> None:
         self._device = device
         self._seconds = Stopwatch(device, clock)
-        # Random values, since zeros draw less power and so run faster. From a generator of our own: the run's stays.
+        # Random values: zeros draw less power and so run faster. An own generator leaves the run's unchanged.
         generator = torch.Generator(device).manual_seed(0)
         tile = torch.empty(_TILE, _TILE, device=device, dtype=torch.float32).uniform_(-1, 1, generator=generator)
         self._tile = tile.to(dtype)
         self._matrices: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, size: int) -> float:
-        """Seconds of one product of [size, size] matrices."""
+        """Return the seconds of one matmul of [size, size] matrices."""
         if size not in self._matrices:
             self._matrices[size] = self._make(size), self._make(size), self._make(size)
         left, right, out = self._matrices[size]
-        # autocast leaves calls with `out` alone
+        # With `out`, autocast does not change the dtype.
         return self._seconds(lambda: torch.mm(left, right, out=out))
 
     def _make(self, size: int) -> Tensor:
-        # Repeated, because filling a large matrix with random numbers takes longer than multiplying it.
+        # A tile is repeated: filling a large matrix with random numbers takes longer than multiplying it.
         times = -(-size // _TILE)
         return self._tile.repeat(times, times)[:size, :size].contiguous()

@@ -1,8 +1,8 @@
-"""What else used the machine: CPU time that this run wanted and did not get, because something else had it.
+"""Finds the CPU time that this run wanted and did not get, because something else had it.
 
-Read twice, where the measured steps begin and end, from Linux's own counts (proc(5), Documentation/scheduler/
-sched-stats.rst, Documentation/accounting/psi.rst). Elsewhere it is unknown. What a hypervisor takes and does not report
-as stolen, nobody inside can see.
+Linux's own counts are read twice, where the measured steps begin and end (proc(5), Documentation/scheduler/
+sched-stats.rst, Documentation/accounting/psi.rst). On other systems it is unknown. Time that a hypervisor takes without
+reporting it as stolen cannot be seen.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import Contention, GpuSharing
 
 _SLACK_S = 0.03
-"""CPU time of others that is not counted: three ticks, which is how finely the system's own sums are kept."""
+"""Seconds of CPU time of others that do not count: three ticks, the resolution of the system's sums."""
 
 _SHORTEST_S = 0.1
-"""A measurement shorter than this says nothing: its CPU time is a few ticks."""
+"""Seconds: a shorter measurement says nothing, since its CPU time is a few ticks."""
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """What one process saw where the measured steps begin, and where they end; and of its GPU."""
+    """One process's readings where the measured steps begin and end, and the use of its GPU by others."""
 
     begin: CpuReading
     end: CpuReading
@@ -34,34 +34,34 @@ class CpuUse:
 
 @dataclass(eq=False)
 class CpuUseReader:
-    """Reads the counts at ``begin`` and at ``end``, and nothing in between; of ``gpu`` too, where the run has one."""
+    """Reads the counts at ``begin`` and at ``end``, and nothing in between."""
 
     gpu: Gpu | None
     _begun_s: float = 0.0
     _before: CpuReading | None = None
 
     def begin(self) -> None:
+        """Read the counts where the measured steps begin."""
         self._begun_s, self._before = time.time(), cpu_reading()
 
     def end(self) -> list[CpuUse]:
-        """The use of this process; empty where nobody counts."""
+        """Return this process's readings, as a list of one; empty where the system does not count."""
         if self._before is None or (after := cpu_reading()) is None:
             return []
         return [CpuUse(self._before, after, None if self.gpu is None else gpu_sharing(self.gpu, self._begun_s))]
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:
-    """What ``uses``, one of each rank, say of the CPUs that were shared the most, and of the GPU that was; None where
-    nothing can be said.
+    """Return the contention for the CPUs and the GPU that were shared the most; None where it is unknown.
 
-    Threads of ours also wait for each other: OpenMP's, or a loader's workers where there are more than CPUs. So what
-    was not had is the lesser of two: the time that our threads waited for a CPU, and the time that others ran on them;
-    and of what the hypervisor took, our part.
+    ``uses`` has one entry of each rank. Our threads also wait for each other: OpenMP's, or a loader's workers where
+    there are more than CPUs. So the CPU time that was not had is the lesser of two, the time that our threads waited
+    for a CPU and the time that others ran there, plus our share of what the hypervisor took.
     """
     long_enough = [use for use in uses if use.end.at_s - use.begin.at_s >= _SHORTEST_S]
     machines = []
     for where in {(use.end.machine, use.end.cpus): use for use in long_enough}.values():
-        # Ranks may have CPUs of their own, or share them.
+        # Ranks may share CPUs or have their own: those count together whose CPUs are among these.
         together = [u for u in long_enough if u.end.machine == where.end.machine and u.end.cpus <= where.end.cpus]
         machines.append(_shared(where, together))
     worst = max(machines, key=lambda each: each.not_had or 0.0, default=None)
@@ -71,6 +71,7 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
 
 
 def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:
+    """Return the contention for the CPUs of ``where``, which the ranks of ``ours`` share."""
     begin, end = where.begin, where.end
     had_s = _had([use.begin.own_s for use in ours], [use.end.own_s for use in ours])
     throttled_s = _difference(begin.throttled_s, end.throttled_s)
@@ -79,7 +80,7 @@ def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:
     waited_s = _waited(ours)
     if waited_s is not None:
         waited_s = max(waited_s - (throttled_s or 0.0), 0.0)
-    lost_s = waited_s if waited_s is not None else pressure_s  # in which at least one thread waited
+    lost_s = waited_s if waited_s is not None else pressure_s  # a lower bound: several may have waited at a time
     missed_s = None
     if lost_s is not None and others_s is not None:
         missed_s = min(lost_s, others_s) + stolen_s * had_s / max(had_s + others_s, 1e-9)
@@ -99,22 +100,22 @@ def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:
 
 
 def _had(before: Sequence[dict[int, float]], after: Sequence[dict[int, float]]) -> float:
-    """CPU seconds of all processes, those that several ranks count once.
+    """Return the CPU seconds of all processes; one that several ranks see counts once.
 
-    Of one that has ended meanwhile, its parent's count holds all of it; of one that began, nothing lies before.
+    The time of a process that has ended is in its parent's count; one that has begun had none before.
     """
     begin, end = ({pid: s for each in counts for pid, s in each.items()} for counts in (before, after))
     return max(sum(end.values()) - sum(begin.values()), 0.0)
 
 
 def _others(where: CpuUse, had_s: float) -> float | None:
-    """CPU seconds of everything else; None where the system's sums do not hold our own."""
+    """Return the CPU seconds of everything else; None where the system's sums do not include our own."""
     busy_s = where.end.busy_s - where.begin.busy_s
     return None if busy_s + _SLACK_S < had_s / 2 else max(busy_s - had_s - _SLACK_S, 0.0)
 
 
 def _waited(ours: Sequence[CpuUse]) -> float | None:
-    """Of all threads that are still there; None where a rank does not know."""
+    """Return the seconds that all threads that still live waited for a CPU; None where a rank does not know."""
     total = dict[int, float]()
     for use in ours:
         before, after = use.begin.waited_s, use.end.waited_s

@@ -1,4 +1,4 @@
-"""CPU time of this run and of everything else, as Linux counts it."""
+"""Reads the CPU time of this run and of everything else, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from time import monotonic  # not by its module: whoever replaces the clock ther
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Counts at one instant, in seconds. ``own_s`` and ``waited_s`` are by process and thread: of this one and those
-    that it started, themselves and what they waited for included. None where the system does not count.
+    """Counts at one instant, in seconds; None where the system does not count.
 
-    ``busy_s`` and ``stolen_s`` are of the CPUs that this process may use.
+    ``own_s`` is by process and ``waited_s`` by thread, of this process and its descendants, including children that
+    have ended. ``busy_s`` and ``stolen_s`` are sums over the CPUs that this process may use.
     """
 
     at_s: float
@@ -33,7 +33,7 @@ class CpuReading:
 
 
 def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CpuReading | None:
-    """The counts now; None off Linux. It reads a small file of each process, and one of each thread of ours."""
+    """Return the current counts; None off Linux. Reads a small file for each process, and for each of our threads."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cpus, tick_s = frozenset(os.sched_getaffinity(0)), 1.0 / os.sysconf("SC_CLK_TCK")
@@ -58,19 +58,20 @@ def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 
 def _system(text: str, cpus: frozenset[int]) -> tuple[int, int]:
-    """Ticks in which processes ran on ``cpus``, and ticks that the hypervisor took."""
+    """Return the ticks in which processes ran on ``cpus``, and those that the hypervisor took."""
     rows = [line.split() for line in text.splitlines() if line.startswith("cpu") and line[3].isdigit()]
     counts = [[int(count) for count in row[1:]] for row in rows if int(row[0][3:]) in cpus]
+    # /proc/stat has user, nice, system, idle, iowait, irq, softirq and steal, in this order.
     return sum(sum(row[:3]) for row in counts), sum(row[7] for row in counts if len(row) > 7)
 
 
 def _family(proc: Path, tick_s: float) -> dict[int, float]:
-    """CPU seconds of this process and of all that descend from it."""
+    """Return the CPU seconds of this process and of each descendant."""
     cpu_s, children = dict[int, float](), defaultdict[int, list[int]](list)
     for entry in os.scandir(proc):
         if entry.name.isdigit() and (text := _text(proc / entry.name / "stat")) is not None:
-            # The name, in brackets, may hold anything; what follows it is state, parent, then 9 more up to the times:
-            # its own (user, system), and those of the processes that it has waited for.
+            # The name in brackets may contain anything. After it come state, parent and nine more fields, then the user
+            # and system times of the process, and those of the children that it has waited for.
             rest = text.rpartition(")")[2].split()
             children[int(rest[1])].append(int(entry.name))
             cpu_s[int(entry.name)] = sum(map(int, rest[11:15])) * tick_s
@@ -83,10 +84,10 @@ def _family(proc: Path, tick_s: float) -> dict[int, float]:
 
 
 def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
-    """Seconds that each thread was ready to run and had no CPU; None where the kernel does not count."""
+    """Return the seconds that each thread was ready to run and had no CPU; None where the kernel does not count."""
     waited = {}
     for pid in family:
-        with suppress(OSError):  # of one that has ended
+        with suppress(OSError):  # the process has ended
             for thread in os.scandir(proc / str(pid) / "task"):
                 if (text := _text(Path(thread.path, "schedstat"))) is not None:
                     waited[int(thread.name)] = int(text.split()[1]) * 1e-9
@@ -94,14 +95,14 @@ def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
 
 
 def _pressure(text: str | None) -> float | None:
-    """Seconds in which some task had to wait for a CPU."""
+    """Return the seconds in which at least one task waited for a CPU."""
     if text is None or not text.startswith("some"):
         return None
     return int(text.splitlines()[0].rpartition("total=")[2]) * 1e-6
 
 
 def _throttled(text: str | None) -> float | None:
-    """Seconds that the limit of a control group held its CPUs back: version 2 counts microseconds, 1 nanoseconds."""
+    """Return the seconds that a control group's limit throttled it; version 2 counts microseconds, 1 nanoseconds."""
     counts = dict(line.split()[:2] for line in (text or "").splitlines() if len(line.split()) >= 2)
     if "throttled_usec" in counts:
         return int(counts["throttled_usec"]) * 1e-6
@@ -109,7 +110,7 @@ def _throttled(text: str | None) -> float | None:
 
 
 def _group(proc: Path, cgroups: Path) -> Path:
-    """The folder of this process's control group for CPU time; it need not exist."""
+    """Return the folder of this process's control group for CPU time; it need not exist."""
     for line in (_text(proc / "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers and (cgroups / "cgroup.controllers").exists():
@@ -120,6 +121,7 @@ def _group(proc: Path, cgroups: Path) -> Path:
 
 
 def _text(path: Path) -> str | None:
+    """Return the text of a file; None where it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the figures were measured on: versions, device, flags, commit."""
+"""What the figures were measured on: versions, device, flags and commit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
 
 
 def environment(device: torch.device, world_size: int) -> Environment:
-    """Facts of this process, its device and its source."""
+    """Return what this process runs with: versions, machine, device, flags and the commit of its source."""
     return Environment(
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         platform=platform.platform(),
@@ -37,7 +38,7 @@ def environment(device: torch.device, world_size: int) -> Environment:
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         },
-        git_commit=_git_commit(),
+        git_commit=_commit_of_process(),
     )
 
 
@@ -48,14 +49,17 @@ def cpu_cores() -> int:
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """What a device multiplies faster than float32. ``tf32``: whether it has that mode; None is none, or unknown."""
+    """What a device multiplies faster than float32."""
 
     tf32: bool = False
+    """Whether float32 matmuls can run as TF32."""
     half_precision: Literal["bf16-mixed", "16-mixed"] | None = None
+    """The fastest precision of 16 bits; None where there is none, or where it is unknown."""
 
 
 def matrix_units(device: torch.device) -> MatrixUnits:
-    """By compute capability: fp16 since Volta (7.0), bf16 and TF32 since Ampere (8.0). Other makers' are unknown.
+    """Return the matrix units of a CUDA device by its compute capability: fp16 from 7.0 (Volta), bf16 and TF32 from 8.0
+    (Ampere). Those of other makers are unknown.
 
     Source: CUDA C++ Programming Guide, "Arithmetic Instructions" and "Warp Matrix Functions". Left out: Turing's GTX 16
     cards (7.5), which have no tensor cores but multiply fp16 at twice the rate.
@@ -69,7 +73,7 @@ def matrix_units(device: torch.device) -> MatrixUnits:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's own name, as its driver says it; on the CPU, the processor's."""
+    """Return the name that the driver gives the device; on the CPU, the processor's name."""
     if device.type == "cpu":
         return cpu_name()
     if device.type == "mps":
@@ -78,6 +82,7 @@ def device_name(device: torch.device) -> str:
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
+@cache  # the file system is asked for it; a run asks twice, and what is imported does not change
 def _version(package: str) -> str:
     if package == "torch":
         return torch.__version__
@@ -88,6 +93,7 @@ def _version(package: str) -> str:
 
 
 def cpu_name() -> str:
+    """Return the processor's name as Linux gives it, elsewhere what Python knows of it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -118,10 +124,15 @@ def _driver(device: torch.device) -> str | None:
     return version.decode() if isinstance(version, bytes) else str(version)
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
+    """Return the commit of the current folder, with ``-dirty`` behind it where files were changed; None without git."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+# git takes some 20 ms, and the code that runs is the one that was imported: later commits are of no account.
+_commit_of_process = cache(git_commit)

@@ -1,4 +1,4 @@
-"""Other processes on the run's GPU, as NVML tells."""
+"""Finds other processes on the run's GPU through NVML."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import GpuSharing
 
 _PATIENCE_S = 5.0
+"""Seconds to wait for NVML."""
 
 
 _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since
 
 
 def gpu_sharing(gpu: Gpu, since_s: float) -> GpuSharing | None:
-    """What others had of ``gpu`` after ``since_s`` (seconds since 1970, which is what NVML stamps its samples with).
+    """Return the use of ``gpu`` by others after ``since_s`` (seconds since 1970, as NVML stamps its samples).
 
-    None where NVML does not say, or not in time: it can hang on a lost GPU.
+    None where NVML does not answer in time: it can hang on a lost GPU, hence the thread.
     """
     readings: list[GpuSharing | None] = []
     thread = threading.Thread(
@@ -36,7 +37,7 @@ def _look(gpu: Gpu, since_us: int) -> GpuSharing | None:
         return None
     running = {each.pid: each.usedGpuMemory for each in processes}
     if os.getpid() not in running:
-        # Inside a container NVML tells the host's numbers, or nothing. One of the processes is this one.
+        # Inside a container NVML has the host's process ids, or none. One of the processes is this one.
         return GpuSharing(processes=len(running) - 1, utilisation=None, memory_bytes=None) if running else None
     del running[os.getpid()]
     used = _utilisation(gpu, since_us)
@@ -49,7 +50,7 @@ def _look(gpu: Gpu, since_us: int) -> GpuSharing | None:
 
 
 def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
-    """Share of the time in which kernels of each other process ran, of those that had any."""
+    """Return the share of time in which kernels of each other process ran; processes without kernels are left out."""
     try:
         samples = gpu.nvml.nvmlDeviceGetProcessUtilization(gpu.handle, since_us)
     except Exception as error:

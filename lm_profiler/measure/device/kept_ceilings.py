@@ -1,4 +1,4 @@
-"""The machine's ceilings as earlier runs found them: one short look may have been at a machine that others used."""
+"""Keeps the machine's ceilings across runs: a single short reading may come from a machine that others used."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.process_spread import cache_folder
 
 AGREE = 0.8
-"""A reading of less than this share of the kept one, or one that beats it by as much, is of another state of things."""
+"""Two readings agree if the smaller is at least this share of the larger."""
 
 FRESH_S = 86_400.0
-"""So long nothing is read anew once two readings have agreed: it takes CPU time of whoever trains, run for run."""
+"""Seconds for which nothing is read anew once two readings have agreed: a reading costs each run CPU time."""
 
 
 _AGREED = "agreed_at"
-"""In seconds since 1970."""
+"""The key of the time at which two readings agreed, in seconds since 1970."""
 
 
 def known_ceiling(
@@ -38,16 +38,16 @@ def known_ceiling(
     probe: Callable[[torch.device, torch.dtype], float | None] = matmul_ceiling,
     clock: Callable[[], float] = time.time,
 ) -> float | None:
-    """The ceiling of this machine in FLOP/s: the better of what is read now and what was kept, where the two agree.
+    """Return the matmul ceiling in FLOP/s: the better of the reading of now and the kept one, where the two agree.
 
     The best reading is kept in a file for each device, CPU, number of threads, dtype, precision and version of torch.
-    For ``FRESH_S`` after two readings have agreed it is taken as it is. What cannot be read or written there is as if
-    nothing had been kept; processes that write at once leave one whole reading.
+    For ``FRESH_S`` after two readings have agreed it is used without a new reading. A file that cannot be read or
+    written counts as absent; processes that write at the same time leave one whole file.
 
     Args:
-        say: Told why the ceiling is unknown, where a reading was made that disagrees.
+        say: Gets the reason why the ceiling is unknown, where the readings disagree.
         folder: Where readings are kept; ``cache_folder()`` if not given.
-        probe: Reads the ceiling.
+        probe: Measures the ceiling.
         clock: Seconds since 1970.
     """
     of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
@@ -70,10 +70,10 @@ def known_copy_rate(
     probe: Callable[[torch.device], float | None] = copy_rate,
     clock: Callable[[], float] = time.time,
 ) -> float | None:
-    """The memory bandwidth of this machine in bytes/s, by copying: the best of what is read now and what was kept.
+    """Return the memory bandwidth in bytes/s: the better of the reading of now and the kept one.
 
-    They need not agree to be told: it is held against as the least that a phase could take, and what else uses the
-    machine can only slow a copy. Nor is it read anew for ``FRESH_S`` once they have.
+    They need not agree: bandwidth gives the least time of a phase, and other users of the machine can only slow a copy.
+    Once they agree, nothing is read anew for ``FRESH_S``.
     """
     path = _path("bandwidth", device, {}, folder)
     rate, kept = _readings(path, "bytes_per_s", lambda: probe(device), clock())
@@ -81,7 +81,7 @@ def known_copy_rate(
 
 
 def _path(kind: str, device: torch.device, of: Mapping[str, str], folder: Path | None) -> Path | None:
-    """None without a home."""
+    """Return the file of a reading; None where there is no home folder."""
     try:
         return (folder or cache_folder()) / f"{kind}-{_digest(device, of)}.json"
     except RuntimeError:
@@ -91,9 +91,10 @@ def _path(kind: str, device: torch.device, of: Mapping[str, str], folder: Path |
 def _readings(
     path: Path | None, key: str, probe: Callable[[], float | None], now_s: float
 ) -> tuple[float | None, float | None]:
-    """The rate that is read now, and what was kept before; the better of them is kept, and when they agreed."""
+    """Return the rate of now and the kept one; keep the better of them, and the time if they agree."""
     kept = None if path is None else _read(path, key)
     agreed_s = None if path is None or kept is None else _read(path, _AGREED)
+    # A time in the future means that the clock was set back: read anew.
     if agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
         return kept, kept
     rate = probe()
@@ -109,6 +110,7 @@ def _agree(a: float, b: float) -> bool:
 
 
 def _digest(device: torch.device, of: Mapping[str, str]) -> str:
+    """Return a short hash of everything on which a rate depends."""
     what = {
         "device": device_name(device),
         "cpu": cpu_name(),

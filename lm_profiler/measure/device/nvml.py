@@ -1,7 +1,7 @@
-"""NVIDIA's management library: what a GPU's driver tells without CUDA.
+"""Asks a GPU's driver through NVIDIA's management library (NVML), without CUDA.
 
-What answers is whatever module ``pynvml`` is: an old one beside nvidia-ml-py lacks functions and constants, or wants
-other arguments. Whatever it raises means that the answer is unknown.
+Any module named ``pynvml`` is used: an old one lacks functions and constants of nvidia-ml-py, or takes other arguments.
+So any exception means that the answer is unknown.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from lm_profiler.torch_names import NVML_INDEX
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card: its ``handle``, ``nvml`` (its functions, as ``pynvml`` has them) to ask with, and its UUID."""
+    """A GPU: its NVML handle, the module ``nvml`` to ask with, and its UUID."""
 
     handle: Any
     nvml: Any
     uuid: str
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What ``function`` says of the card; None where this GPU, driver or pynvml does not support it."""
+        """Return NVML's answer about this GPU; None where the GPU, driver or pynvml does not support ``function``."""
         try:
             return getattr(self.nvml, function)(self.handle, *arguments)
-        except Exception:  # or the card is lost for the moment
+        except Exception:  # also where the GPU is lost for a moment
             return None
 
 
 def initialized(nvml: Any = None) -> Any:
-    """``nvml``, or else ``pynvml``, ready to be asked; None where it is not there, or there is no driver for it."""
+    """Return ``nvml``, or else ``pynvml``, initialized; None where it is not installed or finds no driver."""
     try:
         nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()  # never shut down: NVML counts its users, and handles must stay valid
@@ -42,7 +42,8 @@ def initialized(nvml: Any = None) -> Any:
 
 
 def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gpu | None:
-    """Of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the figures are of the whole card.
+    """Return the GPU of a CUDA device; None off NVIDIA, without NVML, and under MIG, where NVML has the whole card's
+    figures.
 
     Call it from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
     """
@@ -56,12 +57,12 @@ def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gp
         gpu = Gpu(_handle(nvml, uuid), nvml, uuid)
     except Exception:
         return None
-    sliced = gpu.ask("nvmlDeviceGetMigMode")  # None of a card that cannot be
+    sliced = gpu.ask("nvmlDeviceGetMigMode")  # None where the GPU has no MIG
     return None if sliced is not None and sliced[0] else gpu
 
 
 def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int] | None:
-    """Of a CUDA device, which is not opened: a copy of a process that has one open is of no use. None where unknown."""
+    """Return a GPU's compute capability; None where unknown. It is not opened, so that this process can still fork."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     nvml = initialized(nvml)

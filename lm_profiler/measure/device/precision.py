@@ -1,4 +1,4 @@
-"""In what float32 matrix products compute: torch's two switches, read as one, and put back."""
+"""Reads and restores the precision of float32 matmuls, which torch keeps in two different settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 _T = TypeVar("_T")
 
 _WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
-"""The newer switch's words in those of the older one."""
+"""The older setting's words for those of the newer one."""
 
 
 def float32_matmul_precision(device_type: str = "cuda") -> str:
-    """``highest``, ``high`` (TF32) or ``medium`` (bf16): how this process multiplies float32 on ``device_type``.
+    """Return ``highest``, ``high`` (TF32) or ``medium`` (bf16): the precision of float32 matmuls on ``device_type``.
 
-    ``torch.get_float32_matmul_precision()`` refuses to answer once a part was set by the switch that torch 2.9 brought
-    (``torch.backends.cuda.matmul.fp32_precision``); then that one is read. "unknown" for a word of it that is new.
+    ``torch.get_float32_matmul_precision()`` raises once the setting that torch 2.9 introduced was used
+    (``torch.backends.cuda.matmul.fp32_precision``); then that one is read. "unknown" if its word is new.
     """
     told = _told(torch.get_float32_matmul_precision)
     if told is not None:
@@ -30,7 +30,7 @@ def float32_matmul_precision(device_type: str = "cuda") -> str:
 
 @dataclass(frozen=True)
 class Switches:
-    """What this process was set to; ``restore`` sets it to that again. Plain values, so that it copies and pickles."""
+    """The precision settings of this process, as plain values that can be copied and pickled."""
 
     products: str | None
     convolutions: bool | None
@@ -38,13 +38,13 @@ class Switches:
 
     @classmethod
     def now(cls) -> Switches:
-        """As they stand."""
+        """Read the current settings."""
         convolutions = _told(lambda: torch.backends.cudnn.allow_tf32)
         each = tuple(operator.fp32_precision for operator in operators_with_precision())
         return cls(_told(torch.get_float32_matmul_precision), convolutions, each)
 
     def restore(self) -> None:
-        """Both switches of products, and cuDNN's."""
+        """Restore both matmul-precision settings and cuDNN's."""
         if self.products is not None:
             torch.set_float32_matmul_precision(self.products)
         if self.convolutions is not None:
@@ -54,14 +54,14 @@ class Switches:
 
 
 def operators_with_precision() -> list[Any]:
-    """What has a float32 precision of its own."""
+    """Return the objects of ``torch.backends`` that have a float32 precision of their own."""
     libraries: Any = torch.backends
     cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
     return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 
 def _told(switch: Callable[[], _T]) -> _T | None:
-    """What the process is set to; None where single operators are, of which the older switches refuse to speak."""
+    """Return the value of an older setting; None where the newer one was used, as the older one then raises."""
     try:
         return switch()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Seconds of one piece of work on a device, after the run."""
+"""Times a piece of work on a device, after the run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from lm_profiler.measure.clocks.stream import stream_of
 
 
 class Stopwatch:
-    """Times work on ``device`` by the device's own events where it has them, else by ``clock`` around it.
-
-    It waits for the device.
+    """Times work on ``device`` by the device's events where it has them, else by ``clock``; waits for the device.
 
     Args:
-        device: on which the work runs.
-        clock: nanoseconds.
+        device: the device on which the work runs.
+        clock: the host's clock, in nanoseconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -26,7 +24,7 @@ class Stopwatch:
         self._stream = stream_of(device)
 
     def __call__(self, work: Callable[[], object]) -> float:
-        """Seconds of ``work``, done once."""
+        """Run ``work`` once, and return its seconds."""
         if self._stream is None:
             self._synchronize()
             start_ns = self._clock()

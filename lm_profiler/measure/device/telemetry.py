@@ -1,6 +1,6 @@
-"""Clock, temperature, power, energy and throttling of an NVIDIA GPU, read by a thread that never touches CUDA.
+"""Samples clock, temperature, power, energy and throttling of an NVIDIA GPU in a background thread.
 
-It asks NVML only, which needs no CUDA context and enqueues nothing on the device.
+The thread asks NVML only, which needs no CUDA context and enqueues nothing on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lm_profiler.record.run import Telemetry
 Value = TypeVar("Value")
 
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvml.h, nvmlClockType_t and nvmlTemperatureSensors_t
-# nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks that somebody set (0x2) are nothing that happens to a run.
+# nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks set by a user (0x2) are left out: they do not slow a run.
 _HARDWARE, _HARDWARE_THERMAL, _POWER_BRAKE = 0x8, 0x40, 0x80
 _REASONS = {
     0x4: "power cap",
@@ -47,7 +47,7 @@ class _Sample(NamedTuple):
 
 @dataclass
 class _Log:
-    """What one thread collects."""
+    """The samples and constants that one thread collects."""
 
     samples: list[_Sample] = field(default_factory=list)
     max_sm_clock_hz: float | None = None
@@ -56,12 +56,12 @@ class _Log:
 
 @dataclass(eq=False)
 class TelemetrySampler:
-    """Samples one GPU in the background between ``start`` and ``stop``. Neither raises.
+    """Samples one GPU in the background between ``start`` and ``stop``, neither of which raises.
 
     Args:
-        gpu: the card.
+        gpu: the GPU.
         period_s: seconds from one sample to the next.
-        clock: seconds, for the samples.
+        clock: the clock of the samples, in seconds.
     """
 
     gpu: Gpu
@@ -74,10 +74,10 @@ class TelemetrySampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it runs already; what an earlier start had collected is dropped."""
+        """Start sampling unless it runs already, and drop earlier samples."""
         if self._thread is not None:
             return
-        # Both are new with each start, so that a thread that was given up on cannot write into this one's log.
+        # Both are new, so that an earlier thread that hangs in NVML cannot write into this log.
         self._log, self._stopping = _Log(), threading.Event()
         self._thread = threading.Thread(
             target=self._collect, args=(self._log, self._stopping), name="lm_profiler telemetry", daemon=True
@@ -85,7 +85,10 @@ class TelemetrySampler:
         self._thread.start()
 
     def stop(self) -> Telemetry | None:
-        """End, with a last sample; None if it was not started. Energy counts up to here: wait for the device before."""
+        """Stop with a last sample, and return the telemetry; None if not started.
+
+        Energy counts up to here, so wait for the device first.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return None
@@ -94,7 +97,7 @@ class TelemetrySampler:
         return _reading(self._log, self.gpu.uuid)
 
     def during(self, began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
-        """The SM clock between two instants, and what held it back; None where no sample was taken then."""
+        """Return the SM clock between two instants and its throttle reasons; None where there is no sample."""
         samples = list(self._log.samples)
         at = [bisect_left(samples, instant, key=lambda sample: sample.at_s) for instant in (began_s, ended_s)]
         inside = samples[slice(*at)]
@@ -123,7 +126,7 @@ class TelemetrySampler:
         )
 
     def _ask(self, unit: float, function: str, *arguments: Any) -> float | None:
-        """The answer in SI units: ``unit`` is what NVML counts in."""
+        """Return NVML's answer in SI units; ``unit`` is the unit that NVML counts in."""
         answer = self.gpu.ask(function, *arguments)
         return None if answer is None else answer * unit
 
@@ -159,6 +162,7 @@ def _energy(samples: Sequence[_Sample]) -> tuple[float | None, Literal["counter"
     first, last = samples[0].energy_j, samples[-1].energy_j
     if first is not None and last is not None and last >= first and len(samples) > 1:
         return last - first, "counter"
+    # Without a counter, or where it started anew, power is integrated over time (trapezoidal rule).
     powers = [(sample.at_s, sample.power_w) for sample in samples if sample.power_w is not None]
     if len(powers) < 2:
         return None, None
@@ -168,18 +172,17 @@ def _energy(samples: Sequence[_Sample]) -> tuple[float | None, Literal["counter"
 def _throttling(masks: Sequence[int]) -> list[str] | None:
     if not masks:
         return None
-    # The general bit comes with either of the particular ones and then says nothing more.
+    # NVML sets the general bit along with either of these two, to which it adds nothing.
     masks = [mask & ~_HARDWARE if mask & (_HARDWARE_THERMAL | _POWER_BRAKE) else mask for mask in masks]
     shares = {name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in _REASONS.items()}
     return [name for name, share in shares.items() if share >= _SEEN_SHARE]
 
 
 def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
-    """Of all ranks' GPUs: energy and power summed, the slowest one's clock, the highest temperature, anyone's reasons.
+    """Combine all ranks' telemetry: sum of energy and power, slowest clock, highest temperature, all throttle reasons.
 
-    A card that several ranks share counts once. What a rank does not know of its card is unknown of all of them, but
-    for clocks, temperature and reasons: those of the cards that say are better than none. None where no rank has a card
-    that can be read.
+    A GPU that several ranks share counts once. A sum is unknown where one GPU's part is; clocks, temperature and
+    reasons come from the GPUs that report them. None where no GPU can be read.
     """
     known = _known(readings)
     if not known:

@@ -1,6 +1,7 @@
-"""What torch's allocator on CUDA gives out for what is asked of it: blocks, parts of segments that it keeps for itself.
+"""The blocks and segments that torch's caching allocator on CUDA would take for a sequence of requests.
 
-As c10/cuda/CUDACachingAllocator.cpp has it, on one stream, with its own settings: none of ``PYTORCH_ALLOC_CONF``.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp of torch 2.11, on one stream and without any option of
+``PYTORCH_ALLOC_CONF``.
 """
 
 from __future__ import annotations
@@ -10,31 +11,31 @@ from dataclasses import dataclass
 from itertools import count
 
 MIN_BLOCK = 512
-"""``kMinBlockSize``: sizes are rounded up to a multiple of it."""
+"""``kMinBlockSize``, in bytes: sizes are rounded up to a multiple of it."""
 
 _SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20
-_LARGE_SEGMENT, _FROM_HERE_ALONE, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
-"""``kSmallSize``, ``kSmallBuffer``; ``kLargeBuffer``, ``kMinLargeAlloc``, ``kRoundLarge``."""
+_LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
+"""``kSmallSize``, ``kSmallBuffer``; ``kLargeBuffer``, ``kMinLargeAlloc``, ``kRoundLarge``; all in bytes."""
 
 
 @dataclass(eq=False)
 class MemoryBlock:
-    """Bytes of a segment, beside which others lie."""
+    """A contiguous piece of a segment, linked to its neighbours."""
 
     size: int
     small: bool
     number: int
-    """Of blocks that are as large the first is taken: addresses are taken to rise."""
+    """Stands for the address: among free blocks of equal size the one with the lowest number is taken."""
     before: MemoryBlock | None = None
     after: MemoryBlock | None = None
     free: bool = False
 
 
 class Blocks:
-    """All of one device.
+    """The blocks of one device.
 
     Attributes:
-        given: Bytes that are given out: what torch calls allocated.
+        given: Bytes that are in use: what torch calls allocated.
         reserved: Bytes of all segments.
     """
 
@@ -44,9 +45,10 @@ class Blocks:
         self._numbers = count()
 
     def take(self, size: int) -> MemoryBlock:
-        """The smallest free block that is large enough, or a new segment; what is left of it stays free."""
-        size = _up(max(size, 1), MIN_BLOCK)
+        """Take the smallest free block that is large enough, or a new segment, and split off what is not needed."""
+        size = _rounded_up(max(size, 1), MIN_BLOCK)
         small = size <= _SMALL
+        # Small and large requests have pools of their own: a small one never splits a large block.
         free = self._free[small]
         at = bisect_left(free, (size, -1))
         block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
@@ -58,7 +60,7 @@ class Blocks:
         return block
 
     def give_back(self, block: MemoryBlock) -> None:
-        """It is free, as one with what is free beside it."""
+        """Free ``block`` and merge it with its free neighbours."""
         self.given -= block.size
         for other in (block.before, block.after):
             if other is not None and other.free:
@@ -67,15 +69,17 @@ class Blocks:
         self._put(block)
 
     def give_back_unused(self) -> None:
-        """Segments of which nothing is given out go back to the device, as with ``torch.cuda.empty_cache``."""
+        """Return unused segments to the device, as ``torch.cuda.empty_cache`` does."""
+        # A free block without neighbours is a whole segment: free neighbours were merged when they were freed.
         for small, free in self._free.items():
             self._free[small] = [each for each in free if each[2].before or each[2].after]
             self.reserved -= sum(block.size for _, _, block in free if not (block.before or block.after))
 
     def _segment(self, size: int, small: bool) -> MemoryBlock:
         least = _SMALL_SEGMENT if small else _LARGE_SEGMENT
-        whole = least if small or size < _FROM_HERE_ALONE else _up(size, _ROUND_SEGMENT)
+        whole = least if small or size < _LEAST_OWN_SEGMENT else _rounded_up(size, _ROUND_SEGMENT)
         self.reserved += whole
+        # 40 bits leave room for offsets within a segment (1 TiB): `_split` adds them to this number.
         return MemoryBlock(whole, small, next(self._numbers) << 40)
 
     def _split(self, block: MemoryBlock, size: int) -> None:
@@ -91,7 +95,7 @@ class Blocks:
 
 
 def _join(block: MemoryBlock, other: MemoryBlock) -> None:
-    """``block`` takes the place of both."""
+    """Merge ``other``, a neighbour, into ``block``."""
     block.size += other.size
     if other is block.before:
         block.number, block.before = other.number, other.before
@@ -103,5 +107,6 @@ def _join(block: MemoryBlock, other: MemoryBlock) -> None:
             block.after.before = block
 
 
-def _up(size: int, to: int) -> int:
+def _rounded_up(size: int, to: int) -> int:
+    """Round ``size`` up to a multiple of ``to``."""
     return size + -size % to

@@ -1,4 +1,7 @@
-"""What CUDA's kernels keep and compute otherwise than the CPU's, on whose fake tensors a step is rehearsed."""
+"""Where CUDA's kernels compute or keep something else than the CPU's, on whose fake tensors a step is rehearsed.
+
+Kernel choices and saved tensors are those of torch 2.11.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ _BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the l
 _IN_FLOAT32 = _ALWAYS | {
     name for name in _BY_RELEASE if getattr(torch.ops.aten, name).default.has_kernel_for_dispatch_key("AutocastCUDA")
 }
-"""What autocast on CUDA computes in float32, and on the CPU mostly as it comes: ``AT_FORALL_FP32`` and what follows it
-in torch's ATen/autocast_mode.h, and functions that are made of these."""
+"""Functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU: ``AT_FORALL_FP32`` and
+the lists after it in torch's ATen/autocast_mode.h, and the functions that are built from these."""
 
 
 class KernelsOfCuda(TorchFunctionMode):
-    """Under autocast, does in float32 what CUDA's does in it; keeps for backward what its fused kernels keep.
+    """Computes in float32 what autocast on CUDA does, and saves for backward what CUDA's fused kernels save.
 
     Args:
         gpu: compute capability of the GPU.
@@ -54,26 +57,26 @@ class KernelsOfCuda(TorchFunctionMode):
             return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
         if not isinstance(func, FunctionType) or func.__globals__ is not vars(F):
             return func(*args, **kwargs)
-        with self:  # ``F.multi_head_attention_forward`` calls others of these
-            return _unasked(func)(*args, **kwargs)
+        with self:  # torch has left this mode: ``F.multi_head_attention_forward`` calls functions that need it
+            return _without_mode_checks(func)(*args, **kwargs)
 
 
 @cache
-def _unasked(func: FunctionType) -> Callable[..., Any]:
-    """``func`` of ``torch.nn.functional`` without the question whether a mode would rather have the call."""
+def _without_mode_checks(func: FunctionType) -> Callable[..., Any]:
+    """Return ``func`` of ``torch.nn.functional`` without its check for modes, which would send the call back here."""
     copy = FunctionType(func.__code__, _WITHOUT_MODES, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
 
-_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_WITHOUT_MODES = {**vars(F), **dict.fromkeys(_QUESTIONS, lambda *tensors: False)}
+_MODE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_WITHOUT_MODES = {**vars(F), **dict.fromkeys(_MODE_CHECKS, lambda *tensors: False)}
 
 
 def recompute_alike(gpu: tuple[int, int]) -> None:
-    """Have what is recomputed in a backward pass meet the same kernels: torch leaves the mode for that pass.
+    """Have recomputation in a backward pass meet the same kernels as the forward pass: torch leaves modes in backward.
 
-    For a process of its own: code of torch is replaced in it.
+    Only for a process of its own: it replaces code of torch.
     """
 
     run = ENGINE.find_or(None)
@@ -84,7 +87,7 @@ def recompute_alike(gpu: tuple[int, int]) -> None:
         with KernelsOfCuda(gpu):
             return run(*args, **kwargs)
 
-    # Not the public functions around it: a mode that is entered sends their calls back to them by their names.
+    # The public functions around it cannot be wrapped: an active mode hands their calls back to them by name.
     setattr(torch.autograd, ENGINE.name, differentiated)
 
 
@@ -100,9 +103,12 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """CUDA's keeps its input and one number a row (``_fused_rms_norm``); the CPU's, made of others, a second tensor of
-    that size. A layer norm keeps the same as CUDA's, and one number a row more."""
-    if x.is_complex() or (weight is not None and weight.dtype != x.dtype):  # CUDA's is made of others there, too
+    """Compute a layer norm in its place, which saves what CUDA's ``_fused_rms_norm`` does and one number a row more.
+
+    CUDA's saves its input and one number a row; the CPU's is composed of other operators and saves a second tensor of
+    the input's size.
+    """
+    if x.is_complex() or (weight is not None and weight.dtype != x.dtype):  # not fused on CUDA either
         return func(x, normalized_shape, weight, eps)
     return F.layer_norm(x, normalized_shape, weight, None)
 
@@ -110,7 +116,7 @@ def _rms_norm(
 def _dropout(
     func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **given: Any
 ) -> Tensor:
-    """CUDA's keeps a byte for each number (``native_dropout``), the CPU's one as wide as the number."""
+    """Call ``native_dropout``, whose mask takes a byte an element, as on CUDA; the CPU's mask has the input's dtype."""
     training = given.get("train", training)  # torch.dropout calls it so
     if inplace or not training or not 0 < p < 1:
         return func(x, p, training, **({"inplace": True} if inplace else {}))
@@ -118,10 +124,10 @@ def _dropout(
 
 
 def _cross_entropy(func: Callable[..., Tensor], x: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Under autocast CUDA's takes the logarithms as they come, and the losses from a copy in float32; both are kept.
+    """Under autocast, save both the log-probabilities in low precision and their copy in float32, as CUDA does.
 
-    ``cross_entropy_loss`` is not in autocast's list: it asks ``log_softmax`` for the dtype that it was given, and
-    ``nll_loss`` alone is.
+    ``cross_entropy_loss`` is not in CUDA's autocast list: it calls ``log_softmax`` for the dtype that it was given.
+    Only ``nll_loss`` is in the list, and takes a copy in float32.
     """
     if not torch.is_autocast_enabled("cpu") or x.dtype not in _LOW:
         return func(x, target, *args, **kwargs)
@@ -143,41 +149,42 @@ def _attention(
     is_causal: bool = False,
     **given: Any,
 ) -> Tensor:
-    """The operator that CUDA takes, as ``_select_sdp_backend`` in ATen/native/transformers/cuda/sdp_utils.cpp does: of
-    half precision cuDNN's on Hopper and on Blackwell of data centers, which keeps what flash attention does, and that
-    one from Ampere on; float32, masks elsewhere, and float16 before Ampere have the memory-efficient one.
+    """Call the attention kernel that CUDA would choose, by ``_select_sdp_backend`` in
+    ATen/native/transformers/cuda/sdp_utils.cpp.
 
-    Each keeps its result, the log of a sum a row, and the seed of what it drops; they differ in the order in which the
-    result lies. Where none of them can, or may, scores are written out.
+    In half precision that is cuDNN's on Hopper and on data-center Blackwell, which saves what flash attention does, and
+    flash attention from Ampere on. The memory-efficient kernel serves float32, masks elsewhere, and float16 before
+    Ampere. Each saves its result, a log-sum-exp a row and the dropout seed; they differ in the memory layout of the
+    result. Where no fused kernel can run, or may, the scores are stored.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
-    if attn_mask is not None:  # one of truths is written out as numbers
+    if attn_mask is not None:  # a boolean mask is converted to numbers
         attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
     aten, cuda = torch.ops.aten, torch.backends.cuda
-    half, fused = query.dtype in _LOW, query.dim() == 4 and query.shape[-1] <= _WIDEST
+    half, fused = query.dtype in _LOW, query.dim() == 4 and query.shape[-1] <= _LARGEST_HEAD
     scale, grouped, masked = given.get("scale"), given.get("enable_gqa", False), (attn_mask, True, dropout_p, is_causal)
     cudnn = gpu[0] in (9, 10) and cuda.cudnn_sdp_enabled()
     flash = gpu >= _AMPERE and cuda.flash_sdp_enabled()
     efficient = cuda.mem_efficient_sdp_enabled() and (gpu >= _AMPERE or query.dtype != torch.bfloat16)
     if fused and half and attn_mask is None and (cudnn or flash):
-        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        result = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
     elif fused and half and cudnn:
-        made = aten._scaled_dot_product_cudnn_attention(query, key, value, *masked, False, scale=scale)
+        result = aten._scaled_dot_product_cudnn_attention(query, key, value, *masked, False, scale=scale)
     elif fused and efficient and query.dtype in (*_LOW, torch.float32) and not grouped:
-        made = aten._scaled_dot_product_efficient_attention(query, key, value, *masked, scale=scale)
+        result = aten._scaled_dot_product_efficient_attention(query, key, value, *masked, scale=scale)
     else:
-        made = aten._scaled_dot_product_attention_math(
+        result = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped
         )
-    return cast(Tensor, made[0])
+    return cast(Tensor, result[0])
 
 
 _AMPERE = (8, 0)
 
-_WIDEST = 256
-"""Head that a fused kernel takes."""
+_LARGEST_HEAD = 256
+"""The largest head dimension that a fused kernel takes."""
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -186,4 +193,4 @@ _FUSED: dict[str, Callable[..., Tensor]] = {
     "dropout": _dropout,
     "cross_entropy": _cross_entropy,
 }
-"""By the names of the functions that they stand in for."""
+"""What runs in place of a function, by the function's name; attention is added once the GPU is known."""

@@ -1,7 +1,8 @@
-"""Fake tensors whose values are known, where knowing them costs nothing: what is made of numbers, or comes in a batch.
+"""Fake tensors that know their values where that is cheap: tensors made from numbers, and those of a batch.
 
-Torch keeps the value of a fake tensor that is made of one number, and computes with it where all that an operator is
-given has a value (``FakeTensorMode``'s constants). Here so do small tensors. What depends on weights has no value.
+Torch keeps the value of a fake tensor that is made from one number, and computes with it as long as all inputs of an
+operator have values (the constants of ``FakeTensorMode``). Here small tensors keep theirs too. Whatever depends on
+weights has no value.
 """
 
 from __future__ import annotations
@@ -39,36 +40,36 @@ else:
     FakeTensor = FAKE_TENSOR.as_base()
 
 MOST = 1 << 18
-"""Elements of a tensor whose value is kept."""
+"""The most elements of a tensor whose value is kept."""
 
 _COALESCES = {torch.ops.aten._coalesce.default}
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
-class KnownValues(FAKE_MODE.as_base()):  # type: ignore[misc]  # whose type is torch's own secret
-    """Keeps values of small tensors, random ones too: a step decides by what it draws, as any step of a run does."""
+class KnownValues(FAKE_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
+    """Keeps the values of small tensors, also random ones: a step may branch on what it draws, as any step of a run."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         sys.modules[FakeTensor.__module__].CONSTANT_NUMEL_LIMIT = MOST  # type: ignore[attr-defined]
 
     def known(self, value: Tensor) -> FakeTensor:
-        """A fake tensor of this value, which nobody else may change."""
+        """Return a fake tensor with this value, whose storage nobody else may write to."""
         known: FakeTensor = self.fake_tensor_converter.from_real_tensor(self, value, make_constant=True)
         return known
 
     def forget(self, value: Any) -> None:
-        """From now on the values of all tensors in ``value`` are unknown, and of those that share their storage."""
+        """Make the values of all tensors in ``value`` unknown, and of those that share their storage."""
         for leaf in tree_leaves(value):
             if isinstance(leaf, FakeTensor) and leaf.constant is not None:
                 self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
                 leaf.constant = None
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch makes of it, and its value."""
+        """Return torch's fake result, with its value where that can be known."""
         kwargs = kwargs or {}
         kind = _kind(func)
-        if kind.asks:  # two of three calls
+        if kind.asks:  # two thirds of all calls, so they come first
             return super().dispatch(func, types, args, kwargs)
         if kind.sparsifies:
             raise DependsOnValues
@@ -94,7 +95,7 @@ class KnownValues(FAKE_MODE.as_base()):  # type: ignore[misc]  # whose type is t
         return made
 
     def _with_value(self, given: Any) -> Any:
-        """A real tensor is known: data that somebody has kept."""
+        """Replace a small real tensor, such as data that a module keeps, by a fake one with its value."""
         plain = type(given) is Tensor and given.layout is torch.strided and not given.is_quantized
         if plain and given.device.type == "cpu" and given.numel() <= MOST and not given.requires_grad:
             return self.known(given)
@@ -103,18 +104,20 @@ class KnownValues(FAKE_MODE.as_base()):  # type: ignore[misc]  # whose type is t
 
 @dataclass(frozen=True)
 class _Kind:
-    """What matters here of an operator."""
+    """How an operator affects values."""
 
     asks: bool = False
-    """For a device, a size, or whatever changes and makes no value."""
+    """It asks for a device or a size, and neither makes nor changes a value."""
     constructs: bool = False
+    """It makes a tensor from numbers alone."""
     empty: bool = False
+    """It makes a tensor without setting its values."""
     normalizes: bool = False
-    """And changes statistics, of which most schemas say nothing."""
+    """It updates running statistics, which most schemas of batch norm do not declare."""
     sparsifies: bool = False
-    """How many rows it makes, values tell."""
+    """It makes a sparse tensor, whose number of rows depends on values."""
     written_lists: Sequence[tuple[int, str]] = ()
-    """Lists of tensors that it writes to: where among its arguments, and their names."""
+    """The lists of tensors that it writes to: position among the arguments, and name."""
 
 
 @cache
@@ -136,15 +139,15 @@ def _kind(func: Any) -> _Kind:
 
 
 def _makes_a_tensor(schema: Any) -> bool:
-    """Whether an operator makes one tensor, and is given none."""
+    """Return whether an operator takes no tensor and returns exactly one."""
     takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
     return not takes and [str(made.type) for made in schema.returns] == ["Tensor"]
 
 
 def _with_rows(func: Any, made: Tensor, given: Sequence[Any]) -> Tensor:
-    """``made`` with the rows of all sparse tensors that it is made of: torch gives it none where these have no data.
+    """Return ``made`` with the rows of all its sparse inputs: torch gives a fake sparse result no rows.
 
-    Rows that occur twice stay two: whether they do, values would tell.
+    Rows that occur twice count twice: which ones do depends on values.
     """
     sparse = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.layout is torch.sparse_coo]
     sparse = [each for each in sparse if each is not made and SPARSE_VALUES.of(each)().shape[0]]
@@ -164,7 +167,7 @@ def _with_rows(func: Any, made: Tensor, given: Sequence[Any]) -> Tensor:
 
 
 def _has_real(given: Sequence[Any]) -> bool:
-    """Whether a tensor among them, or in a list among them, is not fake."""
+    """Return whether a tensor among ``given``, or in a list among them, is not fake."""
     for each in given:
         kind = type(each)
         if kind is Tensor or (kind in (list, tuple) and _has_real(each)):
@@ -177,10 +180,10 @@ def _is_made_of_numbers(made: Tensor) -> bool:
 
 
 def answer_with_unknown() -> None:
-    """Have fake tensors without a value answer ``item`` by a number that nobody knows, and be taken as right.
+    """Have fake tensors without a value answer ``item`` with an ``Unknown``, and pass all checks of their values.
 
-    They are finite, and what distributions and metrics check of them holds. For a process of its own, like all that
-    replaces code of torch.
+    They count as finite, and the checks of distributions and metrics hold. Only for a process of its own: this replaces
+    code of torch and of Python.
     """
     Distribution.set_default_validate_args(False)
     FakeTensor.item = _item  # type: ignore[assignment,method-assign]
@@ -188,18 +191,18 @@ def answer_with_unknown() -> None:
     FakeTensor.__format__ = _format  # type: ignore[method-assign]
     FakeTensor.__float__ = lambda tensor: float(tensor.item())  # type: ignore[method-assign]
     for choose in (max, min):
-        setattr(builtins, choose.__name__, _chosen_by(choose))
+        setattr(builtins, choose.__name__, _choosing_with_unknown(choose))
     for name in ("tensor", "as_tensor"):
-        setattr(torch, name, _made_of_unknown(getattr(torch, name)))
+        setattr(torch, name, _making_from_unknown(getattr(torch, name)))
     for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
-        taken = _finite(answer, getattr(torch, name))
+        taken = _always_finite(answer, getattr(torch, name))
         setattr(torch, name, taken)
         setattr(FakeTensor, name, taken)
-        setattr(math, name, _finite_number(answer, getattr(math, name)))
+        setattr(math, name, _number_always_finite(answer, getattr(math, name)))
 
 
-def _chosen_by(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of ``choose``, ``max`` or ``min``: of numbers one of which nobody knows, nobody knows it."""
+def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``choose`` (``max`` or ``min``): among numbers one of which is unknown, the result is unknown."""
 
     def chosen(*given: Any, **kwargs: Any) -> Any:
         try:
@@ -232,8 +235,8 @@ def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
     return np.full(tuple(tensor.shape), Unknown(), dtype=object)
 
 
-def _made_of_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of ``make``: of numbers some of which nobody knows."""
+def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``make``, which makes a tensor from numbers: some of them may be unknown."""
 
     def made(data: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(data, Unknown) or (
@@ -245,12 +248,12 @@ def _made_of_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """In the place of ``ask``: a run that is planned is one that does well."""
+def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Replace ``ask`` (``isnan`` and the like): a run that is planned is taken to stay finite."""
 
     def taken(given: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         unknown = isinstance(given, FakeTensor) and given.constant is None and not given.fake_mode.in_kernel_invocation
-        if not unknown:  # or torch itself asks, to find a shape
+        if not unknown:  # also where torch itself asks, to infer a shape
             return ask(given, *args, **kwargs)
         with given.fake_mode:
             return torch.full(given.shape, answer, dtype=torch.bool, device=given.device)
@@ -258,5 +261,5 @@ def _finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return taken
 
 
-def _finite_number(answer: bool, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _number_always_finite(answer: bool, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda number, /: answer if isinstance(number, Unknown) else ask(number)

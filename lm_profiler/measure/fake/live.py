@@ -1,4 +1,4 @@
-"""The bytes that tensors hold, counted as their storages come and go."""
+"""The bytes that tensors hold, counted as storages are made and freed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_
 
 
 class Uncounted(Exception):
-    """What a step holds is not what its tensors take."""
+    """Raised where a step holds more than its tensors, by an unknown amount."""
 
 
-class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is known when it is there
-    """Counts every storage from the operator that made it until nobody holds it; a ``Probe`` of tensors without memory.
+class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
+    """Counts each storage from the operator that made it until it is freed: a ``Probe`` for tensors without memory.
 
-    What an operator allocates and frees inside of itself (workspaces) is not seen, nor is what was made before it was
-    entered, unless ``see`` is told.
+    Workspaces that an operator allocates and frees inside itself are not seen; nor is what was made before this mode
+    was entered, unless it is handed to ``see``.
     """
 
     counts: Sequence[int] = ()
@@ -41,8 +41,8 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is
         self._held: dict[int, ref[Any]] = {}
         self._now = self._peak = 0
         self.perhaps = 0
-        """What may have been held amid a convolution: it copies what it is given, and what it makes, into layouts of
-        its own, padded."""
+        """Bytes that may have been held during a convolution at most: on the CPU it copies its inputs and its result
+        into padded layouts of its own."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -57,10 +57,10 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is
         return made
 
     def begin(self) -> None:
-        """What was made until now stays counted."""
+        """Start counting a run; what was made before stays counted."""
 
     def give_back_unused(self) -> None:
-        """An allocator that keeps what is freed does so no more, up to here."""
+        """Empty the allocator's cache; nothing to do where it has none."""
 
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
@@ -80,10 +80,11 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is
             del self._held[key]
             give_back()
 
+        # A weak reference: the counter must not keep alive what it counts.
         self._held[key] = ref(storage, gone)
 
     def _take(self, size: int) -> Callable[[], None]:
-        """Count so many bytes more; what is returned counts them no more."""
+        """Add ``size`` bytes, and return a function that takes them off again."""
         self._rise(size)
         return lambda: self._rise(-size)
 
@@ -93,28 +94,28 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is
 
     @property
     def workspaces(self) -> int | None:
-        """Bytes that libraries have taken to work in, and keep; None where none does through the allocator."""
+        """Bytes of workspaces that libraries hold for good; None where none come from the allocator."""
         return None
 
     def reset(self) -> None:
-        """Peaks count from here on."""
+        """Start the peak anew at what is held now."""
         self._peak = self._now
 
     def peaks(self) -> Peaks:
-        """The most since the last reset, for each of ``MEMORY``: what an allocator calls allocated."""
+        """Return the peak since the last reset for each of ``MEMORY``; here of allocated memory alone."""
         return self._peak, None, None
 
     def held(self) -> int | None:
-        """Bytes that tensors hold now."""
+        """Return the bytes that tensors hold now."""
         return self._now
 
     def usage(self) -> Any:
-        """The process's, as getrusage(2) has it."""
+        """Return the process's resource usage, as getrusage(2) has it."""
         return getrusage(RUSAGE_SELF)
 
 
 class LiveCpuBytes(LiveBytes):
-    """The same on the CPU, whose allocator does not say what is held, so that it is counted as in a real run."""
+    """The same on the CPU, whose allocator does not say what is held: ``LevelsReader`` then counts as in a real run."""
 
     def held(self) -> None:
-        """Unknown."""
+        """Return None: unknown."""

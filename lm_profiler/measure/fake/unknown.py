@@ -1,7 +1,6 @@
-"""A number that nobody knows: what a fake tensor without a value answers when it is asked for it.
+"""An unknown number: the answer of a fake tensor without a value that is asked for it.
 
-It may be kept, added, averaged, logged and printed. Whoever wants to decide by it, or to make something of that size,
-is told that he cannot.
+It can be kept, added, averaged, logged and printed. A branch on it, or a size made from it, raises ``DependsOnValues``.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class DependsOnValues(Exception):
-    """Somebody has asked for what cannot be known without running it."""
+    """Raised where a step asks for a value that cannot be known without running it."""
 
 
 TAKEN_FOR_ONE: dict[str, None] = {}
-"""Lines that asked ``float`` of a number that nobody knows, in the order in which they did."""
+"""Lines that called ``float`` on an unknown number, in the order of their calls; the values are not used."""
 
+# Frames of these folders are skipped when the line that asked is looked for.
 _OURS = (os.path.dirname(__file__), os.path.dirname(torch.__file__))  # noqa: PTH120
 
 
 class Unknown:
-    """One such number, or truth value."""
+    """An unknown number or truth value."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -46,27 +46,27 @@ class Unknown:
 
     __neg__ = __pos__ = __abs__ = __round__ = __invert__ = item = _itself
 
-    def _asked(self) -> Any:
+    def _refuse(self) -> Any:
         raise DependsOnValues
 
     def __float__(self) -> float:
-        """Python takes no other object for one: it is one, and where that was asked is kept."""
+        """Return 1.0, since Python accepts nothing but a float here, and note the line that asked."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
             frame = frame.f_back
         TAKEN_FOR_ONE[f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"] = None  # noqa: PTH119
         return 1.0
 
-    __bool__ = __int__ = __index__ = __complex__ = _asked
-    __trunc__ = __floor__ = __ceil__ = _asked
+    __bool__ = __int__ = __index__ = __complex__ = _refuse
+    __trunc__ = __floor__ = __ceil__ = _refuse
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What an operator makes of it takes as many bytes, whatever it is; its value is as unknown."""
+        """Run ``func`` with 1.0 in place of unknowns: the result has the same size, and its value is forgotten."""
         args, kwargs = tree_map(lambda leaf: 1.0 if isinstance(leaf, Unknown) else leaf, (args, kwargs or {}))
         try:
             made = func(*args, **kwargs)
-        except TypeError:  # it wants whole numbers, for a size
+        except TypeError:  # it takes whole numbers, for a size
             raise DependsOnValues from None
         for leaf in tree_leaves(made):
             mode = getattr(leaf, "fake_mode", None)

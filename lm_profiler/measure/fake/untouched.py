@@ -1,7 +1,7 @@
-"""A process that leaves files as they are: the run that is rehearsed finds what it would have found without.
+"""Keeps this process from changing files, so that the run that is rehearsed finds them as they were.
 
-Python tells its audit hooks before it opens or changes a file, and what a hook raises stops it. A hook cannot be taken
-away again. Libraries that write without Python are not heard, but for ``torch.save``; neither are other programs.
+Python calls audit hooks before it opens or changes a file, and an exception of a hook prevents it. A hook cannot be
+removed. Libraries that write without Python are not seen, except ``torch.save``; neither are other programs.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from typing import Any
 import torch
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_OF_ONE = {"os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
-_OF_TWO = {"os.rename", "os.link", "os.symlink"}
+_CHANGES_ONE = {"os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
+_CHANGES_TWO = {"os.rename", "os.link", "os.symlink"}
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
-"""Whose second argument is an open folder, or -1: so whole folders are removed."""
+"""Events whose second argument is the descriptor of an open folder, or -1: ``shutil.rmtree`` removes so."""
 
 _TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
-"""Variables that name folders of libraries whose files are made again wherever they are missing."""
+"""Variables that name the caches of libraries, which make missing files again."""
 
 
 class WouldChange(PermissionError):
-    """As on a disk that cannot be written to, which many programs can do with."""
+    """Raised instead of changing a file: as on a read-only disk, with which many programs can cope."""
 
 
 def leave_files() -> None:
-    """From now on, for the rest of this process: nothing is written but temporary files of its own, and caches."""
+    """For the rest of this process allow writes only to its own temporary files and to caches."""
     free = {Path(home).resolve() for home in ("/dev", "/proc", *(os.environ.get(name) or "/dev" for name in _CACHES))}
     free.add(Path("~/.cache").expanduser().resolve())
 
-    def heard(event: str, given: tuple[Any, ...]) -> None:
+    def hook(event: str, given: tuple[Any, ...]) -> None:
         if event in _TEMPORARY:
-            free.add(Path(given[0]).resolve())  # its name is nobody else's
-        elif (event == "open" and _writes(*given)) or event in _OF_ONE:
+            free.add(Path(given[0]).resolve())  # a new name, so nobody else's file
+        elif (event == "open" and _writes(*given)) or event in _CHANGES_ONE:
             within = given[1] if event in _IN_A_FOLDER else -1
             _check(given[0], free, "." if within == -1 else f"/proc/self/fd/{within}")
-        elif event in _OF_TWO:
+        elif event in _CHANGES_TWO:
             _check(given[0], free)
             _check(given[1], free)
 
-    tempfile.gettempdir()  # it tries folders by writing into them, once
-    sys.addaudithook(heard)
+    tempfile.gettempdir()  # finds its folder by writing into candidates once: before the hook
+    sys.addaudithook(hook)
     torch.save = _save
 
 
 def _writes(named: Any, mode: Any, flags: int | None) -> bool:
-    """A folder cannot be written to: ``tempfile`` names one where it opens a file by a function of its own."""
+    """Return whether the file is opened for writing. Not so a folder, which ``tempfile`` names
+    where it opens a file in it with an opener."""
     return bool((flags or 0) & _WRITES) and not (isinstance(named, (str, bytes)) and Path(os.fsdecode(named)).is_dir())
 
 
@@ -63,7 +64,7 @@ def _check(named: Any, free: set[Path], within: str = ".") -> None:
 
 
 def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
-    """In the place of ``torch.save``: tensors without data are not worth a file."""
+    """Replace ``torch.save``, which writes without Python: refuse."""
     raise _refused(Path(f).name if isinstance(f, (str, os.PathLike)) else "a file")
 
 

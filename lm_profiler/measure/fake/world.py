@@ -1,8 +1,8 @@
-"""Where a module's code runs on fake tensors: its weights are never filled, its products never computed.
+"""Runs a module's code on fake tensors: its weights are never initialized, its matmuls never computed.
 
-On fake CPU tensors: a backward pass of fake CUDA ones aborts a process without CUDA, and meta tensors take other
-kernels of attention. What a GPU would do otherwise is imitated (``prepare``). For a process of its own: code of torch
-is replaced in it.
+The fake tensors are CPU tensors: a backward pass of fake CUDA tensors aborts a process without CUDA, and meta tensors
+choose other attention kernels. Where a GPU differs it is imitated (``prepare``). Only for a process of its own: this
+replaces code of torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FakeWorld:
     """Fake tensors, and the bytes they would hold.
 
     Args:
-        gpu: compute capability of the GPU to count as on; None counts as on the CPU.
+        gpu: compute capability of the GPU whose bytes are counted; None for the CPU.
     """
 
     def __init__(self, gpu: tuple[int, int] | None) -> None:
@@ -45,7 +45,7 @@ class FakeWorld:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """What is made meanwhile is fake, and counted."""
+        """Within this context new tensors are fake, and counted."""
         with self.mode, self.live:
             if self.gpu is None:
                 yield
@@ -54,15 +54,15 @@ class FakeWorld:
                     yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """What a module holds is counted; what its weights are worth is unknown once it trains."""
+        """Count what the module holds, and forget the values of its weights: they change in training."""
         self.mode.forget(weights)
-        self.mode.cache_clear()  # it holds what was read from a file
-        gc.collect()
+        self.mode.cache_clear()  # the cache keeps tensors alive that were read from a file
+        gc.collect()  # tensors in reference cycles must be gone before counting begins
         self.live.begin()
         self.live.see([*weights, *buffers])
 
     def faked(self, value: Any, resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape) -> Any:
-        """``value`` with fake tensors in the place of its real ones, of the shape that ``resize`` makes of theirs."""
+        """Return ``value`` with its real tensors replaced by fake ones of the shapes that ``resize`` returns."""
 
         def fake(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
@@ -81,13 +81,13 @@ class FakeWorld:
         return made
 
     def _kept(self, real: Tensor, shape: Sequence[int]) -> list[int]:
-        """What of ``shape`` takes memory: a batch that is expanded stays so, unless it is copied to a GPU."""
+        """Return the part of ``shape`` that takes memory: expanded dimensions take none until a copy to a GPU."""
         expanded = [step == 0 and self.gpu is None for step in real.stride()]
         return [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
 
 
 def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
-    """The values of ``real`` as often as fill ``shape``, in a storage of their own."""
+    """Return the values of ``real``, repeated until they fill ``shape``, in a new storage."""
     made = real.detach().cpu().clone()
     for at, n in enumerate(shape):
         if n != real.shape[at]:
@@ -96,25 +96,26 @@ def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 class NotStrided(Exception):
-    """A tensor that is sparse, or nested."""
+    """Raised for a tensor that is sparse or nested."""
 
 
 def prepare(gpu: tuple[int, int] | None) -> None:
-    """Make this process ready; of no use for anything else from then on.
+    """Replace code of torch so that modules run on fake tensors; the process is of no other use from then on.
 
-    Weights keep the values they happen to have: some of torch's methods that fill them look at these. Optimizers and
-    clipping go over all of them at once where they would with real tensors, on a ``gpu`` or the CPU (None). A GPU has
-    no kernels of oneDNN: an LSTM is taken as its products and gates.
+    Initialization leaves weights unfilled, since some of it branches on values. Optimizers and clipping use their
+    multi-tensor (foreach) variants where they would with real tensors on a ``gpu``, or on the CPU (None). A GPU has no
+    kernels of oneDNN: there an LSTM runs as its matmuls and gates.
     """
     for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, _unfilled)
-    APPLY.of(nn.Module)  # which would otherwise go on as before, without a word
+    APPLY.of(nn.Module)  # raises if this torch has no such method: setting it would have no effect
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch.backends.mkldnn.set_flags(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
     answer_with_unknown()
+    # torch.optim has a list of its own beside that of torch.utils, which clipping uses.
     FOREACH_TYPES.find().append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer[FOREACH_TYPES.name].append(FakeTensor)
@@ -125,14 +126,14 @@ def prepare(gpu: tuple[int, int] | None) -> None:
 
 
 def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    """In the place of what fills a weight."""
+    """Replace a function of ``nn.init``: the weight's values become unknown."""
     if isinstance(tensor, FakeTensor):
         cast(KnownValues, tensor.fake_mode).forget(tensor)
     return tensor
 
 
 def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """In the place of a module's own ``_apply``, which swaps in place and fails: make others, tied ones once."""
+    """Replace ``nn.Module._apply``, which swaps data in place and fails here: make new tensors, tied ones once."""
     made: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
     for part in module.modules() if recurse else [module]:
         for key, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
@@ -146,7 +147,7 @@ def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool 
 
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """In the place of ``Tensor.__deepcopy__``, which copies a storage: without data there is none to copy."""
+    """Replace ``Tensor.__deepcopy__``, which copies a storage: a fake tensor has none."""
     made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     memo[id(tensor)] = made
     return made
@@ -155,7 +156,7 @@ def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
 def _bincount(
     count: Callable[..., Tensor], values: Tensor, weights: Tensor | None = None, minlength: int = 0
 ) -> Tensor:
-    """In the place of ``torch.bincount``: no value is as large as ``minlength``, as metrics have it."""
+    """Replace ``torch.bincount``: values are taken to be below ``minlength``, as metrics guarantee."""
     if not minlength:
         return count(values, weights)
     return values.new_zeros(minlength) if weights is None else weights.new_zeros(minlength)

@@ -1,4 +1,4 @@
-"""Memory by cause: what parameters, gradients, optimizer states and buffers hold, and what is left for the rest."""
+"""Splits memory by cause: parameters, gradients, optimizer states, buffers, and the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.measure.clocks.steps import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.torch_names import NO_TORCH_FUNCTION, SPARSE_INDICES, SPARSE_VALUES, storage_key, tree_leaves
 
 
 class Holdings(NamedTuple):
-    """Bytes held on one device. Each storage counts once, for the first cause that it has in this order."""
+    """Bytes held on one device. Each storage counts once, for its first cause in this order."""
 
     parameters: int
     gradients: int
@@ -32,20 +32,21 @@ class Holdings(NamedTuple):
 
 
 def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device) -> Holdings:
-    """What ``module`` and ``optimizers`` hold now on ``device``.
+    """Return what ``module`` and ``optimizers`` hold now on ``device``.
 
-    Tied weights and views count once, and of a sharded tensor (DTensor, FSDP) what is stored here. Parameters that an
-    optimizer alone knows (master weights) are its states. Not seen, and so in the rest: the buckets of DDP (but with
-    ``gradient_as_bucket_view``), the gathered parameters of FSDP, and what the allocator adds to round sizes up.
+    Tied weights and views count once, and a sharded tensor (DTensor, FSDP) counts with its local part. Parameters that
+    only an optimizer knows (master weights) count as its states. Not seen, and so in the rest: DDP's buckets (except
+    with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the allocator's rounding.
     """
-    with NO_TORCH_FUNCTION.find_or(nullcontext)():  # a mode (that of torch.set_default_device, say) has no part in it
+    # A user's mode, such as torch.set_default_device's, must not see our calls.
+    with NO_TORCH_FUNCTION.find_or(nullcontext)():
         return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
 
 
 def storages_by_cause(
     module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device
 ) -> Iterator[dict[int, int]]:
-    """Bytes of each storage on ``device``, by its identity, for each cause of ``Holdings``; none occurs twice."""
+    """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
     grouped = list(_grouped(optimizers))
     states = tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
     causes = (
@@ -62,29 +63,29 @@ def storages_by_cause(
 
 
 def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
-    """``peak_allocated`` split by what was held at that time; the rest is None where it would be negative."""
+    """Split ``peak_allocated`` by what was held at that time; the rest is None where it would be negative."""
     rest = None if peak_allocated is None else peak_allocated - held.total
     return MemoryCauses(**held._asdict(), activations_and_rest=rest if rest is None or rest >= 0 else None)
 
 
 @dataclass(eq=False)
 class HoldingsReader:
-    """What was held at the peak of each part of a step: an observer of marks, for a stage that is not timed.
+    """Finds what was held at the peak of each part of a step: an observer of marks, for a stage that is not timed.
 
-    It must stand before ``PartPeaks`` among the observers, which resets the peak that this one reads.
+    It must come before ``PartPeaks`` among the observers, which resets the peak that this one reads.
 
-    Holdings are read where parts begin and end. Of the two readings around a part the larger one counts: its sum was
-    certainly held in between, so it never exceeds the peak. Gradients grow during backward, while activations shrink:
-    hooks see each one arrive and tell how many were there when the peak arose, to within one gradient. Where no such
-    hook runs (FSDP2), all gradients of the part count, and its activations are a lower bound; where a compiled backward
-    hands its gradients over at its end, those still inside of it are in the rest, which is an upper bound.
+    Holdings are read where parts begin and end. Of the two readings around a part the larger one counts: that sum was
+    held at some time in between, so it never exceeds the peak. Gradients grow during backward while activations
+    shrink: hooks see each gradient arrive, and tell how many were there at the peak, to within one. Where no such hook
+    runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
+    gradients over at its end; until then they are in the rest, which is an upper bound.
 
     Args:
         module: the model.
         optimizers: the plain optimizers, without Lightning's wrapping.
-        peak: most bytes allocated since it was last reset; None where that is unknown.
-        device: whose memory.
-        part: answers for what fails in a hook.
+        peak: returns the most bytes allocated since the last reset; None where that is unknown.
+        device: the device whose memory is read.
+        part: the Guard that handles errors in a hook.
     """
 
     module: nn.Module
@@ -102,7 +103,7 @@ class HoldingsReader:
         self._by_part: dict[int, tuple[int | None, Holdings]] = {}
 
     def start(self) -> None:
-        """Watch gradients arrive."""
+        """Register hooks that see gradients arrive."""
         arrived = self.part.guard(self._gradient_arrived)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(arrived)
@@ -111,7 +112,7 @@ class HoldingsReader:
         ]
 
     def stop(self) -> None:
-        """Take the hooks out again."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -127,11 +128,11 @@ class HoldingsReader:
         self._arrived = storages(gradients(self.module, self.optimizers), self.device)
 
     def step_ended(self) -> None:
-        """What comes until the next mark is in no part."""
+        """End the step: what follows until the next mark belongs to no part."""
         self._part = None
 
     def by_part(self) -> dict[str, MemoryCauses]:
-        """For each part that occurred, its highest peak over all steps observed, by cause."""
+        """Return the highest peak of each part that occurred, over all observed steps, by cause."""
         return {part: by_cause(*self._by_part[code]) for code, part in enumerate(PARTS) if code in self._by_part}
 
     def _held(self, peak: int | None, after: Holdings) -> Holdings:
@@ -139,7 +140,7 @@ class HoldingsReader:
         if self._top is None or peak is None:
             return held
         top, gradients = self._top
-        # A peak that rose once more after the last hook found all that had arrived.
+        # If the peak rose after the last hook, all gradients that had arrived were there.
         return held._replace(gradients=gradients if peak <= top else sum(self._arrived.values()))
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
@@ -157,13 +158,13 @@ def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
 
 
 def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    """Those that there are now, of the module and of what an optimizer alone knows."""
+    """Return the current gradients of the module, and of parameters that only an optimizer knows."""
     parameters = (*module.parameters(), *_grouped(optimizers))
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
-    """Bytes of each storage on ``device``, by the storage's identity."""
+    """Return the bytes of each storage on ``device``, by its identity."""
     stored = (piece.untyped_storage() for tensor in tensors for piece in pieces(tensor))
     return {
         storage_key(storage): storage.nbytes()
@@ -173,7 +174,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors in which ``tensor`` is stored in this process."""
+    """Yield the plain tensors in which ``tensor`` is stored in this process."""
     if hasattr(tensor, "to_local"):  # DTensor
         with torch.no_grad():
             yield from pieces(tensor.to_local())

@@ -1,4 +1,4 @@
-"""What the allocator remembers: the history of its blocks, its counters, and why it ran out of memory."""
+"""Reads the allocator's history and counters, and why an allocation failed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from lm_profiler.torch_names import HISTORY, RECORD_HISTORY
 
 @dataclass(eq=False)
 class MemoryHistory:
-    """CUDA's record of every allocation, with Python stacks, for https://pytorch.org/memory_viz.
+    """Records every allocation on CUDA with its Python stack, for https://pytorch.org/memory_viz.
 
-    Recording costs microseconds an allocation, so it has a stage of its own. Frames of C++ are left out: resolving them
+    Recording costs microseconds an allocation, so it has a stage of its own. C++ frames are left out: resolving them
     makes a dump a hundred times slower.
 
     Args:
-        record: begins and ends it, as torch's own function does.
-        snapshot: what was recorded, of all devices of this process.
-        max_entries: how many of the last events are kept, several KB of the host's memory each.
+        record: torch's function that starts and stops recording.
+        snapshot: returns what was recorded, for all devices of this process.
+        max_entries: how many of the last events are kept, at several KB of host memory each.
     """
 
     record: Callable[..., object]
@@ -37,27 +37,27 @@ class MemoryHistory:
     _running: bool = field(default=False, init=False)
 
     def start(self) -> None:
-        """Record from here on."""
+        """Start recording."""
         self.record(enabled="all", context="all", stacks="python", max_entries=self.max_entries)
         self._running = True
 
     def dump(self, path: Path) -> None:
-        """Write what was recorded to ``path``, whole or not at all. After an out-of-memory error it works too.
+        """Write what was recorded to ``path``, whole or not at all; this works after an out-of-memory error too.
 
         Raises:
-            OSError: the folder cannot be written to.
+            OSError: The folder cannot be written to.
         """
         write_whole(path, pickle.dumps(self.snapshot()))
 
     def stop(self) -> None:
-        """Record no longer, and forget: dump before."""
+        """Stop recording, and discard what was recorded."""
         if self._running:
             self._running = False
             self.record(enabled=None)
 
 
 def memory_history_of(device: torch.device) -> MemoryHistory | None:
-    """The history of ``device``'s allocator; None where it keeps none (CUDA's alone does)."""
+    """Return a recorder for ``device``; None where the allocator keeps no history (only CUDA's does)."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     record, snapshot = RECORD_HISTORY.find_or(None), HISTORY.find_or(None)
@@ -65,7 +65,7 @@ def memory_history_of(device: torch.device) -> MemoryHistory | None:
 
 
 def allocator_facts(device: torch.device) -> AllocatorReading | None:
-    """Facts of ``device``'s allocator; None where it has none. Read them between stages, before peaks are reset."""
+    """Return the state of ``device``'s allocator; None without one. Call it between stages, before peaks are reset."""
     if device.type == "cpu":
         return None
     try:
@@ -77,11 +77,11 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
 
 
 def graph_pool_bytes(device: torch.device) -> int | None:
-    """Bytes that ``device``'s allocator keeps for CUDA graphs alone; None where it keeps none. As ``allocator_facts``.
+    """Return the bytes that ``device``'s allocator keeps for CUDA graphs; None where it keeps none.
 
-    A graph that is replayed uses them without asking the allocator, whose allocated bytes and peaks leave that out.
-    A pool that a user made (``torch.cuda.MemPool``) is numbered like one of theirs, and is in the sum. CUDA's own
-    allocator (cudaMallocAsync) has no such pools, and no snapshot.
+    Call it when ``allocator_facts`` is called. A graph's replay uses this memory without the allocator, whose allocated
+    bytes and peaks leave it out. A user's pool (``torch.cuda.MemPool``) is numbered like a graph's, and is in the sum.
+    CUDA's own allocator (cudaMallocAsync) has no such pools, and no snapshot.
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
@@ -90,14 +90,14 @@ def graph_pool_bytes(device: torch.device) -> int | None:
 
 
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
-    """The facts in torch's ``memory_stats``.
+    """Return what torch's ``memory_stats`` says, as a record.
 
-    The peaks of allocated and reserved memory need not be of one instant, but when allocated memory peaked, no more was
-    reserved than at the reserved peak: their difference is the most that can have been reserved and not allocated then.
-    It includes blocks that were merely kept for reuse; the peak of inactive splits counts the unused pieces of partly
-    used blocks, which the allocator cannot give back. CUDA's own allocator (cudaMallocAsync) leaves at zero what only
-    torch's counts: what was requested, pieces, retries, failures.
+    The peaks of allocated and reserved memory may be of different instants. Their difference, ``fragmentation``, is
+    the most that can have been reserved and not allocated when allocated memory peaked. It includes blocks that were
+    kept for reuse; the peak of inactive splits counts the unused parts of partly used blocks, which the allocator
+    cannot give back.
     """
+    # CUDA's own allocator (cudaMallocAsync) leaves at zero what only torch's counts.
     allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
     own = stats if stats.get("requested_bytes.all.peak") or not allocated else {}
     return AllocatorReading(
@@ -115,7 +115,7 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
 
 _SIZE = r"([\d.]+) (bytes|[KMGT]i?B)"
 _UNITS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SAID = {  # CUDA, HIP and XPU; then cudaMallocAsync; then MPS, the CPU's allocator, and numpy
+_MESSAGES = {  # messages of CUDA, HIP and XPU; then of cudaMallocAsync; then of MPS, the CPU's allocator and numpy
     "requested": rf"[Tt]ried to allocate {_SIZE}|Requested\s*: {_SIZE}|Unable to allocate {_SIZE}",
     "free": rf"of which {_SIZE} is free|Free \(according to CUDA\)\s*: {_SIZE}",
     "total": rf"total capacity of {_SIZE}|Device limit\s*: {_SIZE}",
@@ -131,7 +131,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` is of a device or a host that had no memory left."""
+    """Return whether ``error`` says that a device or the host was out of memory."""
     if isinstance(error, RuntimeError):
         return isinstance(error, torch.OutOfMemoryError) or any(
             words in message_of(error).lower() for words in _OUT_OF_MEMORY
@@ -140,14 +140,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
-    """Why ``error`` was raised, if it is an out-of-memory error; else None. torch prints sizes with two decimals.
+    """Return the sizes in an out-of-memory error, as torch prints them (two decimals); None for any other error.
 
-    On the CPU the free and total memory are read now, as the error does not say: the allocation that failed took none.
+    On the CPU free and total memory are read now, since the error does not say: the failed allocation took none.
     """
     if not is_out_of_memory(error):
         return None
     message = message_of(error)
-    said = {name: _bytes(pattern, message) for name, pattern in _SAID.items()}
+    said = {name: _bytes(pattern, message) for name, pattern in _MESSAGES.items()}
     if device.type == "cpu":
         import psutil
 

@@ -1,4 +1,4 @@
-"""Memory held where forward and backward begin and end: the module, what is saved for backward, the gradients."""
+"""Reads the memory held where forward and backward begin and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.autograd import graph
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
 from lm_profiler.measure.memory.causes import storages, storages_by_cause
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryLevels
@@ -23,17 +23,17 @@ from lm_profiler.torch_names import DYNAMO, GRAPH_TASK
 
 @dataclass(eq=False)
 class LevelsReader:
-    """An observer of marks, for a stage that is not timed: keeps the levels of the last step.
+    """Keeps the memory levels of the last step: an observer of marks, for a stage that is not timed.
 
     Where the allocator does not say what it holds (the CPU's), the storages of parameters, gradients, optimizer states
-    and buffers are counted, and those that autograd saved for backward. Left out are outputs that nothing saved.
+    and buffers are counted, and those that autograd saved for backward. Outputs that nothing saved are left out.
 
     Args:
         module: the model.
         optimizers: the plain optimizers, without Lightning's wrapping.
-        held: bytes that the allocator holds now; None where it does not say.
-        device: whose memory.
-        part: answers for what fails in a hook.
+        held: returns the bytes that the allocator holds now; None where it does not say.
+        device: the device whose memory is read.
+        part: the Guard that handles errors in a hook.
     """
 
     module: nn.Module
@@ -48,12 +48,13 @@ class LevelsReader:
         self._part: int | None = None
         self._known: dict[str, int] = {}
         self.levels: MemoryLevels | None = None
-        """Of the last step that ended."""
+        """The levels of the last step that ended."""
 
     def __call__(self, code: int) -> None:
         if self._part is None:
             self.saved.watch()
         if self._part in (FORWARD, BACKWARD):
+            # Accumulation has several passes in a step: the highest level counts.
             part = PARTS[self._part]
             self._known[part] = max(self._known.get(part, 0), self._now())
         if code == FORWARD and "start" not in self._known:
@@ -67,13 +68,13 @@ class LevelsReader:
         self.stop()
 
     def stop(self) -> None:
-        """What comes until the next mark is in no step; one that did not end is dropped."""
+        """Stop until the next mark, and drop a step that did not end."""
         self.saved.unwatch()
         self._part, self._known = None, {}
 
     @property
     def watching(self) -> bool:
-        """Whether hooks are left in torch; ``stop`` amid a backward pass leaves them."""
+        """Whether hooks are left in torch; ``stop`` during a backward pass leaves them."""
         return self.saved.seeing
 
     def _now(self) -> int:
@@ -87,22 +88,22 @@ class LevelsReader:
 
 @dataclass(eq=False)
 class _SavedTensor:
-    """A tensor that autograd saved; lives as long as the graph needs it."""
+    """A tensor that autograd saved; the graph keeps this object alive as long as it needs the tensor."""
 
     tensor: Tensor
 
 
 class SavedTensors:
-    """The tensors that autograd keeps for backward, of those that it saved while this one watched.
+    """The tensors that autograd keeps for backward, of those saved while this object watched.
 
-    It begins and ends to watch outside of any hooks of the step's own, which go before it: what they pack elsewhere
-    (activation checkpointing, ``save_on_cpu``) is not seen, as it is not saved.
+    Its hooks are entered outside the step's own hooks, which take precedence: what those pack elsewhere (activation
+    checkpointing, ``save_on_cpu``) is not seen, as it is not saved on the device.
     """
 
     def __init__(self, part: Guard = UNGUARDED) -> None:
         self._packed: WeakSet[_SavedTensor] = WeakSet()
         self._part = part
-        # Within a step that is compiled in part, torch.compile would compile the hook as well.
+        # torch.compile would compile the hook too, where it compiles a part of the step.
         pack = torch.compiler.disable(self._pack) if DYNAMO.loaded() else self._pack
         hooks = graph.saved_tensors_hooks(pack, _unpack)
         self._enter: Callable[[], object] = hooks.__enter__
@@ -114,22 +115,22 @@ class SavedTensors:
         return (packed.tensor for packed in self._packed)
 
     def watch(self) -> None:
-        """See what is saved from here on, in this thread."""
+        """Watch what is saved from here on, in this thread."""
         self._disable = graph.disable_saved_tensors_hooks
-        graph.disable_saved_tensors_hooks = self._aside  # type: ignore[assignment]
-        self._see(True)
+        graph.disable_saved_tensors_hooks = self._stepping_aside  # type: ignore[assignment]
+        self._set_watching(True)
 
     def unwatch(self) -> None:
-        """See no more of it. Amid a backward pass it cannot be ended: torch puts back what was there when it began."""
+        """Stop watching. Does nothing during a backward pass, at whose end torch restores the hooks of its start."""
         if GRAPH_TASK.find()() != -1:
             return
-        self._see(False)
+        self._set_watching(False)
         if self._disable is not None:
             graph.disable_saved_tensors_hooks = self._disable
             self._disable = None
 
-    def _see(self, seeing: bool) -> None:
-        # Done and noted in one line: a fault between the two would have it undone twice, or never.
+    def _set_watching(self, seeing: bool) -> None:
+        # One statement: an interrupt between entering and noting it would leave the hooks in, or remove them twice.
         if seeing and not self.seeing:
             _, self.seeing = self._enter(), True
         elif self.seeing and not seeing:
@@ -139,21 +140,21 @@ class SavedTensors:
         return self._part.run(self._keep, tensor) or tensor
 
     def _keep(self, tensor: Tensor) -> _SavedTensor:
-        packed = _SavedTensor(tensor.detach())  # an operator's own output would keep the graph alive that keeps it
+        packed = _SavedTensor(tensor.detach())  # not attached: an operator's saved output would be a reference cycle
         self._packed.add(packed)
         return packed
 
     @contextmanager
-    def _aside(self, message: str) -> Iterator[None]:
-        """``torch.func`` would refuse to differentiate under any hooks, in anybody's step: there ours step aside."""
+    def _stepping_aside(self, message: str) -> Iterator[None]:
+        """Leave our hooks while ``torch.func`` disables hooks: otherwise it would refuse to differentiate."""
         disabled: AbstractContextManager[None] = self._disable(message)
         before = self.seeing
-        self._see(False)
+        self._set_watching(False)
         try:
             with disabled:
                 yield
         finally:
-            self._see(before)
+            self._set_watching(before)
 
 
 def _unpack(packed: Tensor | _SavedTensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is left to this process of the limits that others have set for it: control groups', and its own."""
+"""Reads how much memory the limits of control groups and ``ulimit`` leave to this process."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ _MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _V2 = ("", "memory.max", "memory.current", "")
 _GIVEN_BACK = ("active_file", "inactive_file")
-"""Pages of files (``memory.stat``), which the kernel takes back before it refuses memory."""
+"""Names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory."""
 
 
 def left_bytes() -> int | None:
-    """The least that any limit leaves; None without one."""
+    """Return the bytes that the strictest limit leaves; None without a limit."""
     return min((left for left in (*_groups(), _address_space()) if left is not None), default=None)
 
 
 def _groups() -> Iterator[int | None]:
-    """Of the group of this process and those above it: a scheduler's job is several deep (cgroups(7))."""
+    """Yield what is left in this process's control group and in each one above it (cgroups(7))."""
     try:
         lines = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
     except OSError:  # no Linux
         return
+    # A scheduler nests its jobs several groups deep, and may set the limit at any level.
     for number, controllers, path in lines:
         if number == "0" or "memory" in controllers.split(","):
             kind = _V2 if number == "0" else _V1
             own = PurePosixPath(path.lstrip("/"))
-            for group in (own, *own.parents):  # of a container, only what is mounted can be seen
+            for group in (own, *own.parents):  # a container sees only the part that is mounted
                 yield _left(_MOUNTED / kind[0] / group, *kind[1:])
 
 
@@ -44,6 +45,6 @@ def _left(group: Path, limit: str, used: str, prefix: str) -> int | None:
 
 
 def _address_space() -> int | None:
-    """``ulimit -v``."""
+    """Return what ``ulimit -v`` leaves of the address space; None without that limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if most == resource.RLIM_INFINITY else max(most - int(psutil.Process().memory_info().vms), 0)

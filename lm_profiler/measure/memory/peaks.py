@@ -1,4 +1,4 @@
-"""Peak memory: of the device's allocator, and of the process in the machine's memory."""
+"""Reads peak memory, of a device's allocator or of the process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.measure.clocks.steps import OUTSIDE
 from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes that getrusage(2) counts maximum resident set sizes in."""
+"""Bytes in a unit of getrusage(2)'s maximum resident set size."""
 
 
 @dataclass(eq=False)
 class DeviceProbe:
-    """The caching allocator of ``device``.
+    """Reads the caching allocator of ``device``.
 
-    On CUDA it reads the nested statistics, which costs a few microseconds; the flat dictionary of ``memory_stats``
-    takes ten times that, too much for once a step. ``counts`` are retries and segments up to the last reading: how
-    often the cache had to be given back before memory was found, and how often the driver was asked for some.
+    On CUDA it reads the nested statistics, which takes a few microseconds; the flat dictionary of ``memory_stats``
+    takes ten times that, too long for each step. ``counts`` are the retries and segments up to the last reading: how
+    often the cache was emptied before memory was found, and how often the driver was asked for memory.
     """
 
     device: torch.device
@@ -34,15 +34,15 @@ class DeviceProbe:
     resettable: ClassVar[bool] = True
 
     def usage(self) -> Any:
-        """The process's, as getrusage(2) has it."""
+        """Return the process's resource usage, as getrusage(2) has it."""
         return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
-        """Peaks count from here on."""
+        """Start the peaks anew at what is held now."""
         torch.accelerator.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> Peaks:
-        """The most since the last reset, for each of ``MEMORY``."""
+        """Return the peaks since the last reset, for each of ``MEMORY``."""
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
@@ -53,17 +53,17 @@ class DeviceProbe:
         return allocator.max_memory_allocated(self.device), allocator.max_memory_reserved(self.device), None
 
     def held(self) -> int | None:
-        """Bytes that tensors hold now."""
+        """Return the bytes that tensors hold now."""
         return torch.accelerator.memory_allocated(self.device)
 
 
 class ProcessProbe:
-    """The process's peak resident memory since it began.
+    """Reads the process's peak resident memory since it began.
 
-    Linux could reset that peak (proc(5), ``clear_refs``), but it is the process's own: whoever trains may report it.
+    Linux could reset that peak (proc(5), ``clear_refs``), but a user's own code may report it.
 
-    ``getrusage`` costs a microsecond, but a process that was started by a larger one inherits that one's peak (it
-    survives fork and exec, getrusage(2)): then ``VmHWM`` is read, for twenty times that.
+    ``getrusage`` takes a microsecond, but a process that a larger one started inherits that one's peak, which survives
+    fork and exec (getrusage(2)). Then ``VmHWM`` is read, which takes twenty times as long.
     """
 
     _STATUS = Path("/proc/self/status")
@@ -74,26 +74,27 @@ class ProcessProbe:
     def __init__(self) -> None:
         self._usage: Any = None
         own = self._own_peak()
+        # Both count pages at slightly different times: 1 MiB of difference is no inherited peak.
         self._inherits = own is not None and getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT > own + 2**20
 
     def usage(self) -> Any:
-        """The process's, as getrusage(2) has it: what the last peaks were read from, if it is asked for but once."""
-        usage, self._usage = self._usage, None  # amid a loop a system call costs several microseconds
+        """Return the resource usage of the process; the reading of the last ``peaks`` is returned once."""
+        usage, self._usage = self._usage, None  # within training a system call costs several microseconds
         return getrusage(RUSAGE_SELF) if usage is None else usage
 
     def reset(self) -> None:
-        """The peak goes on counting; what was read before is used no more."""
+        """Discard the last reading; the peak cannot be reset."""
         self._usage = None
 
     def peaks(self) -> Peaks:
-        """The most since the process began, for each of ``MEMORY``."""
+        """Return the peak since the process began, for each of ``MEMORY``."""
         if self._inherits:
             return None, None, self._own_peak()
         usage = self._usage = getrusage(RUSAGE_SELF)
         return None, None, usage.ru_maxrss * _RSS_UNIT
 
     def held(self) -> None:
-        """The CPU's allocator does not say, and pages of freed tensors may stay resident."""
+        """Return None: the CPU's allocator does not say, and pages of freed tensors may stay resident."""
 
     def _own_peak(self) -> int | None:
         if not self._STATUS.exists():  # not Linux
@@ -105,7 +106,7 @@ class ProcessProbe:
 
 
 class Probe(Protocol):
-    """Reads the most memory held since the last reset, and what tensors hold now, where somebody counts it."""
+    """Reads peak memory since the last reset, and what tensors hold now where that is known."""
 
     @property
     def resettable(self) -> bool:
@@ -113,23 +114,23 @@ class Probe(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """Retries and segments, where there are any."""
+        """The allocator's retries and segments; empty where it has none."""
 
     def usage(self) -> Any:
-        """The process's, as getrusage(2) has it."""
+        """Return the process's resource usage, as getrusage(2) has it."""
 
     def reset(self) -> None:
-        """Peaks count from here on."""
+        """Start the peaks anew at what is held now."""
 
     def peaks(self) -> Peaks:
-        """The most since the last reset, for each of ``MEMORY``."""
+        """Return the peaks since the last reset, for each of ``MEMORY``."""
 
     def held(self) -> int | None:
-        """Bytes that tensors hold now."""
+        """Return the bytes that tensors hold now."""
 
 
 def probe_of(device: torch.device) -> Probe:
-    """The probe that has a meaning on ``device``: its allocator's where it has one, else the process's."""
+    """Return the probe of ``device``'s allocator; the process's where the device has none."""
     if device.type == "cpu":
         return ProcessProbe()
     probe = DeviceProbe(device)
@@ -141,10 +142,10 @@ def probe_of(device: torch.device) -> Probe:
 
 
 class PartPeaks:
-    """Peak memory of each part of a step: an observer of marks that reads and resets at each one.
+    """Finds the peak memory of each part of a step: an observer that reads and resets the peak at each mark.
 
-    Where peaks cannot be reset, that of a part is known only if it was above all before it. Reading costs too much for
-    a timed step; it runs in the ``memory`` stage.
+    Where peaks cannot be reset, a part's peak is known only if it exceeds all before it. Reading takes too long for a
+    timed step, so this runs in the ``memory`` stage.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -165,17 +166,17 @@ class PartPeaks:
             self._before = self._probe.peaks()
 
     def take_step(self) -> Peaks:
-        """Peaks of the step that has just ended."""
+        """Return the peaks of the step that has just ended."""
         whole, self._whole, self._part = self._whole, UNKNOWN, None
         return whole
 
     def by_part(self) -> dict[str, Peaks]:
-        """Peaks of each part that occurred and whose peak is known, over all steps observed."""
+        """Return the peaks of each part whose peak is known, over all observed steps."""
         return {part: self._peaks[code] for code, part in enumerate(PARTS) if code in self._peaks}
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that a run could take on ``device`` now; of the CPU, what this machine and the limits in it have left."""
+    """Return the bytes that a run could take on ``device`` now; on the CPU within the limits of this process."""
     if device.type != "cpu":
         known = free_and_total(device)
         return None if known is None else known[0]
@@ -187,7 +188,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of ``device`` as its driver says; None where it does not."""
+    """Return free and total bytes of ``device`` from its driver; None where it does not say."""
     try:
         free, total = torch.get_device_module(device).mem_get_info(device)
     except (AttributeError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The bytes that each phase of a step has to move at least between a device and its memory."""
+"""Finds the least bytes that each phase of a step moves between a device and its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic, Regions
 from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause
 from lm_profiler.measure.memory.levels import SavedTensors
@@ -21,11 +22,11 @@ from lm_profiler.torch_names import tree_leaves
 
 
 class StepTraffic(NamedTuple):
-    """Bytes of one step on one device, by phase; a phase that did not occur is not there.
+    """Bytes moved by one step on one device.
 
-    ``forward_read`` belongs to the forward pass beside what ``by_phase`` has of it, which is written. It is None where
-    the step is compiled, so that its operators were not seen; ``by_phase`` then counts inputs that were saved too. A
-    phase whose bytes are unknown has None.
+    ``by_phase`` has the phases that occurred, with None where the bytes are unknown. Of the forward pass it has what is
+    written; ``forward_read`` is what that reads. ``forward_read`` is None where the step is compiled, so that its
+    operators were not seen; ``by_phase`` then includes saved inputs.
     """
 
     by_phase: Mapping[str, int | None]
@@ -34,26 +35,25 @@ class StepTraffic(NamedTuple):
 
 @dataclass(eq=False)
 class TrafficReader:
-    """An observer of marks, for a stage that is not timed: keeps the traffic of the last step.
+    """Keeps the traffic of the last step: an observer of marks, for a stage that is not timed.
 
-    Each tensor counts as read or written once, whatever caches would need or save: parameters, gradients, optimizer
-    states and what autograd saved, as they are stored on this device.
+    Each tensor counts as read or written once, regardless of caches: parameters, gradients, optimizer states and what
+    autograd saved, as stored on this device.
 
-    - forward: what it reads (``ForwardTraffic``), and what it made that is saved for backward, written.
-    - backward: what was saved, read (the weights that it needs are among it); gradients that were there, read, since
-      others are added to them; gradients, written.
-    - zero_grad: gradients that are kept, written as zeros.
-    - clip: gradients, read.
-    - optimizer: of parameters with a gradient: gradient read, parameter and its states read and written. Unknown where
-      a gradient is sparse: then it may be rows of them alone.
+    - forward: reads as in ``ForwardTraffic``; writes what it makes that is saved for backward.
+    - backward: reads what was saved (weights included) and the gradients that others are added to; writes gradients.
+    - zero_grad: writes zeros into gradients that are kept.
+    - clip: reads gradients.
+    - optimizer: reads gradients, reads and writes their parameters and states. Unknown where a gradient is sparse:
+      then only some of the rows may be touched.
 
     Args:
         module: the model.
         optimizers: the plain optimizers, without Lightning's wrapping.
-        device: whose memory.
-        timeline: whose marks are observed.
-        saved: what autograd saved; somebody else has it watch.
-        forward: is told of the operators of forward passes, by somebody else too.
+        device: the device whose memory is meant.
+        timeline: the timeline whose marks are observed.
+        saved: what autograd saved; ``LevelsReader`` switches it on and off.
+        forward: sees the operators of forward passes; ``StepFlops`` shows them to it.
     """
 
     module: nn.Module
@@ -63,7 +63,7 @@ class TrafficReader:
     saved: SavedTensors
     forward: ForwardTraffic
     traffic: StepTraffic | None = None
-    """Of the last step that ended."""
+    """The traffic of the last step that ended."""
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _sparse: bool = False
@@ -94,6 +94,8 @@ class TrafficReader:
         elif part == CLIP:
             self._add(CLIP, self._gradients())
         elif part == OPTIMIZER:
+            # Gradients are noted now, since the step may clear them; states at its end, since the first step makes
+            # them.
             grouped = _unique(group["params"] for each in self.optimizers for group in each.param_groups)
             self._stepping = [(p, self._stored([p.grad])) for p in grouped if p.grad is not None]
 
@@ -108,7 +110,8 @@ class TrafficReader:
             self._sparse = self._sparse or any(p.grad is not None and p.grad.is_sparse for p in stepped)
 
     def _made(self, saved: Mapping[int, int]) -> set[int]:
-        """What of ``saved`` the forward pass made; where its operators were not seen, all that nobody else holds."""
+        """Return which of ``saved`` the forward pass made; all but parameters and the like if operators were not
+        seen."""
         if self.forward.made:
             return self.forward.made - self.forward.copies
         held = chain.from_iterable(storages_by_cause(self.module, self.optimizers, self.device))
@@ -129,7 +132,7 @@ def _unique(groups: Iterable[Iterable[Tensor]]) -> list[Tensor]:
 
 
 def _bytes_of(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
-    """Bytes of what ``tensors`` show of each storage on ``device``."""
+    """Return the bytes of each storage on ``device`` that ``tensors`` cover."""
     regions = Regions()
     for piece in chain.from_iterable(map(pieces, tensors)):
         stored = piece.untyped_storage().device

@@ -7,7 +7,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.callbacks.instruments import communication
 from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
-from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, END, FORWARD, LEAVE, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, LEAVE
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.reducer import ReducerReading
 
 

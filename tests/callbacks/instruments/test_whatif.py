@@ -24,7 +24,7 @@ from lm_profiler.callbacks import TrainingProfiler, WhatIfOptions
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.whatif import Experiment, WhatIf
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.delays.workers import DelayedCollate
 from lm_profiler.record.run import read_run

@@ -8,8 +8,9 @@ import sys
 import pytest
 from fake_device import Clock, FakeStream
 
-from lm_profiler.measure.clocks import timeline as at
-from lm_profiler.measure.clocks.timeline import OUTSIDE, Span, StepMarks, Timeline
+from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks.steps import OUTSIDE, StepMarks
+from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.record.quantities import PARTS, TIMED
 
 

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 from warm import end, start
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER, Timeline
+from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_flops import StepFlops

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm_profiler.analysis.hardware.device_rates import peak
-from lm_profiler.measure.device.environment import device_name, environment
+from lm_profiler.measure.device.environment import device_name, environment, git_commit
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -55,9 +55,9 @@ def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GIT_DIR")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment(CPU, 1).git_commit is None
+    assert git_commit() is None
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     for command in (("init", "-q"), (*identity, "commit", "-q", "--allow-empty", "-m", "first")):
         subprocess.run(("git", *command), check=True)
     head = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, check=True).stdout.strip()
-    assert environment(CPU, 1).git_commit == head
+    assert git_commit() == head

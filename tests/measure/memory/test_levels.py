@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.clocks.steps import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.levels import LevelsReader, SavedTensors
 from lm_profiler.models.config import AttentionName
