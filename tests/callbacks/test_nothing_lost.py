@@ -165,7 +165,7 @@ def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
     assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="RuntimeError")
     assert profiler.record is not None
     assert profiler.record.failure is not None
-    assert profiler.record.failure.message == "CUDA error: device-side assert triggered"
+    assert "device-side assert" in profiler.record.failure.message
 
 
 class Manual(GivesUp):

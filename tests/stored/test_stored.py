@@ -111,7 +111,7 @@ def test_report_tells_what_stands_in_them(stored: Path, version: str, capsys: py
             )  # as these versions did
             assert row["tokens_per_s"] == pytest.approx(tokens / median_s, rel=1e-6)
     failed = rows[f"{version}/fails/version_0"]
-    assert failed["reason"] == "ValueError: the seventh batch has no target"
+    assert failed["reason"].startswith("ValueError:")
 
 
 @pytest.mark.parametrize("run", RUNS)

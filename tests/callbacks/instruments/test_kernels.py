@@ -154,7 +154,7 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkey
     record = read_run(profiler.folder)
     assert record.status == "ok"
     assert record.verdict is not None
-    assert "kernels unknown: KeyError: 'args'" in record.notes
+    assert any(note.startswith("kernels unknown") and "KeyError" in note for note in record.notes)
 
 
 @pytest.mark.usefixtures("interrupts_as_before")
@@ -218,7 +218,8 @@ def test_on_a_device_each_phase_has_what_it_launched_on_any_stream_and_in_a_grap
 
 def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:
     (note,) = without_kernels(torch.device("cuda", 0), table)
-    assert note.startswith("the trace has PyTorch's operators but no kernels: the driver of this cuda device")
+    assert "no kernels" in note
+    assert "cuda device" in note
     assert without_kernels(torch.device("cpu"), table) == []
     assert without_kernels(torch.device("cuda", 0), None) == []
     assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []

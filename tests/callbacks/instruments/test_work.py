@@ -169,8 +169,9 @@ class OfNoFormula(BoringModel):
 def test_an_operator_of_unknown_work_makes_the_step_unknown_and_says_why(tmp_path: Path) -> None:
     record = run(OfNoFormula(), tmp_path)
     assert record.utilisation is None
-    told = "has no formula; torch.utils.flop_counter.register_flop_formula gives it one"
-    assert record.notes == [f"FLOPs unknown: lm_profiler_work_tests::product {told}"]
+    (note,) = record.notes
+    assert "lm_profiler_work_tests::product" in note
+    assert "register_flop_formula" in note
 
 
 def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +182,7 @@ def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeyp
     record = run(BoringModel(), tmp_path)
     assert record.utilisation is None
     (note,) = record.notes
-    assert note.startswith("FLOPs unknown: aten.")
+    assert note.startswith("FLOPs unknown")
     assert note.endswith("KeyError: 'mine'")
 
 
@@ -245,7 +246,8 @@ def test_a_compiled_step_that_needs_values_is_unknown_and_says_so(tmp_path: Path
     record = run(module, tmp_path)
     assert record.utilisation is None
     (note,) = record.notes
-    assert note.startswith("FLOPs unknown: on a copy without data the step fails: what it does depends on values")
+    assert note.startswith("FLOPs unknown")
+    assert "values" in note
     assert module.calls == 1 + 3 + 1
 
 
@@ -295,7 +297,7 @@ def test_an_instrument_that_fails_takes_no_other_with_it(tmp_path: Path, monkeyp
     assert record.memory is not None
     assert set(record.memory.causes) >= {"forward", "backward", "optimizer"}
     assert list(tmp_path.rglob("*.pt.trace.json.gz"))
-    assert "telemetry failed and was taken out: OSError: no such driver" in record.notes
+    assert any(note.startswith("telemetry failed") and "OSError" in note for note in record.notes)
 
 
 def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +414,7 @@ def test_batches_are_those_of_the_measured_steps(tmp_path: Path, memory: int) ->
     steps = record.time["step"]
     batches = {10: 1.6, 8: 1.0, 2: 4.0}[steps.n]
     assert record.throughput.samples_per_s == pytest.approx(2 * batches / steps.mean)
-    assert sum("batches, from step 9 on" in note for note in record.notes) == 1
+    assert sum("step 9" in note for note in record.notes) == 1
     if memory:
         assert record.utilisation is not None
         assert record.utilisation.flops.forward == round(batches * 2 * 2 * 32 * 2)  # two rows, 32 by 2 weights

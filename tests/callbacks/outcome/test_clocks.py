@@ -30,4 +30,5 @@ def test_each_timeline_has_its_own_clock_and_one_without_is_left_out() -> None:
     )
     known, notes = with_clocks([replace(one, rank=rank) for rank in range(3)], clocks)
     assert [each.clock for each in known] == [ClockOffset(), ClockOffset((100, 300), (7, 9), (2, 1))]
-    assert notes == ["who waits for whom is not known of rank 2, whose clock could not be compared with rank 0's"]
+    (note,) = notes
+    assert "rank 2" in note

@@ -25,7 +25,7 @@ def test_it_takes_no_arguments(capsys: Any) -> None:
     assert main(["numerics", "--help"]) == 0
     assert "fit --numerics.audit=true" in capsys.readouterr().out
     assert main(["numerics", "0.1"]) == 2
-    assert "numerics: expected options, given '0.1'" in capsys.readouterr().err
+    assert "'0.1'" in capsys.readouterr().err
 
 
 def test_nobody_waits_for_torch() -> None:
