@@ -18,6 +18,9 @@ from lm_profiler.record.calls import OK, WRONG_CALL
 from lm_profiler.record.run import read_run
 from lm_profiler.torch_names import NameMissing, PrivateName
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {
     name: each

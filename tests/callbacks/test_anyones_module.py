@@ -32,6 +32,9 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}  # with the lines' step, the trace's warm-up
 
 

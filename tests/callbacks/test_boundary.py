@@ -24,6 +24,9 @@ from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 ERRORS: list[Callable[[], BaseException]] = [
     lambda: RuntimeError("boom"),
     lambda: SystemExit("boom"),

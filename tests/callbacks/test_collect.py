@@ -21,10 +21,12 @@ from lm_profiler.callbacks.collect import switches
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.device.cpu_reading import CpuReading
-from lm_profiler.measure.device.environment import MatrixUnits, matrix_units
+from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.record.run import read_run
 from tests.analysis.test_conclude import beside
+
+pytestmark = pytest.mark.usefixtures("no_rates")
 
 
 def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path: Path) -> None:
@@ -85,9 +87,8 @@ def test_an_optimizer_that_refuses_to_be_fused_is_not_told_to(refused: dict[str,
 def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_with([], tmp_path)
     trainer.strategy.connect(BoringModel())
-    monkeypatch.setattr("lm_profiler.callbacks.collect.cpu_cores", lambda: 12)
-    assert switches(trainer).cores == 12
-    monkeypatch.setattr(type(trainer), "num_devices", 8)
+    assert switches(trainer).cores == cpu_cores()
+    monkeypatch.setattr(type(trainer), "num_devices", cpu_cores())
     assert switches(trainer).cores == 1
 
 

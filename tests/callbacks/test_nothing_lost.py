@@ -25,6 +25,8 @@ from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 def device_full() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")

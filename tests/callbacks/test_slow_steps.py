@@ -23,7 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import OddStep, RunRecord
 
-pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts"),
+    pytest.mark.usefixtures("no_rates"),
+]
 
 AT = 14
 """The batch whose step is slow; steps count from 1."""

@@ -25,6 +25,8 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 @pytest.fixture(autouse=True)
 def quiet_trainers() -> Iterator[None]:

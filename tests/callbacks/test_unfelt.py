@@ -21,6 +21,8 @@ from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 class Predictions(BoringModel):
     """Its results say how many batches they come from."""

@@ -15,6 +15,8 @@ from lm_profiler.analysis.steps.step_model import known_to
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.stages import StoppingRule
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 def alone(own: int) -> int:
     return own

@@ -24,6 +24,9 @@ from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import RunRecord, read_run
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 TINY = {
     "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
     "data": {"batch_size": 64, "context_length": 8},
@@ -69,7 +72,6 @@ class NeverMade(DependsOnValues):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", preflight.plan_ahead)
     monkeypatch.setattr(preflight, "LIMIT_S", 600.0)
 
 

@@ -20,6 +20,9 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.rendezvous import Rendezvous, Unheard
 from lm_profiler.record.run import read_run
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 ROOT = Path(__file__).resolve().parents[2]
 TOO_LARGE = """
 import torch

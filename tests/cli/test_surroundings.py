@@ -9,6 +9,9 @@ import pytest
 
 from lm_profiler.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 PROGRAM = f"{sys.executable} -m lm_profiler"
 
 

@@ -20,6 +20,9 @@ from served import get_from
 
 from lm_profiler.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("no_preflight")
+
+
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.iterdir() if path.is_dir() and path.name[0].isdecimal())
 RUNS = sorted(path.parent.relative_to(HERE).as_posix() for path in HERE.glob("*/**/run.json"))

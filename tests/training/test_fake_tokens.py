@@ -18,6 +18,8 @@ from torch.utils.data import DistributedSampler
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.fake_tokens import ENDLESS, RankSampler, TokenSequences
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 @pytest.fixture
 def stats() -> Any:

@@ -20,6 +20,9 @@ from lm_profiler.record.run import OtherByOwner, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.usage_error import UsageError
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 MS = 1e-3
 
 

@@ -14,6 +14,9 @@ from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 STEP_NS = 1_000_000
 WARMUP = 3
 

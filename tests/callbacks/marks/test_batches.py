@@ -18,6 +18,9 @@ from zoo import GraphNet, Masked, batches
 from lm_profiler.callbacks.marks.batches import Samples, Tokens, samples_in
 from lm_profiler.record.run import RunRecord, read_run
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 IDS = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2)}
 
 

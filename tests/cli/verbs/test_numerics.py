@@ -6,8 +6,12 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs.numerics import sums
+
+pytestmark = pytest.mark.usefixtures("no_preflight")
 
 
 def test_a_thousand_additions_come_to_what_is_known() -> None:

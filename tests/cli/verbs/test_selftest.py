@@ -20,6 +20,9 @@ from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import Contention, Environment, RunRecord, Steadiness, TimeSummary
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 NOISE = [0.0, 0.2, -0.1, 0.1, 0.05, -0.2, 0.15, -0.15, 0.1, -0.1, 0.0, 0.2, -0.05, 0.12, -0.08, 0.03]
 
 

@@ -25,6 +25,9 @@ from lm_profiler.record.run import read_run
 from lm_profiler.record.sweep import CellOutcome, read_outcomes
 from lm_profiler.sweep.sweep_folder import SweepFolder
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 ROOT = Path(__file__).parents[3]
 BASE = {
     "model": {"class_path": "cells_module.Users"},

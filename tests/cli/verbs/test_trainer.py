@@ -33,6 +33,9 @@ from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 GIB = 2**30
 USERS = """
 import signal, sys, time, warnings

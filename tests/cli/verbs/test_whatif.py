@@ -16,6 +16,9 @@ import warm
 from lm_profiler.cli.main import main
 from lm_profiler.record.run import Slack, read_run
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 SLEEPERS = """
 import time
 import torch
