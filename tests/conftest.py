@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose
 pytest.register_assert_rewrite("known_loop")
 
 import warm  # noqa: E402 - which stands in tests/support
+from kept_rates import keep_rates  # noqa: E402
 from stored_texts import CHANGES  # noqa: E402
+
+from lm_profiler.processes import child  # noqa: E402
+
+KeptRates = Callable[[float, float], None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,14 +82,30 @@ def no_memory_held_yet() -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second of matrix products after each run would double the time of these tests; the scripts do them.
+def forked_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh interpreter is a fork of one that has loaded torch, which saves four seconds each time."""
+    monkeypatch.setattr(child, "interpreter", warm.interpreter)
 
-    A fresh interpreter that answers a question is a fork of one that has loaded torch.
-    """
-    if "lm_profiler.callbacks.collect" in sys.modules:
-        monkeypatch.setattr("lm_profiler.callbacks.collect.known_ceiling", lambda device, dtype, say: None)
-        monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: None)
-    if "lm_profiler.cli.verbs.trainer" in sys.modules:  # nor is each rehearsed
-        monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
-    monkeypatch.setattr("lm_profiler.processes.child.interpreter", warm.interpreter)
+
+@pytest.fixture
+def no_rates() -> Iterator[None]:
+    """Leave the ceiling and the bandwidth of this machine unknown; to read them takes half a second a run."""
+    with warm.without_rates():
+        yield
+
+
+@pytest.fixture
+def kept_rates(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> KeptRates:
+    """Have runs find these FLOP/s and bytes/s kept by earlier runs, as they do on a machine that is known."""
+
+    def keep(flops_per_s: float, bytes_per_s: float) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        keep_rates(flops_per_s, bytes_per_s)
+
+    return keep
+
+
+@pytest.fixture
+def no_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearse no run before it starts: that takes a process and some seconds each."""
+    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)

@@ -21,7 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def record(name: str) -> Any:
         monkeypatch.chdir(tmp_path)
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-        assert f"written to logs/{name}/version_0" in capsys.readouterr().out
+        assert f"logs/{name}/version_0" in capsys.readouterr().out
         content = json.loads(Path("logs", name, "version_0", "run.json").read_text(encoding="utf-8"))
         assert (content["status"], content["notes"]) == ("ok", [])
         return content

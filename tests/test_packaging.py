@@ -89,7 +89,8 @@ def test_callbacks_refuses_its_folder_name() -> None:
 def test_a_system_that_is_not_posix_is_told_so() -> None:
     done = python("-c", "import os, pathlib, importlib.metadata; os.name = 'nt'; import lm_profiler", cwd=ROOT)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: lm_profiler: expected a POSIX system")
+    assert last.startswith("ImportError:")
+    assert "POSIX" in last
 
 
 def test_callbacks_imports_under_its_own_name_from_the_root() -> None:

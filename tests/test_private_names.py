@@ -18,6 +18,9 @@ from lm_profiler.record.calls import OK, WRONG_CALL
 from lm_profiler.record.run import read_run
 from lm_profiler.torch_names import NameMissing, PrivateName
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {
     name: each
@@ -201,7 +204,5 @@ def test_a_run_ends_without_it(names: tuple[str, ...], said: tuple[str, ...], tm
 def test_a_lightning_that_would_run_while_reading_is_refused(tmp_path: Path) -> None:
     done = warm.run(str(SUPPORT / "without_names.py"), NAMES["RUN_VERB"].path, *FIT, folder=tmp_path, timeout_s=100)
     assert done.returncode == WRONG_CALL
-    assert (
-        done.stderr
-        == "lm_profiler: Lightning: expected one of 2.6.6; this Lightning has no LightningCLI._run_subcommand\n"
-    )
+    assert "LightningCLI._run_subcommand" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

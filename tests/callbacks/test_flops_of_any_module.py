@@ -20,16 +20,13 @@ from zoo import KINDS, ROWS, WIDTH, Accumulating, Contrastive, Kind, Paper, mm
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run import read_run
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard", "ignore:.*smaller than the logging")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard", "ignore:.*smaller than the logging"),
+    pytest.mark.usefixtures("no_rates"),
+]
 
 MEMORY_STEP = 4
 """After one step of warm-up and two measured ones."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process may have compiled something, after which no step would be looked into."""
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.recompilations", lambda: 0)
 
 
 def trained(kind: type[Kind], folder: Path, profiler: TrainingProfiler | None, **options: Any) -> tuple[Kind, Any]:

@@ -35,6 +35,8 @@ from torch.utils.data import DataLoader
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 @pytest.fixture(autouse=True)
 def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ from warm import run
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 NAMES = ["lightning.pytorch", "pytorch_lightning"]
 STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}
 

@@ -25,6 +25,8 @@ from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 def device_full() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")
@@ -165,7 +167,7 @@ def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
     assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="RuntimeError")
     assert profiler.record is not None
     assert profiler.record.failure is not None
-    assert profiler.record.failure.message == "CUDA error: device-side assert triggered"
+    assert "device-side assert" in profiler.record.failure.message
 
 
 class Manual(GivesUp):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.trace import TraceOptions
-from lm_profiler.callbacks.instruments.work import StepWork, step_work
+from lm_profiler.callbacks.instruments.work import SeenFlops, StepWork, step_work
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
@@ -53,11 +54,9 @@ class Evaluated(TwoLayers):
 
 
 @pytest.fixture(autouse=True)
-def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_machine(kept_rates: Callable[[float, float], None]) -> None:
     """So that no phase of these small steps beats its floor."""
-    where = "lm_profiler.callbacks.collect"
-    monkeypatch.setattr(f"{where}.known_ceiling", lambda device, dtype, say: 1e15)
-    monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
+    kept_rates(1e15, 1e12)
 
 
 def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> RunRecord:
@@ -71,9 +70,9 @@ def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> Run
     return profiler.record
 
 
-def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, kept_rates: Callable[[float, float], None]) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
-    monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: 1e9)
+    kept_rates(1e15, 1e9)
     record = run(tmp_path, gradient_clip_val=1.0)
     floors, activation = record.floors, INPUT
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
@@ -199,12 +198,7 @@ class InTurns(TwoLayers):
         (partial(LanguageModel, optimizer="sgd"), {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
     ],
 )
-def test_shapes_alone_find_what_a_real_step_does(
-    kind: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lm_profiler.callbacks.instruments import work
-
-    monkeypatch.setattr(work, "recompilations", lambda: 0)  # another test may have compiled something
+def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, Any], tmp_path: Path) -> None:
     of_tokens = isinstance(kind, partial)
     module = kind(**TINY) if of_tokens else kind()
     rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
@@ -216,7 +210,7 @@ def test_shapes_alone_find_what_a_real_step_does(
     trainer.fit(module, loader)
     assert profiler.record is not None
     batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
-    alone = phase_work(trainer, step_work(trainer, "fit", work.SeenFlops(), 0, lambda: batch), None, 0)
+    alone = phase_work(trainer, step_work(trainer, "fit", SeenFlops(), 0, lambda: batch), None, 0)
     assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == work_of(profiler.record)
 
 

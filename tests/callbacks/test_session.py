@@ -25,6 +25,9 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.record.steps import Peaks
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 STEP_MS = 10
 
 

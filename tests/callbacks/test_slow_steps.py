@@ -23,7 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import OddStep, RunRecord
 
-pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts"),
+    pytest.mark.usefixtures("no_rates"),
+]
 
 AT = 14
 """The batch whose step is slow; steps count from 1."""
@@ -96,23 +99,26 @@ def collect() -> None:
 def test_a_step_in_which_garbage_is_collected(tmp_path: Path) -> None:
     record = fitted(tmp_path, Slow(collect))
     odd = slow_step(record)
-    assert (odd.part, odd.cause, odd.beside) == ("forward", "garbage collection of generation 2", None)
+    assert (odd.part, odd.beside) == ("forward", None)
+    assert "garbage collection" in odd.cause
     assert odd.cause_s is not None
     assert SLOW_S <= odd.cause_s <= odd.step_s
     (said,) = (line for line in lines(record)["odd:"] if line.startswith(f"step {AT + 1}:"))
-    assert said.endswith(f"in forward: garbage collection of generation 2, {duration_text(odd.cause_s)}")
+    assert said.endswith(f"{odd.cause}, {duration_text(odd.cause_s)}")
 
 
 def test_a_step_whose_batch_comes_late_from_a_worker(tmp_path: Path) -> None:
     odd = slow_step(fitted(tmp_path, Slow(), Rows(AT), workers=1))
-    assert (odd.part, odd.cause) == ("data", "the loader's queue was empty")
+    assert odd.part == "data"
+    assert "queue" in odd.cause
     assert odd.cause_s is not None
     assert SLOW_S / 2 < odd.cause_s <= odd.step_s  # as the worker is some batches ahead
 
 
 def test_a_step_whose_batch_is_made_slowly_in_this_process(tmp_path: Path) -> None:
     odd = slow_step(fitted(tmp_path, Slow(), Rows(AT)))
-    assert (odd.part, odd.cause) == ("data", "the loader (num_workers=0)")
+    assert odd.part == "data"
+    assert "num_workers=0" in odd.cause
 
 
 def test_a_step_that_compiles(tmp_path: Path) -> None:
@@ -130,7 +136,8 @@ def test_a_step_that_compiles(tmp_path: Path) -> None:
     record = fitted(tmp_path, Slow(lambda: doubled(torch.ones(3))))
     odd = slow_step(record)
     assert odd.cause is not None
-    assert odd.cause.startswith("recompilation of doubled (test_slow_steps.py:")
+    assert odd.cause.startswith("recompilation")
+    assert "(test_slow_steps.py:" in odd.cause
     assert odd.cause.endswith("expected 2, actual 3")
     assert odd.cause_s is not None
     assert odd.cause_s >= SLOW_S
@@ -188,7 +195,7 @@ def test_a_step_that_is_preempted(tmp_path: Path, hogs: int) -> None:
     finally:
         os.sched_setaffinity(0, cpus)
     odd = slow_step(record)
-    assert odd.cause == "waiting for a CPU"
+    assert "CPU" in odd.cause
     assert odd.cause_s is not None
     assert odd.cause_s > 0.3
 

@@ -15,7 +15,7 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, read_steps
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"), pytest.mark.usefixtures("no_rates")]
 
 
 class Tokens(BoringModel):

@@ -83,7 +83,7 @@ def test_what_it_does_not_know_is_cut_to_two_lines() -> None:
     told = explain("first " + "x" * 1000 + "\n\n  second\nthird", prefix="trainer")
     told = str(told).splitlines()
     assert len(told) == 2
-    assert told[0].startswith("trainer: first x")
+    assert told[0].startswith("trainer:")
     assert len(told[0]) <= 310
     assert told[1] == "second"
 

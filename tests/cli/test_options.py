@@ -69,7 +69,8 @@ def test_words_commas_flags_keys_and_what_is_no_field() -> None:
     assert (made.minutes, made.flours, made.fan, made.degrees) == ([10, 20], ["rye", "010"], True, 250.0)
     assert made.spices == {"seed.caraway": ["1e-3", "[on, 2]"]}  # text, as it was written
     assert made.options == ["--oven.door=shut", "--oven.light"]
-    assert made.command.startswith("python -m lm_profiler bake a.dough --minutes 10 20 ")
+    assert "bake a.dough" in made.command
+    assert "--minutes 10 20" in made.command
     assert bake() == Baking(command="python -m lm_profiler bake", options=[])
 
 
@@ -112,12 +113,10 @@ def test_a_wrong_call_is_told_in_a_line_as_stored() -> None:
 
 def test_help_comes_from_the_dataclass() -> None:
     text = OptionsReader("bake", Baking).help("for example:\n  bake it")
-    assert text.startswith("usage: lm_profiler bake [LOAVES] [options] [options of fit]\n\nBake bread.\n\nThen")
+    assert_stored("cli/bake", {"--help": text})
     options = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     fields = ("loaves", "flours", "minutes", "degrees", "kind", "fan", "spices.KEY")
     assert options == ["--config", *(f"--{name}" for name in fields)]
-    assert "What goes into the oven." in text
-    assert text.rstrip().endswith("for example:\n  bake it")
 
 
 def test_one_reader_of_the_line() -> None:

@@ -24,6 +24,9 @@ from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import RunRecord, read_run
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 TINY = {
     "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
     "data": {"batch_size": 64, "context_length": 8},
@@ -69,7 +72,6 @@ class NeverMade(DependsOnValues):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", preflight.plan_ahead)
     monkeypatch.setattr(preflight, "LIMIT_S", 600.0)
 
 
@@ -110,12 +112,13 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
     available(1 << 30)
     assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("lm_profiler: memory: expected at most the 1.00 GiB that are free, given ")
+    assert "1.00 GiB" in first
     assert f"parameters {bytes_text(4 * TINY_PARAMETERS)}" in first
     record = last_run()
     assert record.status == "refused"
     assert record.failure is not None
-    assert second == f"would fit: {' or '.join(record.failure.remedies)}; --check_memory=false to run anyway"
+    assert all(remedy in second for remedy in record.failure.remedies)
+    assert "--check_memory=false" in second
     assert record.model is not None
     assert record.model.parameters == TINY_PARAMETERS
     assert record.planned is not None

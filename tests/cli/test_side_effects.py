@@ -9,11 +9,13 @@ import side_effects
 from lightning.pytorch import Trainer
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
-from lm_profiler.cli import preflight
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.training import LanguageModel
+
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 TIMED = (f"--stages.measure_steps={side_effects.STEPS - 1}", "--stages.warmup_steps=1", "--trainer.accelerator=cpu")
@@ -23,11 +25,6 @@ THEIRS = ("--model=side_effects.Does", "--data=null")
 
 class Mine(LanguageModel):
     pass
-
-
-@pytest.fixture(autouse=True)
-def planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", preflight.plan_ahead)
 
 
 @pytest.mark.parametrize("name", side_effects.EFFECTS)

@@ -15,6 +15,8 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.trainer_cli import skip_teardown
 from lm_profiler.training import LanguageModel
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
 
 class Looks(BoringModel):
     """Looks back at itself in its last hook."""

@@ -9,6 +9,9 @@ import pytest
 
 from lm_profiler.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
+
+
 PROGRAM = f"{sys.executable} -m lm_profiler"
 
 
@@ -20,7 +23,8 @@ def test_a_rank_that_is_no_number_is_named(
     monkeypatch.setenv(name, given)
     assert main(["fit"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"lm_profiler: {name}: expected a number in this variable, given {given[:100]!r}; unset it"
+    assert line.startswith(f"lm_profiler: {name}:")
+    assert repr(given[:100]) in line
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,17 @@ def test_of_another_module_torch_and_the_loader_offer_what_it_has_not_itself() -
 
 def test_what_the_machine_lacks_is_refused_with_a_reason() -> None:
     tried, refused = candidates(entry(OURS), CPU, False)
-    assert {each.candidate.name: each.why for each in refused} == {
-        "trainer.precision=bf16-mixed": "this hardware multiplies no half precision faster",
-        "model.compile=true": "there is no C++ compiler",
-        "data.num_workers=4": "there are 2 cores for them",
-        "data.num_workers=8": "there are 2 cores for them",
-        "data.pin_memory=true": "batches are not copied to a device",
+    why = {each.candidate.name: each.why for each in refused}
+    lacks = {
+        "trainer.precision=bf16-mixed": "half precision",
+        "model.compile=true": "compiler",
+        "data.num_workers=4": "2 cores",
+        "data.num_workers=8": "2 cores",
+        "data.pin_memory=true": "device",
     }
+    assert why.keys() == lacks.keys()
+    for name, word in lacks.items():
+        assert word in why[name]
     assert not {each.candidate.name for each in refused} & {one.name for one in tried}
 
 
@@ -131,7 +135,8 @@ def test_a_change_that_touches_too_little_is_not_tried() -> None:
     assert {each.candidate.name for each in refused} == {
         "trainer.gradient_clip_val=null", *(f"data.num_workers={count}" for count in (1, 2, 4, 8))
     }  # fmt: skip
-    assert {each.why for each in refused} == {"less than 1% of the step could be saved"}
+    assert all("1%" in each.why for each in refused)
+    assert refused
     assert len(tried) + len(refused) == len(known)
 
 

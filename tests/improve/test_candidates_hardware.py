@@ -29,10 +29,10 @@ def test_of_a_gpu_that_nobody_knows_the_runs_will_tell() -> None:
 
 def test_triton_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     _has(monkeypatch, ["g++"])
-    assert hardware(GPU).compiles == "there is no C compiler, which triton needs"
+    assert "C compiler" in hardware(GPU).compiles
     _has(monkeypatch, ["clang"])
     assert hardware(GPU).compiles == ""
     monkeypatch.setenv("CC", "gcc-13")  # with it, triton looks for no other
-    assert hardware(GPU).compiles == "there is no C compiler, which triton needs"
+    assert "C compiler" in hardware(GPU).compiles
     _has(monkeypatch, ["gcc"], triton=False)
-    assert hardware(GPU).compiles == "triton is not installed"
+    assert "triton" in hardware(GPU).compiles

@@ -43,10 +43,9 @@ def test_steps_that_lived_on_batches_made_before_count_as_long_as_their_workers_
     told = ran(RanCell(Entry(tmp_path, record), OK, 1.0), record)
     assert told.seconds == (None if seconds is None else pytest.approx(seconds))
     if seconds is None:
-        assert told.failed == (
-            "35 of the 40 batches that were measured had been made ahead by 4 workers, which leaves too few: "
-            "raise --stages.measure_steps"
-        )
+        assert "35 of" in told.failed
+        assert "4 workers" in told.failed
+        assert "--stages.measure_steps" in told.failed
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_both_must_be_within_their_tolerance(
 def test_a_step_of_other_tokens_is_judged_as_another_batch(free_batch: bool, gradients: float, within: bool) -> None:
     told, why = judge(0.5, gradients, None, ("tokens", 128, 64), free_batch)
     assert told is within
-    assert "a step has 64 tokens instead of 128" in (why or "")
+    assert "64 tokens" in (why or "")
 
 
 def test_nothing_is_known_of_a_run_without_an_audit() -> None:
@@ -113,7 +113,10 @@ def test_clipping_that_is_taken_away_with_an_option_that_is_not_known_is_seen() 
     clipped, free = ({"trainer": {"gradient_clip_val": value}} for value in (1.0, None))
     a, b = (trained().model_copy(update={"config": config}) for config in (clipped, free))
     assert trains_the_same(a, a) == (True, None)
-    assert trains_the_same(a, b) == (False, "gradients are clipped at None instead of 1.0; --accept_numerics takes it")
+    same, why = trains_the_same(a, b)
+    assert not same
+    assert "clipped" in (why or "")
+    assert "--accept_numerics" in (why or "")
 
 
 def test_with_other_batches_that_are_allowed_an_option_that_is_not_known_must_leave_the_model() -> None:

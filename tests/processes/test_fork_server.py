@@ -122,7 +122,7 @@ def test_a_forked_cell_finds_what_a_process_of_its_own_finds(server: CellServer,
     assert len(facts[0]) == len(FACTS)
     assert facts[1] == facts[0]
     assert facts[2] == facts[0]
-    assert first.splitlines()[-2:] == ["a thread's end", "at the very end"]
+    assert [line.endswith(("thread's end", "very end")) for line in first.splitlines()[-2:]] == [True, True]
     same = {"status", "steps", "model", "overrides", "verb"}
     assert forked.model_dump(include=same) == spawned.model_dump(include=same)
     assert forked.environment == spawned.environment

@@ -36,7 +36,7 @@ def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.Cap
     assert main(verb) == 2
     said = capsys.readouterr().err
     assert "given dmeo" in said
-    assert said.rstrip().endswith("; did you mean demo?")
+    assert "demo?" in said
 
 
 def test_a_name_like_no_other_is_told_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,8 @@ def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_an_unknown_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "quite-another"]) == 2
-    assert capsys.readouterr().err.rstrip().endswith("shipped are attention, context_lengths, demo, sizes")
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("attention", "context_lengths", "demo", "sizes"))
 
 
 def test_a_shipped_sweep_names_shipped_configs_alone() -> None:

@@ -16,6 +16,9 @@ from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import FIGURES, GROUPS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
 from lm_profiler.record.run import Part, RunRecord
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 NO_FIGURES = {
     "schema_version": "of the file",
     "config": "the user's own",

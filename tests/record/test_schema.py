@@ -137,13 +137,11 @@ def test_what_a_later_version_may_add_is_valid() -> None:
 
 def test_fields_are_described() -> None:
     run = SCHEMAS["run"]
-    assert run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"] == (
-        "FLOP/s of one device in a large matrix product, measured after the run (FLOP/s)"
-    )
+    assert "(FLOP/s)" in run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"]
     assert "description" not in run["$defs"]["MemoryCauses"]["properties"]["gradients"]  # of one peak or another
     tried = SCHEMAS["improve"]["$defs"]["Tried"]["properties"]
-    assert tried["ceiling_s"]["description"] == "the most that it could save, as the first run tells it (s)"
-    assert run["properties"]["notes"]["description"].startswith("What a reader must know")
+    assert tried["ceiling_s"]["description"].endswith("(s)")
+    assert run["properties"]["notes"]["description"]
     for kind, schema in SCHEMAS.items():
         for name, part in parts(schema):
             assert part["description"], (kind, name)  # what its fields are, and their units

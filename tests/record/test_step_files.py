@@ -93,8 +93,8 @@ def test_without_pyarrow_many_rows_are_text_and_a_line_says_what_would_be_faster
     write_rows(tmp_path / "columns", rows, all_ended=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (note,) = write_rows(tmp_path, rows, all_ended=True)
-    wish = "expected pyarrow, which is not installed; pip install 'lm_profiler[parquet]'"
-    assert note == f"{len(rows):,} rows of steps are in steps.csv, which is slow to read: {wish}"
+    assert f"{len(rows):,} rows" in note
+    assert "lm_profiler[parquet]" in note
     assert len(read_rows(tmp_path)) == len(rows)
     with pytest.raises(RecordError, match=r"steps\.parquet: expected pyarrow, which is not installed"):
         read_rows(tmp_path / "columns")

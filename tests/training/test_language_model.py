@@ -12,6 +12,9 @@ from torch import Tensor
 
 from lm_profiler.training import FakeTokens, LanguageModel
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 Make = Callable[..., Trainer]
 
 

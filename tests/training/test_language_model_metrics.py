@@ -19,6 +19,9 @@ from warm import run_ranks
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.training import FakeTokens, LanguageModel
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 Make = Callable[..., Trainer]
 
 

@@ -78,7 +78,7 @@ def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
     took_s = {"optimizer": 1e-3, "clip": 5e-3, "forward": 0.5e-3}
     peak, others = beaten_floors({**work, "clip": Work({}, 10**9)}, RATES, took_s)
     unknown = "the floor of forward is unknown: it took less than its FLOPs take at the peak"
-    assert peak == f"{unknown}, 1 TFLOP/s in float32 (a test): the peak is not this device's"
+    assert peak.startswith(f"{unknown}, 1 TFLOP/s")
     unknown = "the floors of optimizer and clip are unknown: each took less than its bytes take at the bandwidth"
     assert others == f"{unknown}, 100 GB/s: {too_low}"
 

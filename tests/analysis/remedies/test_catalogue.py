@@ -86,5 +86,5 @@ def test_every_finding_has_an_entry_and_each_entry_does_something() -> None:
 
 def test_a_finding_of_a_later_version_is_told_by_its_name() -> None:
     later = Finding.model_construct(name="cold_cache", saves_s=0.1, share=0.2)
-    assert remedy_of(later, made_record()) == "See cold cache."
+    assert "cold cache" in remedy_of(later, made_record())
     assert likely_share(later) == 1.0

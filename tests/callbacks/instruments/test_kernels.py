@@ -24,6 +24,9 @@ from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 LAYERS, TRACED = 3, 2
 
 
@@ -143,20 +146,6 @@ def interrupts_as_before() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(events: Any) -> None:
-        raise KeyError("args")
-
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", broken)
-    profiler = instruments(1, 2, trace=1)
-    trainer_with([profiler], tmp_path).fit(BoringModel())
-    assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
-    record = read_run(profiler.folder)
-    assert record.status == "ok"
-    assert record.verdict is not None
-    assert "kernels unknown: KeyError: 'args'" in record.notes
-
-
 @pytest.mark.usefixtures("interrupts_as_before")
 def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,6 +158,7 @@ def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
     with pytest.raises(SystemExit):  # what Lightning makes of it
         trainer_with([profiler], tmp_path).fit(BoringModel())
     record = read_run(profiler.folder)
+    assert record == profiler.record
     assert (record.status, record.steps["measure"]) == ("ok", 5)
     assert record.time["step"].median is not None
 
@@ -218,7 +208,8 @@ def test_on_a_device_each_phase_has_what_it_launched_on_any_stream_and_in_a_grap
 
 def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:
     (note,) = without_kernels(torch.device("cuda", 0), table)
-    assert note.startswith("the trace has PyTorch's operators but no kernels: the driver of this cuda device")
+    assert "no kernels" in note
+    assert "cuda device" in note
     assert without_kernels(torch.device("cpu"), table) == []
     assert without_kernels(torch.device("cuda", 0), None) == []
     assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []

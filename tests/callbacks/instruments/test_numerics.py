@@ -19,7 +19,7 @@ from lm_profiler.training import FakeTokens, LanguageModel
 
 TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"), pytest.mark.usefixtures("no_rates")]
 
 
 def run(

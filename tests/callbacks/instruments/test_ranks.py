@@ -14,6 +14,9 @@ from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 STEP_NS = 1_000_000
 WARMUP = 3
 
@@ -107,8 +110,8 @@ def test_steps_without_a_collective_are_told_of() -> None:
     rank = Rank(40)
     rank.watch.rank = 0
     rank.train([0] * 6)
-    why = "torch's flight recorder has no collective of the measured steps"
-    assert rank.told == [f"who waits for whom is unknown: {why}"]
+    (told,) = rank.told
+    assert "flight recorder" in told
     assert rank.watch.facts == {}
 
 
@@ -116,8 +119,9 @@ def test_a_step_that_calls_more_than_the_ring_holds_makes_the_waiting_unknown() 
     rank = Rank(40)
     rank.train([5, 5, 5, 5, 100, 5])
     assert rank.watch.facts == {}
-    why = "a step calls more collectives than torch's flight recorder holds; it holds 40 calls"
-    assert rank.told == [f"who waits for whom is unknown: {why}, set TORCH_FR_BUFFER_SIZE to more"]
+    (told,) = rank.told
+    assert "40 calls" in told
+    assert "TORCH_FR_BUFFER_SIZE" in told
 
 
 def test_without_a_recorder_the_waiting_is_unknown() -> None:
@@ -128,7 +132,8 @@ def test_without_a_recorder_the_waiting_is_unknown() -> None:
     watch.look(1)
     watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 1], []))
     watch.end("measure")
-    assert told == ["who waits for whom is unknown: this torch has no flight recorder"]
+    (said,) = told
+    assert "flight recorder" in said
 
 
 @pytest.mark.parametrize("room", [0, 40])  # switched off; as torch 2.10 has it where nobody switched it on
@@ -137,6 +142,6 @@ def test_a_recorder_that_is_off_is_told_so(room: int) -> None:
     rank.watch.rank, rank.arrivals.room = 0, room
     rank.arrivals.dump = list
     rank.train([5] * 6)
-    why = "torch's flight recorder is empty; where it is off, TORCH_FR_BUFFER_SIZE=2000 switches it on"
-    assert rank.told == [f"who waits for whom is unknown: {why}"]
+    (told,) = rank.told
+    assert "TORCH_FR_BUFFER_SIZE=2000" in told
     assert rank.watch.facts == {}

@@ -104,9 +104,9 @@ def test_ranks_that_talk_past_nccl_on_gpus_are_told_so() -> None:
     watch.part = Guard("who waits for whom", told.append)
     watch.keep("collectives", 1, StepMarks([DATA, OTHER], [0, 9], [0, 9]))
     watch.end("collectives")
-    assert told == [
-        "who waits for whom is unknown: on a GPU only NCCL times its collectives, and these ranks talk over gloo"
-    ]
+    (said,) = told
+    assert "NCCL" in said
+    assert "gloo" in said
 
 
 def test_steps_in_which_the_reducer_is_read_do_not_count() -> None:

