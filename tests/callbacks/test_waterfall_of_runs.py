@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from kept_rates import keep_rates
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -43,8 +42,8 @@ def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
     """Rates are given: a busy machine's own would be unknown."""
     profiler = instruments(1, 5, memory=1, trace=2)
     with pytest.MonkeyPatch.context() as given:
-        given.setenv("XDG_CACHE_HOME", str(folder))
-        keep_rates(1e11, 1e10)
+        given.setattr("lm_profiler.callbacks.collect.known_ceiling", lambda *_: 1e11)
+        given.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda *_: 1e10)
         trainer_with([profiler], folder).fit(module, data)
     return read_run(profiler.folder)
 
@@ -88,6 +87,17 @@ def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
     # What else runs takes a hundredth of it: a busy machine may make it fifty times as long.
     assert gaps.phases["forward"] > 0.5 * SLEPT_S
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
+
+
+def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(packed: Any) -> None:
+        raise KeyError("ts")
+
+    monkeypatch.setattr("lm_profiler.callbacks.collect.traced_of", broken)
+    record = run(Sleeper(), tmp_path)
+    assert (record.status, record.waterfall) == ("ok", None)
+    assert record.verdict is not None
+    assert any(note.startswith("waterfall unknown") and "KeyError" in note for note in record.notes)
 
 
 @pytest.mark.gpu

@@ -146,6 +146,20 @@ def interrupts_as_before() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(events: Any) -> None:
+        raise KeyError("args")
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", broken)
+    profiler = instruments(1, 2, trace=1)
+    trainer_with([profiler], tmp_path).fit(BoringModel())
+    assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.verdict is not None
+    assert any(note.startswith("kernels unknown") and "KeyError" in note for note in record.notes)
+
+
 @pytest.mark.usefixtures("interrupts_as_before")
 def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

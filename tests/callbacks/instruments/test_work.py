@@ -255,18 +255,15 @@ def no(*args: Any, **kwargs: Any) -> Any:
             "instruments.watches.recompilations",
             "recompilations failed and was taken out: OSError: no such driver",
         ),
-        ("instruments.trace.kernel_table", "kernels unknown: OSError: no such driver"),
-        ("collect.traced_of", "waterfall unknown: OSError: no such driver"),
     ],
 )
 def test_what_fails_beside_the_times_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, told: str
 ) -> None:
     monkeypatch.setattr(f"lm_profiler.callbacks.{where}", no)
-    profiler = instruments(1, 3, memory=1, trace=int("trace" in where))
+    profiler = instruments(1, 3, memory=1)
     record = run(BoringModel(), tmp_path, profiler=profiler)
     assert told in record.notes
-    assert record.verdict is not None
     assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4, 5]
     assert record.time["step"].n == 3
 
