@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,9 @@ sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose
 pytest.register_assert_rewrite("known_loop")
 
 import warm  # noqa: E402 - which stands in tests/support
-from kept_rates import keep_rates  # noqa: E402
 from stored_texts import CHANGES  # noqa: E402
 
 from lm_profiler.processes import child  # noqa: E402
-
-KeptRates = Callable[[float, float], None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,17 +89,6 @@ def no_rates() -> Iterator[None]:
     """Leave the ceiling and the bandwidth of this machine unknown; to read them takes half a second a run."""
     with warm.without_rates():
         yield
-
-
-@pytest.fixture
-def kept_rates(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> KeptRates:
-    """Have runs find these FLOP/s and bytes/s kept by earlier runs, as they do on a machine that is known."""
-
-    def keep(flops_per_s: float, bytes_per_s: float) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        keep_rates(flops_per_s, bytes_per_s)
-
-    return keep
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,9 +53,11 @@ class Evaluated(TwoLayers):
 
 
 @pytest.fixture(autouse=True)
-def fast_machine(kept_rates: Callable[[float, float], None]) -> None:
+def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no phase of these small steps beats its floor."""
-    kept_rates(1e15, 1e12)
+    where = "lm_profiler.callbacks.collect"
+    monkeypatch.setattr(f"{where}.known_ceiling", lambda device, dtype, say: 1e15)
+    monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
 
 
 def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> RunRecord:
@@ -70,9 +71,9 @@ def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> Run
     return profiler.record
 
 
-def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, kept_rates: Callable[[float, float], None]) -> None:
+def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
-    kept_rates(1e15, 1e9)
+    monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: 1e9)
     record = run(tmp_path, gradient_clip_val=1.0)
     floors, activation = record.floors, INPUT
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
