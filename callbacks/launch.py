@@ -31,6 +31,8 @@ class Launch:
     """Folder that was claimed for the run already."""
     kept: bool = False
     """Whether a watchdog ends the process where it is stuck while a signal comes or another rank ends."""
+    added: bool = False
+    """Whether Lightning added the callback to a program that does not know it: its stdout is left to the program."""
     planned: PlannedMemory | None = None
     """Memory that the run would need, as it was rehearsed."""
     started: float = field(default_factory=time.time)

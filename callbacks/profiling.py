@@ -29,6 +29,7 @@ from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
 
 if TYPE_CHECKING:
+    from lm_profiler.callbacks.admission import Admission
     from lm_profiler.callbacks.attachment import Attachment
     from lm_profiler.callbacks.outcome.ending import Ending
 
@@ -87,10 +88,12 @@ class TrainingProfiler(Callback):
         )
         self._run: Attachment | None = None
         self._last: Ending | None = None
+        self.admission: Admission | None = None
+        """Decides whether a Trainer is profiled, where Lightning added the callback to each of a program's."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the options alone: a copy or a pickle can profile a run of its own, and knows nothing of this one."""
-        return {"_options": self._options, "_run": None, "_last": None}
+        return {"_options": self._options, "_run": None, "_last": None, "admission": self.admission}
 
     @property
     def record(self) -> RunRecord | None:
@@ -147,10 +150,14 @@ class TrainingProfiler(Callback):
         from lm_profiler.callbacks.outcome.ending import Ending
 
         options = self._options
+        if self.admission is not None and not self.admission.admits(trainer):
+            self._run = None
+            vars(self).update(_NO_HOOKS)
+            return
         if trainer.barebones:
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        if sum(isinstance(callback, TrainingProfiler) for callback in callbacks) > 1:
+        profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
+        if sum(each.admission is None for each in profilers) > 1:
             raise MisconfigurationException("expected one TrainingProfiler in a Trainer, given more")
         if options.memory.history:
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback
 
+from lm_profiler.callbacks.admission import Admission
 from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.external_callbacks import MADE
 from lm_profiler.record.run import Verb
+
+_numbers = count(1)
+"""The numbers of the Trainers of this process."""
 
 
 def profiling_callbacks(
@@ -59,3 +67,28 @@ def profiling_callbacks(
             actions=ActionsOptions(steps=action_steps),
         )
     ]
+
+
+def admitted_callbacks(asked: str) -> list[Callback]:
+    """Return the callback for the next Trainer of this process.
+
+    Args:
+        asked: A JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
+            ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
+
+    Raises:
+        ValueError: it is no such object.
+    """
+    given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
+    claims = given.get("claims")
+    number = next(_numbers)
+    if claims is not None and Path(claims).is_dir():
+        (Path(claims) / MADE).touch()
+    options = {"stop_when_done": False, **given.get("options", {})}
+    profilers = profiling_callbacks(**options)
+    for profiler in profilers:
+        assert isinstance(profiler, TrainingProfiler)
+        profiler.launched(command=given.get("command", ""), added=True)
+        folder = None if claims is None else Path(claims)
+        profiler.admission = Admission(number, given.get("trainer"), options.get("verb", "fit"), folder)
+    return profilers

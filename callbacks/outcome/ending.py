@@ -256,7 +256,8 @@ class Ending:
         """Print the table in one call, so that nothing else is printed between its lines."""
         assert self.record is not None
         tables = end_tables(self.record, self._folder_or_new(), self.options.verbose)
-        put(sys.stdout, render(tables, "terminal", sys.stdout))
+        out = sys.stderr if self.launch.added else sys.stdout
+        put(out, render(tables, "terminal", out))
 
     def _folder_or_new(self) -> Path:
         """Return the run's folder; where there is none, make one at the second place."""

@@ -19,6 +19,7 @@ VERBS = {
     "validate": "profile the forward pass alone, under no_grad",
     "test": "profile test steps",
     "predict": "profile prediction steps",
+    "run": "profile a program of your own as it is: lm_profiler run -- python train.py",
     "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
     "improve": "try what would be faster, and prove it",
     "plan": "what memory a run would need, on any GPU, before it runs",
@@ -90,7 +91,7 @@ def _run_command(verb: str, arguments: list[str]) -> int:
 
     module = import_module(f"lm_profiler.cli.verbs.{verb}")
     reader = OptionsReader(verb, module.Options)
-    if {"-h", "--help"} & {*arguments}:
+    if {"-h", "--help"} & {*arguments[: [*arguments, "--"].index("--")]}:
         print(reader.help(module.EXAMPLES))
         return OK
     return int(module.run(reader.read(arguments)))

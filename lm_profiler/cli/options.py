@@ -1,9 +1,9 @@
 """Read the options of one of our verbs: a dataclass defines its parser, its help and its checks.
 
 Each field is an option; its line in the docstring is the help. A sequence takes values separated by commas, or by
-spaces for numbers and paths; a mapping takes ``--field.KEY VALUE``. Two fields are no options: ``options`` gets the
-words that are no options of the verb, ``command`` the whole call. A YAML file uses the same names. Values stay text
-until a field's type reads them: a sweep passes ``010`` unchanged to its cells.
+spaces for numbers and paths; a mapping takes ``--field.KEY VALUE``. Three fields are no options: ``options`` gets the
+words that are no options of the verb, ``program`` those after ``--``, ``command`` the whole call. A YAML file uses the
+same names. Values stay text until a field's type reads them: a sweep passes ``010`` unchanged to its cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.text import YamlTextError, compose, text_of
 from lm_profiler.usage_error import UsageError
 
-_REST, _COMMAND = "options", "command"
+_REST, _PROGRAM, _COMMAND = "options", "program", "command"
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class OptionsReader(Generic[T]):
         self._file = str(getattr(kind, "FILE", "config"))
         hints = get_type_hints(kind)
         names = [field.name for field in fields(cast(Any, kind))]
-        self._has = {name for name in (_REST, _COMMAND) if name in names}
+        self._has = {name for name in (_REST, _PROGRAM, _COMMAND) if name in names}
         self._named = {name.removesuffix("_"): name for name in names if name not in self._has}  # `try` is a keyword
         self._fields = {option: _bare(hints[name]) for option, name in self._named.items()}
 
@@ -57,18 +57,31 @@ class OptionsReader(Generic[T]):
         Raises:
             UsageError: a wrong call.
         """
-        given, rest = self._on_line(arguments)
+        line, program = self._split(arguments)
+        given, rest = self._on_line(line)
         file = given.get(self._file)
         settings = {**(self._in_file(file) if file is not None else {}), **given}
-        aside = {_REST: rest, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
+        aside = {_REST: rest, _PROGRAM: program, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
         typed = {self._named[option]: value for option, value in self._typed(settings).items()}
         return self._kind(**typed, **{name: aside[name] for name in self._has})
+
+    def _split(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the verb's own words, and those after ``--`` where the verb takes a program."""
+        if _PROGRAM not in self._has:
+            return arguments, ()
+        at = [*arguments, "--"].index("--")
+        own, program = arguments[:at], arguments[at + 1 :]
+        if not program:
+            example = f"`lm_profiler {self._verb} -- python train.py`"
+            raise UsageError(f"{self._verb}: expected -- and then a program, such as {example}, given none")
+        return own, program
 
     def help(self, examples: str) -> str:
         """Return the text that ``--help`` prints."""
         words = f" [{self._words.upper()}]" * bool(self._words)
         parser = ArgumentParser(
-            usage=f"lm_profiler {self._verb}{words} [options]{' [options of fit]' * (_REST in self._has)}",
+            usage=f"lm_profiler {self._verb}{words} [options]{' [options of fit]' * (_REST in self._has)}"
+            f"{' -- PROGRAM ...' * (_PROGRAM in self._has)}",
             description=cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0],
             epilog=examples,
             formatter_class=_Formatter,

@@ -1,0 +1,134 @@
+"""The verb ``run``: start a program of the user's as it is, and have Lightning add the profiler to its Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lm_profiler.external_callbacks import CLAIMED, MADE, VARIABLE
+from lm_profiler.measure.boundary import say
+from lm_profiler.record.run import Verb
+from lm_profiler.usage_error import expect
+
+EXAMPLES = """\
+for example:
+  lm_profiler run -- python train.py --lr 0.1
+  lm_profiler run --measure_steps=100 --name=nightly -- torchrun --nproc_per_node=2 train.py
+  lm_profiler run --verb=validate --trainer=2 -- python -m package.train"""
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+"""The exit codes with which a shell answers."""
+
+_NOT_PASSED = ("trainer", "program", "command")
+"""Fields of ``Options`` that are no arguments of ``profiling_callbacks``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Run a program that makes a Lightning Trainer, and profile that Trainer. The program itself is not changed.
+
+    It trains on when the profiler is done. The profiler's own lines go to stderr. The program's Python needs this
+    package.
+
+    Args:
+        warmup_steps: Steps before the measured ones.
+        measure_steps: Steps to measure.
+        trace_steps: Steps to trace with torch.profiler; 0 for none.
+        memory_steps: Steps in which memory is read phase by phase; 0 for none.
+        action_steps: Steps in which each action of the loop is timed by its name; 0 for none.
+        name: Name of the run.
+        log_dir: Folder of all runs; this one's is <name>/version_<n> below it.
+        verb: What to profile: fit, validate, test or predict.
+        trainer: Which Trainer of the program, from 1; if not given, the first that runs the verb.
+        verbose: Print all that is known at the end, not only what matters most.
+    """
+
+    warmup_steps: int = 5
+    measure_steps: int = 40
+    trace_steps: int = 2
+    memory_steps: int = 1
+    action_steps: int = 3
+    name: str = "lm_profiler"
+    log_dir: Path = Path("logs")
+    verb: Verb = "fit"
+    trainer: int | None = None
+    verbose: bool = False
+    program: Sequence[str] = ()
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        for name, given in asdict(self).items():
+            if name.endswith("_steps"):
+                least = 1 if name == "measure_steps" else 0
+                expect(given >= least, name, f"{least} or more", given)
+        expect(self.trainer is None or self.trainer >= 1, "trainer", "1 or more", self.trainer)
+
+
+def run(options: Options) -> int:
+    """Replace this process by the program; return an exit code only where that cannot be started."""
+    claims = Path(tempfile.mkdtemp(prefix="lm_profiler-run-"))
+    passed = {name: given for name, given in asdict(options).items() if name not in _NOT_PASSED}
+    passed["log_dir"] = str(options.log_dir.absolute())  # the program may change its folder
+    asked = {"options": passed, "command": options.command, "trainer": options.trainer, "claims": str(claims)}
+    os.environ[VARIABLE] = json.dumps(asked)
+    program = options.program[0]
+    if shutil.which(program) is not None:  # else nobody would be there whose end could be waited for
+        _say_at_the_end(claims, options)
+    sys.stdout.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execvp(program, [*options.program])
+    except OSError as error:
+        say(f"{program}: {'command not found' if isinstance(error, FileNotFoundError) else error.strerror}")
+        shutil.rmtree(claims, ignore_errors=True)
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def _say_at_the_end(claims: Path, options: Options) -> None:
+    """Start a process that waits for the end of this one, says if nothing was profiled, and removes ``claims``.
+
+    It is no child of this process: a program may wait for any child it has.
+    """
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        return
+    program = os.pidfd_open(os.getpid())
+    if (child := os.fork()) > 0:
+        os.close(program)
+        os.waitpid(child, 0)
+        return
+    try:
+        if os.fork() > 0:
+            return
+        os.setsid()  # Ctrl-C is for the program
+        # Whoever reads the program's output waits until all who hold it are gone: stderr alone is kept, for the line.
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 0)
+        os.dup2(devnull, 1)
+        os.closerange(3, program)
+        os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
+        select.select([program], [], [])
+        if (missing := _missing(claims, options)) is not None:
+            say(missing)
+        shutil.rmtree(claims, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+def _missing(claims: Path, options: Options) -> str | None:
+    """Return why nothing was profiled; None where a Trainer was."""
+    made, claimed = (os.path.lexists(claims / name) for name in (MADE, CLAIMED))
+    if claimed:
+        return None
+    if not made:
+        return "no Lightning Trainer was created, or only in a Python without lm_profiler: nothing was profiled"
+    which = "no Trainer" if options.trainer is None else f"no Trainer with the number {options.trainer}"
+    return f"{which} ran {options.verb}: nothing was profiled"

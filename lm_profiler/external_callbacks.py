@@ -1,0 +1,36 @@
+"""The callbacks that Lightning adds to each Trainer of a program which ``lm_profiler run`` has started.
+
+Lightning imports this module in every program that makes a Trainer where this package is installed, and guards neither
+the import nor the call. So the module imports the standard library alone, and raises nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+VARIABLE = "LM_PROFILER"
+"""The environment variable that asks for the profiler: a JSON object, as ``callbacks.shortcut`` reads it."""
+
+MADE, CLAIMED = "made", "claimed"
+"""Names of files in the folder that the processes of a program share: a Trainer was made; one of them is profiled."""
+
+
+def external_callbacks() -> list[Any]:
+    """Return the profiler in a list, or an empty list where nobody asks for it or it cannot be made."""
+    try:
+        asked = os.environ.get(VARIABLE)
+        if not asked:
+            return []
+        # By name: an import statement would make this module one of those that the callbacks are built on.
+        callbacks: list[Any] = import_module("lm_profiler.callbacks.shortcut").admitted_callbacks(asked)
+        return callbacks
+    except Exception as error:
+        try:
+            text = " ".join(str(error).split())
+            print(f"lm_profiler: the run is not profiled: {type(error).__name__}: {text}", file=sys.stderr)
+        except Exception:  # stderr is closed
+            pass
+        return []

@@ -1,0 +1,159 @@
+"""``run`` starts programs that know nothing of the profiler, and they train as without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from scripts import SUPPORT
+
+from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
+from lm_profiler.callbacks.admission import Admission
+from lm_profiler.callbacks.shortcut import admitted_callbacks
+from lm_profiler.cli.main import main
+from lm_profiler.external_callbacks import VARIABLE, external_callbacks
+from lm_profiler.record.run import read_run
+
+PROGRAM = str(SUPPORT / "any_program.py")
+FEW = ("--warmup_steps=2", "--measure_steps=5", "--trace_steps=1")
+
+
+def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
+    """``benchmarks/any_program`` does so for torchrun, spawned and forked ranks, both namespaces and ``python -m``."""
+    bare = call(PROGRAM, "bare.pt", "--cli", cwd=tmp_path)
+    run = call("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", "--cli", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (7, "trained 40\n"), run.stderr
+    assert (bare.returncode, bare.stdout) == (7, "trained 40\n"), bare.stderr
+    record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")
+    assert (record.status, record.steps["measure"]) == ("ok", 5)
+    assert PROGRAM in record.command
+    one, other = (torch.load(tmp_path / name) for name in ("bare.pt", "run.pt"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_program_without_a_trainer_ends_as_it_would_and_is_told(tmp_path: Path) -> None:
+    done = call("-m", "lm_profiler", "run", "--", "sh", "-c", "echo mine; exit 3", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "mine\n")
+    assert done.stderr.count("\n") == 1
+    assert "no Lightning Trainer" in done.stderr
+
+
+def test_program_that_is_not_there_answers_as_a_shell_does(tmp_path: Path) -> None:
+    (tmp_path / "no_program").touch()
+    assert call("-m", "lm_profiler", "run", "--", "not_there_at_all", cwd=tmp_path).returncode == 127
+    assert call("-m", "lm_profiler", "run", "--", "./no_program", cwd=tmp_path).returncode == 126
+
+
+@pytest.mark.parametrize(
+    "words", [["python", "train.py"], ["--"], ["--measure_steps=0", "--", "true"], ["--trainer=0", "--", "true"]]
+)
+def test_wrong_call_is_refused_before_the_program_starts(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_is_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def start(*given: Any) -> None:
+        seen.append(given)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "execvp", start)
+    monkeypatch.setenv(VARIABLE, "")  # which is so again after the test
+    main(["run", "--name=x", "--", "not_there_at_all", "--help", "--name", "y", "--"])
+    assert seen == [("not_there_at_all", ["not_there_at_all", "--help", "--name", "y", "--"])]
+    assert json.loads(os.environ[VARIABLE])["options"]["name"] == "x"
+
+
+def test_nothing_is_imported_without_the_variable(tmp_path: Path) -> None:
+    program = (
+        "import sys; before = set(sys.modules)\n"
+        "from lm_profiler.external_callbacks import external_callbacks\n"
+        "assert external_callbacks() == []\n"
+        "ours = {name for name in set(sys.modules) - before if name.partition('.')[0] in ('lm_profiler', 'torch')}\n"
+        "print(sorted(ours))"
+    )
+    done = call("-c", program, cwd=tmp_path)
+    assert done.stdout.strip() == "['lm_profiler', 'lm_profiler.external_callbacks']", done.stderr
+
+
+@pytest.mark.parametrize("asked", ["{", "[]", '{"options": {"measure_steps": -1}}', '{"options": {"unknown": 1}}'])
+def test_variable_that_is_wrong_raises_nothing(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, asked)
+    assert external_callbacks() == []
+    assert "not profiled" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
+def test_each_trainer_asks_for_it(namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def profilers() -> int:
+        trainer = import_module(namespace).Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        return sum(isinstance(each, TrainingProfiler) for each in trainer.callbacks)
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert profilers() == 0
+    monkeypatch.setenv(VARIABLE, "1")
+    assert profilers() == 1
+
+
+def of(verb: str = "fit", barebones: bool = False, callbacks: Sequence[object] = ()) -> Any:
+    """A Trainer as far as an admission looks at it."""
+    state = SimpleNamespace(fn=SimpleNamespace(value=verb))
+    return SimpleNamespace(state=state, barebones=barebones, callbacks=list(callbacks))
+
+
+def test_first_trainer_that_runs_the_verb_is_admitted_once(tmp_path: Path) -> None:
+    first, second, third = (Admission(number, None, "fit", tmp_path) for number in (1, 2, 3))
+    assert not first.admits(of("validate"))
+    assert second.admits(of())
+    assert not second.admits(of())
+    assert not first.admits(of())
+    assert not third.admits(of())
+
+
+def test_ranks_of_one_trainer_agree(tmp_path: Path) -> None:
+    ranks = [Admission(2, None, "fit", tmp_path) for _ in range(3)]
+    assert all(rank.admits(of()) for rank in ranks)
+
+
+def test_trainer_can_be_chosen_by_number(tmp_path: Path) -> None:
+    assert [Admission(number, 2, "fit", tmp_path).admits(of()) for number in (1, 2, 3)] == [False, True, False]
+
+
+def test_own_profiler_and_barebones_go_first(tmp_path: Path) -> None:
+    assert not Admission(1, None, "fit", tmp_path).admits(of(barebones=True))
+    assert not Admission(1, None, "fit", tmp_path).admits(of(callbacks=profiling_callbacks()))
+
+
+def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(import_module("lm_profiler.callbacks.admission"), "_first", None)
+    first, second = (Admission(number, None, "fit", tmp_path / "gone") for number in (4, 5))
+    assert first.admits(of())
+    assert not second.admits(of())
+
+
+def test_options_of_the_variable_are_those_of_the_callback() -> None:
+    [made] = admitted_callbacks('{"options": {"name": "night", "log_dir": "/x", "verb": "test"}, "trainer": 3}')
+    assert isinstance(made, TrainingProfiler)
+    assert made.admission is not None
+    assert (made.admission.wanted, made.admission.verb) == (3, "test")
