@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast, get_args
 
 from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
@@ -16,6 +17,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
+from lm_profiler.report.run.ci import CiFormat, ci_text, measured_in, tell_github
 from lm_profiler.report.run.comparison_table import as_json, comparison_table, verdict_line
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError
@@ -40,7 +42,9 @@ class Options:
         b: The runs of B, where they lie in several folders.
         unlike: Compare runs of unlike work, too.
         fail_on: Exit with 1 where B's step is SLOWER.
-        format: How it is written.
+        format: terminal, markdown, json; or for CI services bmf (Bencher), github-action-benchmark or junit.
+        github: Append a summary and the outputs verdict, ratio, low and high to the files that GitHub's variables name,
+            and print an annotation. If not given, where GITHUB_STEP_SUMMARY is set.
         output: Write to this file instead of the terminal.
     """
 
@@ -52,7 +56,8 @@ class Options:
     b: Sequence[Path] = ()
     unlike: bool = False
     fail_on: Literal["slower"] | None = None
-    format: Literal["terminal", "markdown", "json"] = "terminal"
+    format: Literal["terminal", "markdown", "json", "bmf", "github-action-benchmark", "junit"] = "terminal"
+    github: bool | None = None
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -82,9 +87,16 @@ def run(options: Options) -> int:
         raise UsageError(f"{expected}, given {differ}\n--unlike to compare them anyway")
     if options.format == "json":
         text = as_json(comparison)
+    elif options.format in get_args(CiFormat):
+        text = ci_text(measured_in(comparison), cast(CiFormat, options.format))
     else:
         text = render([comparison_table(comparison)], options.format, sys.stdout if options.output is None else None)
     write_text(text, options.format, options.output)
+    if os.environ.get("GITHUB_STEP_SUMMARY") if options.github is None else options.github:
+        try:
+            sys.stdout.write(tell_github(comparison, os.environ))
+        except OSError as error:  # the verdict stands, whoever cannot read the summary
+            say(f"compare: {error.filename} cannot be written: {error.strerror}")
     if options.fail_on == "slower" and comparison.step.verdict == "SLOWER":
         alone = " (one run against one: repeat both to be sure)" if len(comparison.a) == len(comparison.b) == 1 else ""
         say(f"compare: {verdict_line(comparison)}{alone}")

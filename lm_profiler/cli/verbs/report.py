@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast, get_args
 
 from lm_profiler.analysis.again import concluded_again, with_unfinished
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
-from lm_profiler.cli.verbs.report_options import Options, writable, write
+from lm_profiler.cli.verbs.report_options import Options, writable, write, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, collect
@@ -17,6 +18,7 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.changes import changes_table
+from lm_profiler.report.run.ci import CiFormat, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.run.run_page import run_page
@@ -99,6 +101,9 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
     if options.plot is not None and options.output is not None:
         return _draw(runs, options.plot, options.output, options.by)
     kind = options.format or "terminal"
+    if kind in get_args(CiFormat):
+        write_text(ci_text(measured_by(runs.entries), cast(CiFormat, kind)), kind, options.output)
+        return [], bool(runs.entries)
     plain = kind in ("terminal", "markdown") and not any(getattr(options, name) for name in _TABLE_OPTIONS)
     searches = runs.searches if plain else []  # the table of a search stands for all its runs
     entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from lm_profiler.cli.errors import either
 from lm_profiler.record.calls import require
@@ -15,6 +15,7 @@ from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.pictures.plots import KINDS, WAY_DOWN
+from lm_profiler.report.run.ci import CiFormat
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect
@@ -44,7 +45,8 @@ class Options:
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
         plot: phases, waterfall, steps, memory, attention, tokens, mfu or improve; with --output FILE.svg, .png or .pdf.
         by: What a plot is drawn against.
-        format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says.
+        format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says; for
+            CI services bmf (Bencher), github-action-benchmark or junit.
         output: Write to this file.
     """
 
@@ -69,7 +71,10 @@ class Options:
     def __post_init__(self) -> None:
         for name, number, least in (("steps", self.steps, 1), ("warmup", min(self.warmup, default=0), 0)):
             expect(number is None or number >= least, name, f"{least} or more", number)
-        for name, known in (("format", [*formats.SUFFIXES.values()]), ("plot", (*KINDS, WAY_DOWN))):
+        for name, known in (
+            ("format", [*formats.SUFFIXES.values(), *get_args(CiFormat)]),
+            ("plot", (*KINDS, WAY_DOWN)),
+        ):
             expect(getattr(self, name) in (None, *known), name, either(known), getattr(self, name))
         if self.plot is None:
             object.__setattr__(self, "format", format_of(self.format, self.output))

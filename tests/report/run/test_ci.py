@@ -1,0 +1,106 @@
+"""What CI services read: each format is read back, and its figures are those of the runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from compared import rows, write
+
+from lm_profiler.cli.main import main
+
+TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    """Two runs, of which B takes half as long again."""
+    a, b = (rows({"forward": [scale * s for s in TEN_MS]}) for scale in (1.0, 1.5))
+    return str(write(tmp_path / "before", a)), str(write(tmp_path / "after", b))
+
+
+def written(verb: str, kind: str, runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([verb, *runs, "--format", kind]) == 0
+    return capsys.readouterr().out
+
+
+def test_bencher_gets_nanoseconds(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(written("compare", "bmf", pair, capsys))
+    step = content["B step"]["latency"]
+    assert step["value"] == pytest.approx(15e6, rel=1e-6)
+    assert step["lower_value"] < step["value"] < step["upper_value"]
+    assert {measure for of in content.values() for measure in of} <= {"latency", "throughput", "memory"}
+
+
+def test_action_benchmark_gets_what_is_better_smaller(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [
+        row for row in json.loads(written("compare", "github-action-benchmark", pair, capsys)) if "step" in row["name"]
+    ]
+    assert [(row["unit"], pytest.approx(row["value"])) for row in steps] == [("ms", 15.0)]
+
+
+def test_junit_fails_where_b_is_slower(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    suite = ElementTree.fromstring(written("compare", "junit", pair, capsys).encode())
+    failed = {case.get("name"): case[0].get("message") for case in suite if len(case)}
+    assert failed["step"] == failed["forward"] == "SLOWER"
+    assert int(suite.get("tests", 0)) == len(suite)
+    assert int(suite.get("failures", 0)) == len(failed)
+
+
+def test_report_names_each_run(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    suite = ElementTree.fromstring(written("report", "junit", pair, capsys).encode())
+    assert {case.get("classname") for case in suite} == set(pair)
+    content = json.loads(written("report", "bmf", pair, capsys))
+    assert content == {} or all(of["latency"]["value"] > 0 for of in content.values() if "latency" in of)
+
+
+@pytest.fixture
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    files = {name: tmp_path / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    for name, file in files.items():
+        monkeypatch.setenv(name, str(file))
+    return files
+
+
+def test_github_gets_summary_outputs_and_annotation(
+    pair: tuple[str, str], github: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    github["GITHUB_STEP_SUMMARY"].write_text("of an earlier step\n", encoding="utf-8")
+    assert main(["compare", *pair]) == 0
+    outputs = dict(line.split("=") for line in github["GITHUB_OUTPUT"].read_text(encoding="utf-8").splitlines())
+    assert outputs["verdict"] == "SLOWER"
+    assert float(outputs["low"]) < 1.5 < float(outputs["high"])
+    assert float(outputs["ratio"]) == pytest.approx(1.5)
+    summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
+    assert summary.startswith("of an earlier step\n")
+    assert "SLOWER" in summary
+    assert summary.count("```") % 2 == 0
+    annotation = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
+    assert len(annotation) == 1
+    assert annotation[0].startswith("::error ")
+
+
+def test_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
+    many: dict[str, Any] = {f"option_{n}": "x" * 100 for n in range(900)}
+    a, b = (write(tmp_path / name, rows({"forward": TEN_MS}), config=of) for name, of in (("a", {}), ("b", many)))
+    assert main(["compare", str(a), str(b)]) == 0
+    assert len(github["GITHUB_STEP_SUMMARY"].read_bytes()) <= 64_000
+
+
+def test_unwritable_summary_changes_no_exit_code(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "folder"))
+    assert main(["compare", *pair, "--fail_on=slower"]) == 1
+    assert main(["compare", *pair]) == 0
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_github_can_be_switched_off(pair: tuple[str, str], github: dict[str, Path]) -> None:
+    assert main(["compare", *pair, "--github=false"]) == 0
+    assert not github["GITHUB_STEP_SUMMARY"].exists()
