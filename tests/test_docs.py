@@ -49,6 +49,7 @@ def tiny(line: str) -> str:
 
 def dry(call: str) -> str:
     call = re.sub(r"(history|nvtx)=true", r"\1=false", call.strip())  # which are refused without CUDA
+    call = call.partition(" -- ")[0]  # what follows is another program's
     return f"{call} {DRY.get(call.split()[1], '--help')}"
 
 

@@ -25,6 +25,7 @@ VERBS = {
     "plan": "what memory a run would need, on any GPU, before it runs",
     "report": "tables, plots and pages of any runs",
     "compare": "is B faster than A?",
+    "ab": "run two trees of a repository in turns, until it is clear which is faster",
     "numerics": "what low precision does to a sum",
     "selftest": "how far this machine's figures can be trusted",
 }

@@ -83,13 +83,22 @@ class ImproveRequest:
     @property
     def budget_s(self) -> float:
         """The seconds for all runs."""
-        told = _TIME.fullmatch(self.budget)
-        seconds = float(told[1]) * _SECONDS[told[2]] if told else 0.0
-        if seconds <= 0.0:
-            raise UsageError(f"budget: expected a time such as 90s, 10m or 1h, given {self.budget[:100]!r}")
-        return seconds
+        return seconds_of(self.budget)
 
     @property
     def folder(self) -> Path:
         """The folder of the improvement."""
         return Path(self.log_dir, self.name)
+
+
+def seconds_of(budget: str) -> float:
+    """Return the seconds of a ``budget`` such as ``10m``.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    told = _TIME.fullmatch(budget)
+    seconds = float(told[1]) * _SECONDS[told[2]] if told else 0.0
+    if seconds <= 0.0:
+        raise UsageError(f"budget: expected a time such as 90s, 10m or 1h, given {budget[:100]!r}")
+    return seconds

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, Protocol, cast, get_args
 
 from lm_profiler.analysis.again import with_unfinished
-from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.cli.verbs.report_options import write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
@@ -85,6 +85,24 @@ def run(options: Options) -> int:
         differ = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
         expected = "compare: expected runs of the same work on the same device"
         raise UsageError(f"{expected}, given {differ}\n--unlike to compare them anyway")
+    return tell(comparison, options, "compare")
+
+
+class Shown(Protocol):
+    """The options on how a comparison is written."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def github(self) -> bool | None: ...
+    @property
+    def output(self) -> Path | None: ...
+    @property
+    def fail_on(self) -> str | None: ...
+
+
+def tell(comparison: Comparison, options: Shown, verb: str) -> int:
+    """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
         text = as_json(comparison)
     elif options.format in get_args(CiFormat):
@@ -96,10 +114,10 @@ def run(options: Options) -> int:
         try:
             sys.stdout.write(tell_github(comparison, os.environ))
         except OSError as error:  # the verdict stands, whoever cannot read the summary
-            say(f"compare: {error.filename} cannot be written: {error.strerror}")
+            say(f"{verb}: {error.filename} cannot be written: {error.strerror}")
     if options.fail_on == "slower" and comparison.step.verdict == "SLOWER":
         alone = " (one run against one: repeat both to be sure)" if len(comparison.a) == len(comparison.b) == 1 else ""
-        say(f"compare: {verdict_line(comparison)}{alone}")
+        say(f"{verb}: {verdict_line(comparison)}{alone}")
         return FAILED
     return OK
 

@@ -1,0 +1,159 @@
+"""``ab``: pairs in turns until it is clear; trees of a repository; what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from compared import rows, write
+
+from lm_profiler.analysis.compare.ratio import change
+from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs import ab
+from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.process_spread import ProcessSpread
+from lm_profiler.record.quantities import TIMES
+
+
+class Runs:
+    """Made-up runs: of B each takes ``ratio`` times as long, and processes differ by ``spread``. Each takes 10 s."""
+
+    def __init__(self, folder: Path, ratio: float, spread: float, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.folder, self.ratio, self.spread = folder, ratio, spread
+        self.order, self.now_s = "", 0.0
+
+    def __call__(self, side: str) -> Entry:
+        self.order += side
+        self.now_s += 10.0
+        scale = float(np.exp(self.spread * self.rng.standard_normal())) * (self.ratio if side == "b" else 1.0)
+        times = [scale * second for second in [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]]
+        name = f"{side}_{len(self.order)}"
+        summary = {"n": 9, "mean": float(np.mean(times)), "mean_low": min(times), "mean_high": max(times)}
+        parts = {part: summary if part == "step" else {"n": 0} for part in TIMES}
+        folder = write(self.folder / name, rows({"forward": times}), time=parts)
+        return collect([folder]).entries[0]
+
+
+def test_sides_take_turns_and_end_when_it_is_clear(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, ratio=1.5, spread=0.01)
+    sides, _ = ab.in_turns(runs, 600.0, lambda: runs.now_s)
+    assert runs.order in ("baab", "baabbaab")
+    interval = ab.interval_of(sides)
+    assert interval is not None
+    assert interval.low < 1.5 < interval.high
+    assert change(interval) == "SLOWER"
+
+
+def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
+    for budget_s, pairs in ((1.0, 2), (105.0, 5)):
+        runs = Runs(tmp_path / f"{budget_s}", ratio=1.02, spread=0.05)
+        sides, why = ab.in_turns(runs, budget_s, lambda: runs.now_s)  # noqa: B023
+        assert len(sides["a"]) == len(sides["b"]) == pairs
+        assert "budget" in why
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    monkeypatch.delenv("GIT_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.email=a@b.c", "-c", "user.name=a")
+        return subprocess.run(["git", *who, *words], capture_output=True, text=True, check=True).stdout
+
+    git("init", "-q", "-b", "main", ".")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "program").write_text("old", encoding="utf-8")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    (tmp_path / "inner" / "program").write_text("new", encoding="utf-8")
+    return git
+
+
+def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
+    repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path / "inner")
+    with ab._tree("a", "git:main") as before, ab._tree("b", ".") as now:
+        assert (before / "program").read_text(encoding="utf-8") == "old"
+        assert (now / "program").read_text(encoding="utf-8") == "new"
+    assert not before.exists()
+    assert len(repository("worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "fit"],
+        ["--a", "git:nope", "--", "fit"],
+        ["--a", "not_there", "--", "fit"],
+        ["--a", "git:main", "--budget", "0s", "--", "fit"],
+        ["--a", "git:main", "--", "train.py"],
+        ["--a", "git:main", "--", "fit", "--name=x"],
+        ["--a", "git:main"],
+    ],
+)
+def test_wrong_call_is_refused_in_a_line(
+    words: list[str], repository: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ab", *words]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "not committed" not in line]
+    assert len(said) == 1
+
+
+def test_run_that_fails_ends_it_with_its_last_line(
+    repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(call: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(call, 1, "", "first\nno such file: train.py\n")
+
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda call, **given: (real if call[0] == "git" else fails)(call, **given))
+    assert main(["ab", "--a", "git:main", "--", "run", "--", "python", "train.py"]) == 1
+    assert "no such file: train.py" in capsys.readouterr().err
+
+
+def test_equal_trees_are_called_different_in_few_calls_and_slower_ones_found() -> None:
+    """Processes differ by 5 %, as on hosted runners, in 100 calls each; the intervals hold at all looks together."""
+
+    def said(ratio: float, seed: int) -> str:
+        rng = np.random.default_rng(seed)
+        known = ProcessSpread(0.05)
+        ratios: list[float] = []
+        for look in ab.LOOKS:
+            while len(ratios) < look:
+                ratios.append(float(ratio * np.exp(0.05 * np.sqrt(2.0) * rng.standard_normal())))
+            word = change(ab.repeated_interval(ratios, 0.05, known.std))
+            if word != "UNCLEAR":
+                return word
+        return "UNCLEAR"
+
+    assert sum(said(1.0, seed) in ("FASTER", "SLOWER") for seed in range(100)) <= 5
+    assert sum(said(1.15, seed) == "SLOWER" for seed in range(100)) >= 95
+
+
+def test_the_actions_step_calls_it_with_the_words_as_they_are(tmp_path: Path) -> None:
+    """The step's own script in a shell; `python` stands in, and writes its arguments down."""
+    action = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text(encoding="utf-8"))
+    [step] = action["runs"]["steps"]
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/given\nexit 1\n', encoding="utf-8"
+    )
+    (tmp_path / "python").chmod(0o755)
+    inputs = {"BASE": "main; rm -rf /", "BUDGET": "5m", "FAIL_ON": "slower", "CALL": "run -- python 'my train.py'"}
+    environment = {**os.environ, **inputs, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", step["run"]], env=environment, check=False)
+    assert done.returncode == 1
+    words = (tmp_path / "given").read_text(encoding="utf-8").splitlines()
+    assert words[2:] == [
+        "ab", "--a", "git:main; rm -rf /", "--b", ".", "--budget", "5m", "--fail_on", "slower",
+        "--", "run", "--", "python", "my train.py",
+    ]  # fmt: skip
+    assert set(inputs) == set(step["env"])
