@@ -20,9 +20,11 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.shortcut import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.trackers import ExportOptions
 
 __all__ = [
     "ActionsOptions",
+    "ExportOptions",
     "MemoryOptions",
     "NumericsOptions",
     "StageOptions",

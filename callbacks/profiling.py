@@ -24,6 +24,7 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
@@ -51,6 +52,7 @@ class TrainingProfiler(Callback):
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         whatif: what delays cost the step.
         actions: whose the time is that no phase covers.
+        export: where the results go beside the run's own folder.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -70,6 +72,7 @@ class TrainingProfiler(Callback):
         log_dir: str | Path = "logs",
         whatif: WhatIfOptions | None = None,
         actions: ActionsOptions | None = None,
+        export: ExportOptions | None = None,
     ) -> None:
         self._options = ProfilingOptions(
             stages or StageOptions(),
@@ -85,6 +88,7 @@ class TrainingProfiler(Callback):
             verb,
             Path(log_dir),
             whatif or WhatIfOptions(),
+            export or ExportOptions(),
         )
         self._run: Attachment | None = None
         self._last: Ending | None = None

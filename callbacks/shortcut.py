@@ -16,6 +16,7 @@ from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.external_callbacks import MADE
 from lm_profiler.record.run import Verb
 
@@ -34,6 +35,7 @@ def profiling_callbacks(
     log_dir: str | Path = "logs",
     action_steps: int = 3,
     verbose: bool = False,
+    export_trackers: bool = False,
 ) -> list[Callback]:
     """Return the callback that profiles your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
 
@@ -50,6 +52,7 @@ def profiling_callbacks(
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
         verbose: print all that is known at the end, not only what matters most.
+        export_trackers: log the figures to the Trainer's own loggers, as ``lm_profiler/<name>``, after the stages.
 
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
@@ -65,6 +68,7 @@ def profiling_callbacks(
             verbose=verbose,
             log_dir=log_dir,
             actions=ActionsOptions(steps=action_steps),
+            export=ExportOptions(trackers=export_trackers),
         )
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -26,6 +27,7 @@ from lm_profiler.callbacks.outcome.run_files import (
     write_run,
 )
 from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.trackers import send_figures
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import counted
@@ -194,6 +196,9 @@ class Ending:
             evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
         # Rows are written again only where other ranks' were added to them.
         self._write(of_all_ranks or evidence, rows=of_all_ranks is not None, last=True)
+        if self.options.export.trackers and self.record is not None and failure is None:
+            send = partial(send_figures, self.trainer.loggers, self.record, self.trainer.global_step)
+            Guard("the trackers", self.tell).run(send, self.tell)
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
 

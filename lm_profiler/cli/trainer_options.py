@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lm_profiler.callbacks import (
     ActionsOptions,
+    ExportOptions,
     MemoryOptions,
     NumericsOptions,
     StageOptions,
@@ -39,6 +40,7 @@ INSTRUMENTS = {
     "trace": TraceOptions,
     "numerics": NumericsOptions,
     "whatif": WhatIfOptions,
+    "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
