@@ -25,6 +25,7 @@ VERBS = {
     "report": "tables, plots and pages of any runs",
     "compare": "is B faster than A?",
     "numerics": "what low precision does to a sum",
+    "collectives": "how fast this machine's processes exchange data",
     "selftest": "how far this machine's figures can be trusted",
 }
 """The verbs with their help. Each is a module of ``lm_profiler.cli.verbs`` with ``Options`` and ``run(options)``."""

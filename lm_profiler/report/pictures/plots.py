@@ -124,7 +124,7 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
         MissingExtra: matplotlib is not installed.
     """
     expect_one_of(KINDS, "plot", kind)
-    _save(lambda: draw(kind, entries, by), path)
+    save_figure(lambda: draw(kind, entries, by), path)
 
 
 def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
@@ -139,15 +139,21 @@ def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
         raise UsageError(
             f"plot: expected one folder of `lm_profiler improve`, given {len(searches) or 'none'}; name one"
         )
-    _save(lambda: way_down(searches[0]), path)
+    save_figure(lambda: way_down(searches[0]), path)
 
 
-def _save(draw_it: Callable[[], Figure], path: Path) -> None:
-    suffix = path.suffix.lower()
-    expect(suffix in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
+def check_picture(path: Path) -> None:
+    """Raise UsageError unless ``path`` ends as a picture does, and MissingExtra without matplotlib."""
+    expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     require("matplotlib", "plot")
+
+
+def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
+    """Write the figure that ``draw_it`` returns to ``path``, in the format that its suffix says."""
+    check_picture(path)
     from matplotlib import rc_context
 
+    suffix = path.suffix.lower()
     with rc_context(STYLE):
         content = io.BytesIO()
         draw_it().savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
