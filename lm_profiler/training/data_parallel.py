@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal
 
@@ -33,9 +34,6 @@ class WrappedDDP(DDPStrategy):
         process_group_backend: gloo or nccl; if not given, the device's.
         timeout_s: Seconds that a collective may take.
         start_method: How Lightning starts the processes.
-
-    Raises:
-        UsageError: there is no such class.
     """
 
     def __init__(
@@ -47,14 +45,31 @@ class WrappedDDP(DDPStrategy):
     ) -> None:
         timeout = timedelta(seconds=timeout_s)
         super().__init__(process_group_backend=process_group_backend, timeout=timeout, start_method=start_method)
-        self.wrapper, self._wrapper_class, self._accumulates = wrapper, _wrapper_class(wrapper), False
+        self.wrapper, self._accumulates = wrapper, False
+
+    @cached_property
+    def wrapper_class(self) -> type[nn.Module]:
+        """The class that ``wrapper`` names.
+
+        Raises:
+            UsageError: there is none, or it lacks what is asked of a wrapper.
+        """
+        module, _, name = self.wrapper.partition(":")
+        try:
+            found = getattr(import_module(module), name, None)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"wrapper: expected package.module:Class, given {self.wrapper!r}: {error}") from None
+        is_module = isinstance(found, type) and issubclass(found, nn.Module)
+        expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
+        expect(callable(getattr(found, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", self.wrapper)
+        return found  # type: ignore[return-value]  # checked above
 
     def configure_ddp(self) -> None:
         """Wrap the module, once the processes know each other and it is on its device."""
         if self.world_size == 1:
             say(f"{self.wrapper}: there is one process, which has nothing to exchange")
         assert self.model is not None
-        self.model = self._wrapper_class(self.model)
+        self.model = self.wrapper_class(self.model)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -76,18 +91,6 @@ class WrappedDDP(DDPStrategy):
             self.model.remove_hooks()
         self.model = self.lightning_module
         super().teardown()
-
-
-def _wrapper_class(path: str) -> type[nn.Module]:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(import_module(module), name, None)
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"wrapper: expected package.module:Class, given {path!r}: {error}") from None
-    is_module = isinstance(found, type) and issubclass(found, nn.Module)
-    expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", path)
-    expect(callable(getattr(found, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", path)
-    return found  # type: ignore[return-value]  # checked above
 
 
 # -- wrappers ----------------------------------------------------------------------------------------------------------
@@ -205,11 +208,6 @@ def shard_blocks(model: nn.Module, mesh: Any) -> None:
     fully_shard(model, mesh=mesh["data_parallel"])
 
 
-for _kind in (NaiveDDP, FlatDDP, OverlapDDP):
-    StrategyRegistry.register(
-        f"{_kind.__name__.removesuffix('DDP').lower()}_ddp",
-        WrappedDDP,
-        _kind.__doc__,
-        wrapper=f"{__name__}:{_kind.__name__}",
-    )
+for _name, _kind in {"naive_ddp": NaiveDDP, "flat_ddp": FlatDDP, "overlap_ddp": OverlapDDP}.items():
+    StrategyRegistry.register(_name, WrappedDDP, _kind.__doc__, wrapper=f"{__name__}:{_kind.__name__}")
 StrategyRegistry.register("fsdp2", FSDP2Strategy, FSDP2Strategy.__doc__)
