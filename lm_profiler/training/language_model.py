@@ -222,7 +222,7 @@ class LanguageModel(LightningModule):
             fused = next(self.parameters()).device.type in FUSED_DEVICES and not self._fused_cannot_clip()
         make = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
-        options = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
         # A rehearsal of the step has no other processes: it keeps all states.
         if self.shard_optimizer_states and torch.distributed.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer
