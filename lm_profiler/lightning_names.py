@@ -68,7 +68,7 @@ OBSERVED = _name("_ChildProcessObserver._child_processes", "as above: whom it ob
 DATA_PARALLEL_SIZE = _name(
     "ModelParallelStrategy._data_parallel_size",
     "fsdp2: divides the data among all processes",
-    "fsdp2 runs on one node each",
+    "fsdp2 is refused by Lightning",
 )
 
 # The command line. Without this one ``fit`` refuses: it would train while it reads its options.

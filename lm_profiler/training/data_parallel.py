@@ -56,13 +56,13 @@ class WrappedDDP(DDPStrategy):
         """
         module, _, name = self.wrapper.partition(":")
         try:
-            found = getattr(import_module(module), name, None)
+            named = getattr(import_module(module), name, None)
         except (ImportError, ValueError) as error:
             raise UsageError(f"wrapper: expected package.module:Class, given {self.wrapper!r}: {error}") from None
-        is_module = isinstance(found, type) and issubclass(found, nn.Module)
+        is_module = isinstance(named, type) and issubclass(named, nn.Module)
         expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
-        expect(callable(getattr(found, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", self.wrapper)
-        return found  # type: ignore[return-value]  # checked above
+        expect(callable(getattr(named, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", self.wrapper)
+        return named  # type: ignore[return-value]  # checked above
 
     def configure_ddp(self) -> None:
         """Wrap the module, once the processes know each other and it is on its device."""

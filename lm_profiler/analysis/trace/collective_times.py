@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_profiler.analysis.trace.intervals import Times, covered, phase_finder, union_of
+from lm_profiler.analysis.trace.intervals import NO_PHASE, Times, covered, phase_finder, union_of
 from lm_profiler.analysis.trace.pieces import TracedWork
 from lm_profiler.analysis.trace.walk import Range
 
@@ -60,15 +60,15 @@ def communication_of(work: TracedWork) -> Communication | None:
 def collective_calls(work: TracedWork) -> list[Range]:
     """Return the collectives of ``work`` by their start, with names like ``all_reduce``, ``all_gather of blocks.0``."""
     if work.on_device:
-        found = [(of.asked, Range(of.start, of.end, of.name)) for of in work.pieces if of.use == "communication"]
+        asked = [(of.asked, Range(of.start, of.end, of.name)) for of in work.pieces if of.use == "communication"]
     else:
-        found = [(of.start, of) for of in work.collectives if work.begin <= of.start <= work.end]
+        asked = [(of.start, of) for of in work.collectives if work.begin <= of.start <= work.end]
     gathers_at = phase_finder(sorted(work.gathers))
     named = []
-    for asked, call in found:
+    for at, call in asked:
         kind = next((kind for kind, form in _KINDS.items() if form.search(call.name)), call.name)
-        of = gathers_at(asked) if kind == "all_gather" and work.gathers else ""
-        named.append(call._replace(name=f"{kind} of {of}" if of else kind))
+        of = gathers_at(at) if kind == "all_gather" else NO_PHASE
+        named.append(call._replace(name=kind if of == NO_PHASE else f"{kind} of {of}"))
     return sorted(named)
 
 

@@ -87,8 +87,8 @@ COMPILED_GRAPH = "CompiledFxGraph"
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
 """Beginnings of the ranges of collectives that run on the host; those of a device are kernels."""
 
-_GATHER = "FSDP::all_gather ("
-"""Before a module's name: the range in which FSDP2 asks for its parameters (torch's ``FSDPParamGroup.unshard``)."""
+_GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
+"""The range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)."""
 
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -215,10 +215,12 @@ class Packed:
             start, length = _span(event)
             kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
             kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
-        elif name.startswith((*_BACKENDS, _GATHER)):
+        elif name.startswith(_BACKENDS):
             start, length = _span(event)
-            kept = self.gathers if name.startswith(_GATHER) else self.collectives
-            kept.append(Range(start, start + length, name.removeprefix(_GATHER).rstrip(")")))
+            self.collectives.append(Range(start, start + length, name))
+        elif name.startswith("FSDP::") and (gather := _GATHER.fullmatch(name)):
+            start, length = _span(event)
+            self.gathers.append(Range(start, start + length, gather[1] or "the root"))
 
     def _inputs_of(self, event: Mapping[str, Any]) -> int:
         """Return the number of what the operator was given; equal inputs are kept once."""

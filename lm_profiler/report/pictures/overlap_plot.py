@@ -55,8 +55,8 @@ def overlap(groups: Sequence[Group]) -> Figure:
         axes.set_title(shortened(group.told or group.entries[0].folder.parent.name), fontsize=9, loc="left")
         _draw(axes, lanes)
     panels[-1, 0].set_xlabel("ms of the last traced step; waiting for other ranks counts as communication")
-    drawn = [part for part in PARTS if any(part in of.compute for _, lanes in known for of in lanes)]
-    looks = [("exposed communication", _EXPOSED), ("hidden communication", _HIDDEN)]
+    drawn = [part for part in PARTS if any(_shows(of, part) for _, lanes in known for of in lanes)]
+    looks = [("communication, exposed", _EXPOSED), ("hidden", _HIDDEN)]
     legend(figure, [*((part, PART_COLOURS[part]) for part in drawn), *looks])
     return figure
 
@@ -73,6 +73,12 @@ def _draw(axes: Any, lanes: Sequence[_Lanes]) -> None:
     axes.grid(visible=False, axis="y")
 
 
+def _shows(of: _Lanes, part: str) -> bool:
+    """Return whether the phase is wide enough to be seen: a hundredth of what computes."""
+    spent = {name: sum(length for _, length in spans) for name, spans in of.compute.items()}
+    return spent.get(part, 0.0) > 0.01 * sum(spent.values())
+
+
 def _lanes_of(entry: Entry) -> list[_Lanes]:
     """Return the lanes of the run's first ranks; none where a trace is missing, damaged or without collectives."""
     works: dict[int, TracedWork] = {}
@@ -81,9 +87,11 @@ def _lanes_of(entry: Entry) -> list[_Lanes]:
             works[rank] = traced_work(Packed(trace_events(entry.folder / "trace" / f"rank{rank}.pt.trace.json.gz")))
     works = {rank: work for rank, work in works.items() if collective_calls(work)}
     ranks = None if entry.record is None else entry.record.ranks
+    if ranks is None:
+        return []
     begins = [work.steps[-1].start for work in works.values()]
     # Clocks of several machines have nothing in common: there each rank begins at 0.
-    first = min(begins, default=0) if ranks is not None and ranks.host_count == 1 else None
+    first = min(begins, default=0) if ranks.host_count == 1 else None
     return [_lanes(rank, work, first) for rank, work in works.items()]
 
 
