@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from xml.etree import ElementTree
 
 import pytest
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.report.pictures.overlap_plot import overlap
+from lm_profiler.report.pictures.plots import save_figure
 from lm_profiler.usage_error import UsageError
 
 
@@ -49,6 +51,16 @@ def test_each_rank_has_what_computes_all_that_communicates_and_what_is_exposed(t
     first = [[(0.1, 0.501)], [(0.4, 0.6)], [(0.5, 0.6)]]
     assert lanes(tmp_path) == [*first, [(0.4, 0.801)], [(0.7, 0.9)], [(0.8, 0.9)]]
     assert lanes(tmp_path, hosts=2) == first * 2  # their clocks have nothing in common
+
+
+def test_any_name_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write(tmp_path, 0, 5000)
+    group = group_of(tmp_path)
+    group.told = name = "</text><script>$x^{_$ & \\frac"
+    save_figure(lambda: overlap([group]), tmp_path / "a.svg")
+    drawn = ElementTree.parse(tmp_path / "a.svg")  # it is XML still
+    assert name in "".join(element.text or "" for element in drawn.iter())
 
 
 def test_runs_without_traces_are_refused(tmp_path: Path) -> None:
