@@ -273,7 +273,8 @@ class Attachment:
         """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
         strategy = self.trainer.strategy
         timed = self._together and self.options.verb == "fit"
-        steps = steps_of_stage(strategy.root_device.type, is_a(strategy, "DDPStrategy")) if timed else 0
+        reduces = is_a(strategy, "DDPStrategy") and not hasattr(strategy, "wrapper")  # with torch's own DDP
+        steps = steps_of_stage(strategy.root_device.type, reduces) if timed else 0
         planned = self.options.steps(steps)
         if self._too_few is not None:
             planned.pop("whatif", None)

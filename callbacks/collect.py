@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Trainer
-from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.analysis.conclude import main_precision, torch_name
 from lm_profiler.analysis.evidence import Evidence
@@ -28,6 +27,7 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
 from lm_profiler.measure.boundary import try_or_note
+from lm_profiler.measure.collectives.reducer import reduces_in_backward
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
@@ -107,7 +107,7 @@ class Collector:
             world_size=trainer.world_size,
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             precision=str(trainer.precision),
-            reduces_in_backward=isinstance(trainer.strategy.model, DistributedDataParallel),
+            reduces_in_backward=reduces_in_backward(trainer.strategy.model),
             settings=try_or_note("settings", lambda: switches(trainer), notes),
             lists=try_or_note("parameters", lambda: lists_of(trained(trainer)), notes),
             multiprocessors=_multiprocessors(trainer.strategy.root_device),

@@ -65,6 +65,12 @@ RUNS_RANK = _name("_MultiProcessingLauncher._wrapping_function", "what a rank ru
 LAUNCHED_BY = _name("Strategy._launcher", "puts our launcher there", "they end as Lightning has it")
 OBSERVED = _name("_ChildProcessObserver._child_processes", "as above: whom it observes", "it may kill this process")
 
+DATA_PARALLEL_SIZE = _name(
+    "ModelParallelStrategy._data_parallel_size",
+    "fsdp2: divides the data among all processes",
+    "fsdp2 is refused by Lightning",
+)
+
 # The command line. Without this one ``fit`` refuses: it would train while it reads its options.
 
 RUN_VERB = _name("LightningCLI._run_subcommand", "keeps Lightning from running while options are read", "exit code 2")

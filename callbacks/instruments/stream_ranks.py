@@ -8,7 +8,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch.distributed
-from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.analysis.ranks.on_stream import comes_ns
 from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, RankTimeline
@@ -18,6 +17,7 @@ from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.collectives.durations import drain_timed, time_collectives
 from lm_profiler.measure.collectives.recorder import Arrivals, CollectiveCall
+from lm_profiler.measure.collectives.reducer import reduces_in_backward
 from lm_profiler.measure.collectives.streams import StreamWaits
 
 
@@ -139,8 +139,8 @@ class StreamRanksWatch(RanksWatch):
         calls = on_host.arrivals_ns
         took = {(c.group, c.number): -1 if c.duration_ns is None else c.duration_ns for c in arrivals.calls}
         took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
-        # DDP reduces on a stream of its own, while backward goes on.
-        reduced = isinstance(self.wrapped(), DistributedDataParallel)
+        # What is reduced while backward goes on has a stream of its own.
+        reduced = reduces_in_backward(self.wrapped())
         behind = reduced & (on_host.codes == BACKWARD)
         # Instants that are known on both clocks: the marks, and the waits of the stream.
         host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])

@@ -28,7 +28,7 @@ from lm_profiler.analysis.hardware.device_rates import (
     sheet_clock_hz,
 )
 from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
-from lm_profiler.analysis.ranks.exposed import exposed_communication
+from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, lasting_step_s, mean_counts
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
@@ -350,7 +350,8 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
         contention=seen.contention,
         counters=seen.counters,
     )
-    return {"ranks": known}
+    told = communication_figures(seen.traced)
+    return {"ranks": known and known.model_copy(update=told)}
 
 
 def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lm_profiler.cli.errors import wrong_call
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run import Verb
-from lm_profiler.training import LanguageModel
+from lm_profiler.training import LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
@@ -92,6 +92,8 @@ def check_together(model: LightningModule, data: object, trainer: Trainer, verb:
     if data is None and not is_overridden(LOADERS[verb], model):
         name = type(model).__name__
         raise UsageError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")
+    if isinstance(trainer.strategy, WrappedDDP):
+        trainer.strategy.wrapper_class  # noqa: B018  # it refuses a class that is no wrapper
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()

@@ -27,6 +27,7 @@ VERBS = {
     "compare": "is B faster than A?",
     "ab": "run two trees of a repository in turns, until it is clear which is faster",
     "numerics": "what low precision does to a sum",
+    "collectives": "how fast this machine's processes exchange data",
     "selftest": "how far this machine's figures can be trusted",
 }
 """The verbs with their help. Each is a module of ``lm_profiler.cli.verbs`` with ``Options`` and ``run(options)``."""

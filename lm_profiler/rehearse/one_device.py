@@ -24,6 +24,7 @@ from lightning.pytorch.strategies import (
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.phase_work import bytes_of_batch
 from lm_profiler.measure.fake.world import FakeWorld
+from lm_profiler.training.data_parallel import WrappedDDP
 
 CPU = torch.device("cpu")
 
@@ -153,7 +154,8 @@ def has_buckets(given: Mapping[str, Any]) -> bool:
         kind = DDPStrategy if strategy == "auto" and _devices(given) > 1 else SingleDeviceStrategy
     if issubclass(kind, SHARDED):
         raise SplitOverDevices(f"the module is split over devices ({kind.__name__})")
-    return issubclass(kind, DDPStrategy) and not options.get("gradient_as_bucket_view")
+    # Of the other ways to average gradients, one copies them all, after backward: where activations are gone.
+    return issubclass(kind, DDPStrategy) and kind is not WrappedDDP and not options.get("gradient_as_bucket_view")
 
 
 def _devices(given: Mapping[str, Any]) -> int:

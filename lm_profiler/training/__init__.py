@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm_profiler.training.attention_alone import AttentionAlone, EmptyBatches
+    from lm_profiler.training.data_parallel import WrappedDDP
     from lm_profiler.training.fake_tokens import FakeTokens
     from lm_profiler.training.language_model import LanguageModel
 
-__all__ = ["AttentionAlone", "EmptyBatches", "FakeTokens", "LanguageModel"]
+__all__ = ["AttentionAlone", "EmptyBatches", "FakeTokens", "LanguageModel", "WrappedDDP"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"FakeTokens": "fake_tokens", "LanguageModel": "language_model"}.get(name, "attention_alone")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    homes = {"FakeTokens": "fake_tokens", "LanguageModel": "language_model", "WrappedDDP": "data_parallel"}
+    return getattr(import_module(f"{__name__}.{homes.get(name, 'attention_alone')}"), name)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -16,6 +17,7 @@ from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.torch_names import FUSED_DEVICES
+from lm_profiler.training.data_parallel import shard_blocks
 from lm_profiler.training.offered import check_compile_mode
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
@@ -81,6 +83,8 @@ class LanguageModel(LightningModule):
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
         fused: Fused optimizer kernel; if not given, wherever the device has one and the run can use it.
+        shard_optimizer_states: Each process of DDP keeps the optimizer's states of a part of the parameters, and sends
+            that part to the others after its step (ZeRO stage 1, torch's ZeroRedundancyOptimizer).
         metrics: Keep loss and perplexity with torchmetrics, and log them, as a real training does.
 
     Raises:
@@ -108,6 +112,7 @@ class LanguageModel(LightningModule):
         lr: float = 3e-4,
         weight_decay: float = 0.01,
         fused: bool | None = None,
+        shard_optimizer_states: bool = False,
         metrics: bool = False,
     ) -> None:
         super().__init__()
@@ -131,6 +136,7 @@ class LanguageModel(LightningModule):
         self.lr = lr
         self.weight_decay = weight_decay
         self.fused = fused
+        self.shard_optimizer_states = shard_optimizer_states
         self.metrics = KeptMetrics() if metrics else None
         self._matmul_switches: Switches | None = None
         self._check_options()
@@ -181,6 +187,11 @@ class LanguageModel(LightningModule):
                 f"{self.trainer.gradient_clip_val}, since Lightning cannot clip for a fused optimizer under "
                 "mixed precision, given true; leave model.fused out, or do not clip"
             )
+        if self.shard_optimizer_states and not isinstance(self.trainer.strategy, DDPStrategy):
+            raise UsageError(
+                "model.shard_optimizer_states: expected processes that hold all parameters (--trainer.devices=2 "
+                f"--trainer.strategy=ddp), given {type(self.trainer.strategy).__name__}"
+            )
         if self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None:
             raise UsageError(
                 f"model.optimizer: expected adamw or sgd with precision {plugin.precision}, whose gradient "
@@ -197,6 +208,8 @@ class LanguageModel(LightningModule):
         if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
         self.model = Transformer(self.config)
+        if self.device_mesh is not None:
+            shard_blocks(self.model, self.device_mesh)
         if self.compile_model:
             self.model.compile(mode=self.compile_mode)
 
@@ -209,7 +222,13 @@ class LanguageModel(LightningModule):
             fused = next(self.parameters()).device.type in FUSED_DEVICES and not self._fused_cannot_clip()
         make = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
-        return make(self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=fused or None)
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
+        # A rehearsal of the step has no other processes: it keeps all states.
+        if self.shard_optimizer_states and torch.distributed.is_initialized():
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            return ZeroRedundancyOptimizer(self.parameters(), optimizer_class=make, **options)
+        return make(self.parameters(), **options)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Clear the gradients; without an optimizer too, since Lightning's stand-in would let them add up."""

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lm_profiler.analysis.ranks.rank_timeline import ReducerTimes
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import CollectiveFigures
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,23 @@ def _of_trace(traced: Traced | None) -> dict[str, float]:
     for piece, own in traced.of("communication"):
         ns[piece.phase] += round(own)
     return {phase: total * 1e-9 / traced.steps for phase, total in ns.items()}
+
+
+def communication_figures(traced: Traced | None) -> dict[str, Any]:
+    """Return the fields of ``Ranks`` that hold what the traced steps spent in collectives; none if nothing is known."""
+    seen = None if traced is None else traced.communication
+    if seen is None:
+        return {}
+    a_step = 1e-9 / seen.steps
+    rows = [
+        CollectiveFigures(name=name, calls=calls / seen.steps, seconds=ns * a_step, exposed_s=exposed_ns * a_step)
+        for name, calls, ns, exposed_ns in seen.by_name
+    ]
+    return {
+        "communication_s": seen.ns * a_step,
+        "exposed_communication_s": seen.exposed_ns * a_step,
+        "collectives": rows,
+    }
 
 
 def _source_of(traced: Traced) -> str:

@@ -85,11 +85,11 @@ def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int],
         np.maximum(first[1:], reached[:-1], out=first[1:])
         last = np.maximum(stop[mine], first)
         higher = rank < level
-        own[mine] = last - first - _covered(start[higher], stop[higher], first, last, begin, end)
+        own[mine] = last - first - covered(start[higher], stop[higher], first, last, begin, end)
     return own
 
 
-def _covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int) -> Times:
+def covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int) -> Times:
     """Return how much of each stretch from ``first`` to ``last`` any of the intervals covers."""
     if not len(starts):
         return np.zeros(len(first), dtype=np.int64)

@@ -71,6 +71,10 @@ class TracedWork:
     on_device: bool
     begin: int
     end: int
+    collectives: Sequence[Range] = ()
+    """Collectives that ran on the host."""
+    gathers: Sequence[Range] = ()
+    """Where FSDP2 asked for parameters, with the name of their module."""
 
     @cached_property
     def phase_starts(self) -> list[int]:
@@ -88,8 +92,9 @@ def traced_work(packed: Packed) -> TracedWork:
     launches = [event for event in walk(packed) if isinstance(event, LaunchCall)] if packed.has_device else []
     pieces = list(_kernels(packed, launches, begin, end) if packed.has_device else _operators(packed, begin, end))
     return TracedWork(
-        pieces, launches, packed.names, packed.steps, packed.phases, packed.has_device, begin=begin, end=end
-    )
+        pieces, launches, packed.names, packed.steps, packed.phases, packed.has_device, begin, end,
+        packed.collectives, packed.gathers,
+    )  # fmt: skip
 
 
 def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:

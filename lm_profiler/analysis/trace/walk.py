@@ -84,6 +84,12 @@ MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#
 COMPILED_GRAPH = "CompiledFxGraph"
 """The name of torch.compile's graphs here; the profiler puts a digest after it."""
 
+_BACKENDS = ("gloo:", "mpi:", "ucc:")
+"""Beginnings of the ranges of collectives that run on the host; those of a device are kernels."""
+
+_GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
+"""The range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)."""
+
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _FORMERLY = {
@@ -136,6 +142,8 @@ class Packed:
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
         self.steps: list[Range] = []
         self.phases: list[Range] = []
+        self.collectives: list[Range] = []
+        self.gathers: list[Range] = []
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
         self._shapes: dict[bytes, int] = {}
@@ -207,6 +215,12 @@ class Packed:
             start, length = _span(event)
             kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
             kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
+        elif name.startswith(_BACKENDS):
+            start, length = _span(event)
+            self.collectives.append(Range(start, start + length, name))
+        elif name.startswith("FSDP::") and (gather := _GATHER.fullmatch(name)):
+            start, length = _span(event)
+            self.gathers.append(Range(start, start + length, gather[1] or "the root"))
 
     def _inputs_of(self, event: Mapping[str, Any]) -> int:
         """Return the number of what the operator was given; equal inputs are kept once."""

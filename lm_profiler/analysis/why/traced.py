@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple, get_args
 
 from lm_profiler.analysis.steps.statistics import student
+from lm_profiler.analysis.trace.collective_times import Communication, communication_of
 from lm_profiler.analysis.trace.intervals import NO_PHASE, gaps_between, phase_finder, shared_out
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece, TracedWork, Use, rank_of
 
@@ -139,6 +140,7 @@ class Traced:
     steps: int
     on_device: bool
     scatter: float | None = None
+    communication: Communication | None = None
 
     def of(self, use: Use) -> Sequence[Weighed]:
         """Return the pieces of one use."""
@@ -177,6 +179,7 @@ def traced_of(work: TracedWork) -> Traced:
         steps=len(work.steps),
         on_device=work.on_device,
         scatter=_scatter(weighed, [of.start for of in work.steps]),
+        communication=communication_of(work),
     )
 
 

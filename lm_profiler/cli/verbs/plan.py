@@ -131,7 +131,7 @@ def _rehearsed(
 
 def _device(options: Options) -> Capacity:
     """Return the name and the memory of the device that the options ask for."""
-    given = None if options.memory is None else _bytes(options.memory)
+    given = None if options.memory is None else size_bytes(options.memory, "memory", "80GiB")
     if options.device is not None:
         known = capacity(options.device)
         return known if given is None else replace(known, bytes=given)
@@ -154,9 +154,14 @@ def _this_machine() -> Capacity:
     return Capacity(device_name(device), free, is_free=True, gpu=gpu_of(device))
 
 
-def _bytes(text: str) -> int:
+def size_bytes(text: str, option: str, example: str) -> int:
+    """Return the bytes that the value ``text`` of ``option`` says.
+
+    Raises:
+        UsageError: it is no size.
+    """
     read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
     unit = None if read is None else _SIZES.get(read[2].casefold())
     if read is None or unit is None or not 1 <= float(read[1]) * unit <= _MOST_BYTES:
-        raise UsageError(f"memory: expected a size such as 80GiB, at most 1024TiB, given {text[:100]!r}")
+        raise UsageError(f"{option}: expected a size such as {example}, at most 1024TiB, given {text[:100]!r}")
     return int(float(read[1]) * unit)

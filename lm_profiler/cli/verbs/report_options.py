@@ -43,7 +43,8 @@ class Options:
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
-        plot: phases, waterfall, steps, memory, attention, tokens, mfu or improve; with --output FILE.svg, .png or .pdf.
+        plot: phases, waterfall, steps, memory, attention, tokens, mfu, overlap or improve; with --output FILE.svg, .png
+            or .pdf.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says; for
             CI services bmf (Bencher), github-action-benchmark or junit.

@@ -57,6 +57,16 @@ class ReducerTimer:
         DDP_TIMES_RATE.of(self._ddp)(_USUAL_RATE)
 
 
+def reduces_in_backward(wrapped: object) -> bool:
+    """Return whether gradients are exchanged while backward goes on, so that only the last exchange is waited for.
+
+    So DDP does. A wrapper that says when it finishes may say otherwise (``training.data_parallel``).
+    """
+    if isinstance(wrapped, DistributedDataParallel):
+        return True
+    return bool(getattr(wrapped, "reduces_in_backward", hasattr(wrapped, "finish_gradient_synchronization")))
+
+
 def bucket_bytes(wrapped: object) -> list[int] | None:
     """Return the bytes of DDP's buckets, in the order in which it reduces them. Not for a timed step.
 

@@ -41,6 +41,7 @@ from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, json_of, re
 from lm_profiler.record.run.ranks import (
     RANK_PARTS,
     ClockAlignment,
+    CollectiveFigures,
     FindingKind,
     RankDoubt,
     RankFinding,
@@ -81,12 +82,12 @@ from lm_profiler.record.run.waterfall import (
 
 __all__ = [
     "LIGHTNING", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",
-    "ClockAlignment", "Contention", "Contributor", "Environment", "Failure", "Finding", "FindingKind", "FindingName",
-    "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses", "MemoryFacts", "MemoryLevels",
-    "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory",
-    "OwnedTime", "Part", "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime", "RankDoubt", "RankEnd",
-    "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError", "RunRecord", "Saving", "Settings",
-    "Slack", "SlowRank", "Status", "Steadiness", "StepCounters", "StepLevel", "StepPattern", "Sync", "Telemetry",
-    "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall",
-    "cause_of", "end_file", "json_of", "read_as", "read_run", "worst_first",
+    "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment", "Failure", "Finding",
+    "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses",
+    "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep",
+    "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime",
+    "RankDoubt", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError", "RunRecord",
+    "Saving", "Settings", "Slack", "SlowRank", "Status", "Steadiness", "StepCounters", "StepLevel", "StepPattern",
+    "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict",
+    "Waterfall", "cause_of", "end_file", "json_of", "read_as", "read_run", "worst_first",
 ]  # fmt: skip

@@ -148,6 +148,15 @@ def _spreads(name: str, words: str) -> Any:
     )  # fmt: skip
 
 
+class CollectiveFigures(Part):
+    """The collectives of one name in rank 0's traced steps, waiting for other ranks included."""
+
+    name: str = figure("collective", "text", "its kind, and for FSDP2 the module whose parameters it gathers")
+    calls: float = figure("calls", "number", "in a step", "collective_calls")
+    seconds: float = figure("time (ms)", "ms", "of all its calls in a step; some may overlap", "collective_s")
+    exposed_s: float = figure("exposed (ms)", "ms", "of that, what no compute hides", "collective_exposed_s")
+
+
 class Ranks(Part):
     """The ranks of a run, by when each came to the collectives of its steps.
 
@@ -175,6 +184,15 @@ class Ranks(Part):
     exposed_source: str | None = figure(
         "exposed is known from", "text", "what says which collectives compute does not hide", default=None
     )
+    communication_s: float | None = figure(
+        "communication", "ms", "time of a traced step in which collectives go on, waiting included",
+        place=Place.TABLE, default=None,
+    )  # fmt: skip
+    exposed_communication_s: float | None = figure(
+        "exposed communication", "ms", "of that, what no compute of the same rank hides", place=Place.TABLE,
+        default=None,
+    )  # fmt: skip
+    collectives: list[CollectiveFigures] = Field(default_factory=list)
     witness: str = figure("waiting is known from", "text", "what says when each rank came", "waiting_witness")
     clocks: ClockAlignment
     notes: list[str] = Field(default_factory=list)

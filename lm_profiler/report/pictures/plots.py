@@ -25,6 +25,7 @@ from lm_profiler.report.pictures.drawing import (
     wrapped,
 )
 from lm_profiler.report.pictures.groups import Group, grouped, lines, places, stack, trouble
+from lm_profiler.report.pictures.overlap_plot import overlap
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.pictures.waterfall_plot import waterfalls, way_down
 from lm_profiler.report.tables.merged import Estimate, estimated
@@ -98,7 +99,7 @@ def _said(step: Estimate, ended: str) -> str:
     return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"
 
 
-KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu")
+KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu", "overlap")
 WAY_DOWN = "improve"
 """The kind of picture that shows a search of ``improve`` instead of runs."""
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -114,7 +115,8 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
 
     ``phases``: the median step, cut into its parts; ``waterfall``: from the ideal step to the measured one; ``steps``:
     the time of every step, warm-up shaded; ``memory``: the peak; ``attention``: what forward leaves for backward, of
-    attention alone its scores and outputs; ``tokens`` a second; ``mfu``. Bars of error are 95 % intervals. A run that
+    attention alone its scores and outputs; ``tokens`` a second; ``mfu``; ``overlap``: a traced step of several ranks,
+    compute and communication. Bars of error are 95 % intervals. A run that
     has no figure stands there with the word for what became of it. ``by`` is an option or a fact; where it is None, one
     that varies.
 
@@ -124,7 +126,7 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
         MissingExtra: matplotlib is not installed.
     """
     expect_one_of(KINDS, "plot", kind)
-    _save(lambda: draw(kind, entries, by), path)
+    save_figure(lambda: draw(kind, entries, by), path)
 
 
 def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
@@ -139,15 +141,21 @@ def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
         raise UsageError(
             f"plot: expected one folder of `lm_profiler improve`, given {len(searches) or 'none'}; name one"
         )
-    _save(lambda: way_down(searches[0]), path)
+    save_figure(lambda: way_down(searches[0]), path)
 
 
-def _save(draw_it: Callable[[], Figure], path: Path) -> None:
-    suffix = path.suffix.lower()
-    expect(suffix in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
+def check_picture(path: Path) -> None:
+    """Raise UsageError unless ``path`` ends as a picture does, and MissingExtra without matplotlib."""
+    expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     require("matplotlib", "plot")
+
+
+def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
+    """Write the figure that ``draw_it`` returns to ``path``, in the format that its suffix says."""
+    check_picture(path)
     from matplotlib import rc_context
 
+    suffix = path.suffix.lower()
     with rc_context(STYLE):
         content = io.BytesIO()
         draw_it().savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
@@ -168,6 +176,8 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
         return waterfalls(grouped(entries, by))
     if kind == "steps":
         return steps(grouped(entries, by))
+    if kind == "overlap":
+        return overlap(grouped(entries, by))
     figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}
     return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 

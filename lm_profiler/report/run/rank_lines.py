@@ -72,6 +72,10 @@ def communication_lines(ranks: Ranks) -> list[str]:
         told = ", ".join(f"{part} {ms_text(seconds)}" for part, seconds in exposed.items())
         source = f" ({ranks.exposed_source})" if ranks.exposed_source else ""
         lines.append(f"exposed communication: {told} ms a step{source}")
+    if ranks.communication_s and ranks.exposed_communication_s is not None:
+        exposed_s, share = ranks.exposed_communication_s, ranks.exposed_communication_s / ranks.communication_s
+        took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
+        lines.append(f"{took}, waiting included, of which no compute hides {ms_text(exposed_s)} ms ({share:.0%})")
     return [*lines, *(f"note: {note}" for note in ranks.notes)]
 
 

@@ -106,7 +106,7 @@ _LISTS_OF = {
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
-    "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank"),
+    "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank", "ranks.collectives"),
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = ("odd_steps", "step_counters")

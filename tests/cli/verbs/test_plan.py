@@ -119,7 +119,7 @@ def test_a_wrong_device_gives_one_line_with_near_names() -> None:
     [("80GiB", 80 << 30), ("8 GB", 8 * 10**9), ("1.5g", 1_500_000_000), ("24gib", 24 << 30)],
 )
 def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
-    assert plan._bytes(text) == size
+    assert plan.size_bytes(text, "memory", "80GiB") == size
 
 
 @pytest.mark.parametrize(

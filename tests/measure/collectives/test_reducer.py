@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.measure.collectives.recorder import collectives, flight_recorder
-from lm_profiler.measure.collectives.reducer import ReducerTimer, bucket_bytes
+from lm_profiler.measure.collectives.reducer import ReducerTimer, bucket_bytes, reduces_in_backward
 
 
 @pytest.fixture
@@ -86,3 +87,14 @@ def test_the_buckets_that_ddp_tells_are_what_it_sends(alone: None) -> None:
     assert bucket_bytes(layers) is None
     ddp.register_comm_hook(None, allreduce_hook)  # whatever it sends
     assert bucket_bytes(ddp) is None
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [({}, False), ({"finish_gradient_synchronization": print}, True)]
+    + [({"finish_gradient_synchronization": print, "reduces_in_backward": says}, says) for says in (True, False)],
+)
+def test_a_wrapper_that_can_finish_is_taken_to_begin_amid_backward_unless_it_says_otherwise(
+    said: dict[str, object], expected: bool
+) -> None:
+    assert reduces_in_backward(SimpleNamespace(**said)) is expected

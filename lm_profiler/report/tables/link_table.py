@@ -1,0 +1,77 @@
+"""The table of collectives: how long each takes at each size, and what bandwidth that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lm_profiler.record.figure import UNITS
+from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.run import TimeSummary
+from lm_profiler.report.tables.table import Table, TableCell, figure, headings_of
+
+_RATE = (*UNITS["GB/s"][:3], 3)
+SIZE = Quantity("size_bytes", "size", "bytes", "MB", 1e-6, 3, "bytes of all ranks' parts together")
+MEDIAN = Quantity("median_s", "median", *UNITS["ms"], "median of the repeats, each the slowest rank's")
+MEAN = Quantity("mean_s", "mean", *UNITS["ms"], "mean of the repeats with its 95 % interval")
+ALGORITHM = Quantity("algbw_bytes_per_s", "algbw", *_RATE, "size over the median")
+BUS = Quantity("busbw_bytes_per_s", "busbw", *_RATE, "algbw times what nccl-tests says a link carries")
+_REPEATS = Quantity("repeats", "repeats", *UNITS["count"], "how often it was timed")
+_FACTS = tuple(Quantity(name, name, *UNITS["text"], "") for name in ("backend", "processes", "collective"))
+_IN_PARTS = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """The figures of one collective of ``ranks`` processes at one size; ``time`` is empty where ``unknown`` says why.
+
+    Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), in bytes/s.
+    """
+
+    backend: str
+    ranks: int
+    op: str
+    size_bytes: int
+    time: TimeSummary
+    unknown: str | None = None
+
+    @property
+    def algorithm_bandwidth(self) -> float | None:
+        """The size of all ranks' parts together, over the median time."""
+        return None if not self.time.median else self.size_bytes / self.time.median
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """What the slowest link carries, whatever the number of ranks."""
+        return None if self.algorithm_bandwidth is None else self.algorithm_bandwidth * bus_factor(self.op, self.ranks)
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if op in _IN_PARTS else 1.0
+
+
+def link_table(rows: Sequence[LinkFigures]) -> Table:
+    """Return a row for each of ``rows``; a reason stands in the place of times that are unknown."""
+    titles = headings_of((*_FACTS, SIZE, MEDIAN, MEAN, ALGORITHM, BUS, _REPEATS))
+    above = ["bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"]
+    return Table(titles, [_cells(row) for row in rows], above)
+
+
+def _cells(row: LinkFigures) -> list[TableCell]:
+    facts = [TableCell(value, str(value)) for value in (row.backend, row.ranks, row.op)]
+    time = row.time
+    median = figure(MEDIAN, time.median)
+    if row.unknown is not None:
+        median = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
+    return [
+        *facts,
+        figure(SIZE, row.size_bytes),
+        median,
+        figure(MEAN, time.mean, time.mean_low, time.mean_high),
+        figure(ALGORITHM, row.algorithm_bandwidth),
+        figure(BUS, row.bus_bandwidth),
+        TableCell(time.n or None, str(time.n or "")),
+    ]

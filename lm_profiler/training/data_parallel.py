@@ -1,0 +1,213 @@
+"""Strategies that divide training among processes: ways to average gradients, one's own among them, and FSDP2."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, StrategyRegistry
+from torch import Tensor, nn
+
+from lm_profiler.lightning_names import DATA_PARALLEL_SIZE
+from lm_profiler.measure.boundary import say
+from lm_profiler.usage_error import UsageError, expect
+
+_FINISH = "finish_gradient_synchronization"
+
+
+class WrappedDDP(DDPStrategy):
+    """Data parallelism by a wrapper of the module, as courses have students write it.
+
+    ``wrapper`` is a module's class. It is made of the LightningModule, is called as that is, and has
+    ``finish_gradient_synchronization()``, which is called before clipping and the optimizer's step: then gradients are
+    means over the ranks. Where gradients accumulate, that is after each backward, unless the wrapper has ``no_sync()``.
+
+    Args:
+        wrapper: The class, as ``package.module:Class``.
+        process_group_backend: gloo or nccl; if not given, the device's.
+        timeout_s: Seconds that a collective may take.
+        start_method: How Lightning starts the processes.
+    """
+
+    def __init__(
+        self,
+        wrapper: str,
+        process_group_backend: str | None = None,
+        timeout_s: float = 1800.0,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+    ) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        super().__init__(process_group_backend=process_group_backend, timeout=timeout, start_method=start_method)
+        self.wrapper, self._accumulates = wrapper, False
+
+    @cached_property
+    def wrapper_class(self) -> type[nn.Module]:
+        """The class that ``wrapper`` names.
+
+        Raises:
+            UsageError: there is none, or it lacks what is asked of a wrapper.
+        """
+        module, _, name = self.wrapper.partition(":")
+        try:
+            named = getattr(import_module(module), name, None)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"wrapper: expected package.module:Class, given {self.wrapper!r}: {error}") from None
+        is_module = isinstance(named, type) and issubclass(named, nn.Module)
+        expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
+        expect(callable(getattr(named, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", self.wrapper)
+        return named  # type: ignore[return-value]  # checked above
+
+    def configure_ddp(self) -> None:
+        """Wrap the module, once the processes know each other and it is on its device."""
+        if self.world_size == 1:
+            say(f"{self.wrapper}: there is one process, which has nothing to exchange")
+        assert self.model is not None
+        self.model = self.wrapper_class(self.model)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Keep gradients to this process, as far as the wrapper can, while a step's other batches follow."""
+        no_sync = getattr(self.model, "no_sync", None)
+        self._accumulates = no_sync is not None
+        with no_sync() if no_sync is not None else nullcontext():
+            yield
+        self._accumulates = False
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Have the wrapper finish: what comes next reads the gradients."""
+        if not self._accumulates:
+            getattr(self.model, _FINISH)()
+
+    def teardown(self) -> None:
+        """Leave the module as it was."""
+        if isinstance(self.model, _MeanGradients):
+            self.model.remove_hooks()
+        self.model = self.lightning_module
+        super().teardown()
+
+
+# -- wrappers ----------------------------------------------------------------------------------------------------------
+
+
+class _MeanGradients(nn.Module):
+    """A wrapper that makes gradients means over the ranks. All ranks have to use the same parameters in a step.
+
+    ``reduces_in_backward`` says whether it exchanges gradients while backward goes on; the instruments read it.
+    """
+
+    reduces_in_backward = False
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.is_local = False
+        self.hooks: list[Any] = []
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up in this process alone."""
+        self.is_local = True
+        yield
+        self.is_local = False
+
+    def remove_hooks(self) -> None:
+        """Take the hooks off the parameters, which outlive the wrapper."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def gradients(self) -> list[Tensor]:
+        """Return those that backward has made."""
+        return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+
+
+class NaiveDDP(_MeanGradients):
+    """All-reduces each parameter's gradient by itself, after backward."""
+
+    def finish_gradient_synchronization(self) -> None:
+        for gradient in self.gradients():
+            dist.all_reduce(gradient.div_(dist.get_world_size()))  # gloo has no mean
+
+
+class FlatDDP(_MeanGradients):
+    """All-reduces all gradients as one tensor (one for each dtype), after backward."""
+
+    def finish_gradient_synchronization(self) -> None:
+        by_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for gradient in self.gradients():
+            by_dtype[gradient.dtype].append(gradient)
+        for alike in by_dtype.values():
+            flat = torch.cat([gradient.flatten() for gradient in alike]).div_(dist.get_world_size())
+            dist.all_reduce(flat)
+            for gradient, mean in zip(alike, flat.split([of.numel() for of in alike]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+
+class OverlapDDP(_MeanGradients):
+    """All-reduces each parameter's gradient as soon as backward has made it, and waits for all of them at the end."""
+
+    reduces_in_backward = True
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.pending: list[Any] = []
+        trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
+        self.hooks = [parameter.register_post_accumulate_grad_hook(self._begin) for parameter in trained]
+
+    def _begin(self, parameter: Tensor) -> None:
+        if not self.is_local and parameter.grad is not None:
+            self.pending.append(dist.all_reduce(parameter.grad.div_(dist.get_world_size()), async_op=True))
+
+    def finish_gradient_synchronization(self) -> None:
+        for work in self.pending:
+            work.wait()
+        self.pending.clear()
+
+
+# -- FSDP2 -------------------------------------------------------------------------------------------------------------
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Lightning's ``ModelParallelStrategy`` with the data divided among all processes, and the model within none.
+
+    The module shards itself in ``configure_model``, as ours does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1)
+
+    def setup_environment(self) -> None:
+        """Take all processes for data: Lightning's own "auto" takes one a node."""
+        setattr(self, DATA_PARALLEL_SIZE.name, self.num_nodes * self.num_processes)
+        super().setup_environment()
+
+
+def shard_blocks(model: nn.Module, mesh: Any) -> None:
+    """Have FSDP2 shard each of ``model.blocks``, and what is left of ``model`` together, over the mesh's data ranks.
+
+    Raises:
+        UsageError: the mesh divides the model in another way, too.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    tensor_parallel = mesh["tensor_parallel"].size()
+    expect(tensor_parallel == 1, "trainer.strategy.tensor_parallel_size", "1 for this model", tensor_parallel)
+    for block in model.blocks:  # type: ignore[union-attr]  # a ModuleList
+        fully_shard(block, mesh=mesh["data_parallel"])
+    fully_shard(model, mesh=mesh["data_parallel"])
+
+
+for _name, _kind in {"naive_ddp": NaiveDDP, "flat_ddp": FlatDDP, "overlap_ddp": OverlapDDP}.items():
+    StrategyRegistry.register(_name, WrappedDDP, _kind.__doc__, wrapper=f"{__name__}:{_kind.__name__}")
+StrategyRegistry.register("fsdp2", FSDP2Strategy, FSDP2Strategy.__doc__)

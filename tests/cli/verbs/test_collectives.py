@@ -1,0 +1,52 @@
+"""``collectives`` on two processes of this machine, and calls that it refuses."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.cli.main import main
+
+
+def test_every_collective_is_timed_checked_and_drawn(tmp_path: Path) -> None:
+    table, picture = tmp_path / "collectives.json", tmp_path / "bandwidth.svg"
+    options = ["--sizes", "10KB,0.1MB", "--repeats", "3", f"--output={table}", f"--plot={picture}"]
+    assert main(["collectives", *options]) == 0
+    rows = json.loads(table.read_text())
+    assert [(row["collective"], row["size_bytes"]) for row in rows] == [
+        (op, size) for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast") for size in (10_000, 100_000)
+    ]
+    for row in rows:
+        assert (row["backend"], row["processes"], row["repeats"]) == ("gloo", 2, 3)
+        assert row["mean_s_low"] < row["mean_s"] < row["mean_s_high"]
+        assert row["algbw_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["median_s"])
+    assert picture.read_text().count("<path") > 8
+
+
+@pytest.mark.parametrize(
+    "options, subject",
+    [
+        (["--ops", "scatter"], "ops"),
+        (["--sizes", "1MX"], "sizes"),
+        (["--sizes", "2TiB"], "sizes"),
+        (["--processes", "1"], "processes"),
+        (["--repeats", "2"], "repeats"),
+        (["--budget_s", "nan"], "budget_s"),
+        (["--output", "table.html"], "output"),
+        (["--plot", "plot.txt"], "plot"),
+        (["--backend", "mpi"], "backend"),
+    ],
+)
+def test_a_wrong_call_is_refused_in_a_line(options: list[str], subject: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", *options]) == 2
+    assert capfd.readouterr().err.startswith(f"lm_profiler: {subject}: ")
+
+
+def test_a_port_that_is_taken_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        assert main(["collectives", "--sizes", "1KB"]) == 2
+    assert "MASTER_PORT: " in capfd.readouterr().err

@@ -1,0 +1,58 @@
+"""Every way to divide training among processes leads to the parameters of one process on the joined batch."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm_profiler.cli.main import main
+from lm_profiler.processes.rank_group import rank_messages
+from tests.support import ways_to_average
+from tests.support.ways_to_average import WAYS, batches, train_in_every_way, trained
+
+
+@pytest.fixture(scope="module")
+def divided() -> dict[str, dict[str, list[float]]]:
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    port = store.port
+    del store  # it has found a free port
+    return dict(rank_messages(partial(train_in_every_way, port=port), ways_to_average.RANKS))
+
+
+@pytest.fixture(scope="module")
+def joined() -> dict[str, dict[str, Tensor]]:
+    """By precision, which also decides on the parameters that training begins with."""
+    return {precision: trained(batches().flatten(1, 2), "auto", precision) for precision in ("64-true", "32-true")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_are_those_of_one_process_on_the_joined_batch(
+    way: str, divided: dict[str, dict[str, list[float]]], joined: dict[str, dict[str, Tensor]]
+) -> None:
+    precision = WAYS[way][1]
+    tolerance = 1e-10 if precision == "64-true" else 2e-4  # AdamW divides small gradients by their own size
+    assert divided[way].keys() == joined[precision].keys()
+    for name, expected in joined[precision].items():
+        torch.testing.assert_close(
+            torch.tensor(divided[way][name], dtype=expected.dtype), expected, rtol=0, atol=tolerance
+        )
+
+
+@pytest.mark.parametrize(
+    "options, subject",
+    [
+        (
+            ["--trainer.strategy=WrappedDDP", "--trainer.strategy.wrapper=tests.support.ways_to_average:NoWrapper"],
+            "wrapper",
+        ),
+        (["--trainer.strategy=WrappedDDP", "--trainer.strategy.wrapper=tests.support.nowhere:DDP"], "wrapper"),
+        (["--trainer.strategy=fsdp2", "--model.shard_optimizer_states=true"], "model.shard_optimizer_states"),
+        (["--model.shard_optimizer_states=true", "--trainer.devices=1"], "model.shard_optimizer_states"),
+    ],
+)
+def test_what_cannot_train_is_refused_before_it_begins(
+    options: list[str], subject: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--config=demo", "--trainer.accelerator=cpu", "--trainer.devices=2", *options]) == 2
+    assert capfd.readouterr().err.startswith(f"lm_profiler: {subject}: ")
