@@ -37,7 +37,8 @@ from lm_profiler.measure.fake.untouched import WouldChange
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import MemoryCauses, MemoryLevels
-from lm_profiler.rehearse.one_device import FakeDevice, Size, SplitOverDevices, buckets
+from lm_profiler.rehearse.one_device import FakeDevice, Size, buckets
+from lm_profiler.rehearse.ranks import CannotSplit
 from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
 
 META = torch.device("meta")  # on which fake tensors have their storages
@@ -134,6 +135,7 @@ class Rehearsal(Callback):
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
             metric.validate_args = False  # fake tensors have no values to check
+            metric.distributed_available_fn = lambda: False  # nor has what other ranks would send
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         if self._strategy.has_buckets:
             with self.world.inside():
@@ -270,6 +272,6 @@ def reason_of(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, (NotStrided, SplitOverDevices, Uncounted)):
+    if isinstance(error, (CannotSplit, NotStrided, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"
