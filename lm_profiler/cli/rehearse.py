@@ -31,7 +31,7 @@ from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.parts import full_name
 from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeDevice, SilentLogger, Size
+from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeDevice, FakeStrategy, SilentLogger, Size
 from lm_profiler.rehearse.ranks import fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
@@ -140,6 +140,9 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         reserved=rehearsal.seen[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],
         buckets=rehearsal.bucket_bytes,
+        ranks=strategy.ranks,
+        sent=_all_sent(cli, strategy, step.sent),
+        split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
     )
 
@@ -261,6 +264,12 @@ def _made(cli: ProfilerCLI, option: str) -> Any:
 def _accumulated(cli: ProfilerCLI) -> int:
     """Return the number of batches in a step."""
     return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
+
+
+def _all_sent(cli: ProfilerCLI, strategy: FakeDevice, sent: Mapping[str, int]) -> dict[str, int]:
+    """Scale what the rehearsed batches ``sent`` to all of a step; DDP reduces gradients once a step."""
+    times = 1.0 if strategy.reduces else max(_accumulated(cli) / _BATCHES, 1.0)
+    return {of: round(n * times) if of in ("forward", "backward") else n for of, n in sent.items()}
 
 
 def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], kept_otherwise: bool) -> dict[str, Work]:
