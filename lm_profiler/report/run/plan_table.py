@@ -68,9 +68,7 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     if planned.buckets is not None:
         lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
     if planned.split_by is not None:
-        whole = (
-            "what it gathers of the others' parameters for a layer is in the rest or, while layers hold it, parameters"
-        )
+        whole = "what it gathers from others is among parameters or in the rest"
         lines.append(f"rank 0 of {planned.ranks}, among which {planned.split_by} splits the module; {whole}")
     if planned.taken_for_one:
         at = "; ".join(planned.taken_for_one)
