@@ -89,7 +89,8 @@ def join(world: FakeWorld, ranks: int) -> None:
 
     NO_SCRIPTS.find_or(bool)()  # torch.distributed.optim has some, which do not compile with what is replaced here
     FAKE_GROUP.find()  # this import registers the backend
-    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=ranks)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not exported
+    dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
     world.live.follow_resizes()
     construct = FullyShardedDataParallel.__init__
 
@@ -97,7 +98,7 @@ def join(world: FakeWorld, ranks: int) -> None:
         construct(wrapper, *args, **{**kwargs, "device_id": CPU})
 
     # It refuses modules on a CPU unless it is told that they stay there.
-    FullyShardedDataParallel.__init__ = on_cpu  # type: ignore[method-assign]
+    setattr(FullyShardedDataParallel, construct.__name__, on_cpu)
 
 
 def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool) -> Strategy:
@@ -134,7 +135,7 @@ def _rank_of(kind: type[Strategy], made: Any, given: Mapping[str, Any], world: F
         raise UsageError(f"trainer.devices: expected {expected}, given {given.get('devices')}")
     made = StrategyRegistry.get(made) if isinstance(made, str) else made
     fake = type(kind.__name__, (FakeRank, type(made)), {})
-    strategy: Any = fake.__new__(fake)
+    strategy: Any = object.__new__(fake)
     vars(strategy).update(vars(made), _world=world, ranks=devices_in(given))
     strategy.cluster_environment = RankZero()
     strategy.parallel_devices = [CPU] * (strategy.ranks // int(given.get("num_nodes") or 1))

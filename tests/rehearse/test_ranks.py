@@ -68,8 +68,13 @@ def test_who_splits_has_to_say_among_how_many() -> None:
 
 @pytest.mark.parametrize(
     "name, sent",
-    [("c10d.allreduce_.default", 150), ("_c10d_functional.reduce_scatter_tensor.default", 75)]
-    + [("c10d._allgather_base_.default", 75), ("c10d.broadcast_.default", 100), ("c10d.barrier.default", 0)],
+    [
+        ("c10d.allreduce_.default", 150),
+        ("_c10d_functional.reduce_scatter_tensor.default", 75),
+        ("c10d._allgather_base_.default", 75),
+        ("c10d.broadcast_.default", 100),
+        ("c10d.barrier.default", 0),
+    ],
 )
 def test_bytes_on_a_link_are_those_of_a_ring(name: str, sent: int) -> None:
     assert ring_bytes(name, 100, ranks=4) == sent

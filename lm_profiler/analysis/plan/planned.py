@@ -143,8 +143,8 @@ class PlannedFloors:
 
     def of(self, phase: str) -> float | None:
         """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
-        floor = self.by_phase.get(phase)
-        known = [each for each in (floor and floor.seconds, self.sent_s.get(phase)) if each is not None]
+        alone_s = self.by_phase[phase].seconds if phase in self.by_phase else None
+        known = [each for each in (alone_s, self.sent_s.get(phase)) if each is not None]
         return max(known, default=None)
 
     @property

@@ -100,7 +100,7 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
             self._add(storage)
             return made
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        setattr(torch.UntypedStorage, resize.__name__, resized)
 
     def _take(self, size: int) -> Callable[[], None]:
         """Add ``size`` bytes, and return a function that takes them off again."""
