@@ -48,7 +48,9 @@ def tiny(line: str) -> str:
 
 
 def dry(call: str) -> str:
-    call = re.sub(r"(history|nvtx)=true", r"\1=false", call.strip())  # which are refused without CUDA
+    call = re.sub(
+        r"(history|nvtx|cuda_profiler_range)=true", r"\1=false", call.strip()
+    )  # which are refused without CUDA
     return f"{call} {DRY.get(call.split()[1], '--help')}"
 
 

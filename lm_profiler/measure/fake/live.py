@@ -68,7 +68,8 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         with NO_TORCH_FUNCTION.find_or(nullcontext)():
             for leaf in tree_leaves(value):
-                if isinstance(leaf, Tensor):
+                # A plain meta tensor is what a DTensor asks for the shape of all shards together.
+                if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
                     for piece in pieces(leaf):
                         self._add(piece.untyped_storage())
 
