@@ -17,8 +17,8 @@ _PASSES = ("forward", "backward")
 def kernel_answers(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[tuple[str, str]]:
-    """Return questions and answers: forward's time, the largest kernel of each pass and of the step, what beside matmuls
-    takes forward's time, the matmuls' share, softmax inside attention.
+    """Return questions and answers: forward's time, the largest kernel of each pass and of the step, what takes
+    forward's time beside matmuls, the matmuls' share, softmax inside attention.
 
     Names come from the table's rows alone, without those that were left out (``rest``).
 
@@ -107,7 +107,7 @@ def _shares(table: KernelTable, kind: Kind) -> str:
 
 
 SOFTMAX_FLOPS = 5
-"""FLOPs of softmax for each score: the largest is found, subtracted, its exponential taken, summed up and divided by."""
+"""FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide."""
 
 
 def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:

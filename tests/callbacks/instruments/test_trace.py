@@ -191,6 +191,6 @@ def test_the_profilers_range_spans_the_measured_steps(tmp_path: Path, monkeypatc
     profiler = instruments(2, 3, memory=1, trace=0)
     with monkeypatch.context() as with_cuda:
         with_cuda.setattr("torch.cuda.is_available", lambda: True)
-        profiler.options = replace(profiler.options, trace=TraceOptions(steps=0, cuda_profiler_range=True))
+        profiler._options = replace(profiler._options, trace=TraceOptions(steps=0, cuda_profiler_range=True))
     trainer_with([Steps(), profiler], tmp_path).fit(BoringModel())
     assert seen == ["step"] * 2 + ["wait", "start"] + ["step"] * 3 + ["stop"] + ["step"]
