@@ -39,7 +39,7 @@ class Size:
 class FakeDevice:
     """A mixin that gives the device of a strategy fake tensors."""
 
-    _world: FakeWorld
+    world: FakeWorld
     reduces = has_buckets = False
     """Whether DDP reduces all gradients, and whether its buckets hold them a second time."""
     ranks = 1
@@ -59,7 +59,7 @@ class FakeDevice:
         """Make modules fake that are made under the strategy, as in ``configure_model``."""
         stack = ExitStack()
         stack.enter_context(super().tensor_init_context(empty_init))  # type: ignore[misc]
-        stack.enter_context(self._world.inside())
+        stack.enter_context(self.world.inside())
         return stack
 
     def teardown(self) -> None:
@@ -69,7 +69,7 @@ class FakeDevice:
         """Return a fake batch of the size that is rehearsed."""
         made, whole = samples_in(batch, combined=False), replace(self.size, batch=self.size.batch * self.rows)
         self.samples = None if made is None else made * self.rows
-        rehearsed = self._world.faked(batch, whole)
+        rehearsed = self.world.faked(batch, whole)
         self.batch_bytes = bytes_of_batch(rehearsed)
         return rehearsed
 
@@ -79,7 +79,7 @@ class FakeStrategy(FakeDevice, SingleDeviceStrategy):
 
     def __init__(self, world: FakeWorld) -> None:
         super().__init__(device=CPU)
-        self._world = world
+        self.world = world
 
 
 _BUCKET = 25 << 20
@@ -105,22 +105,22 @@ class BeforeSteps(Callback):
     """Runs only those hooks of ``callback`` that come before the first step, as for freezing a part of the module."""
 
     def __init__(self, callback: Callback, world: FakeWorld) -> None:
-        self._callback, self._world = callback, world
+        self._callback, self.world = callback, world
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.on_fit_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.on_train_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.on_train_epoch_start(trainer, pl_module)
 
 

@@ -55,7 +55,7 @@ class FakeReplica(FakeStrategy):
 
     def setup_environment(self) -> None:
         """Join the fake group, for modules that ask who is there, and for ``ZeroRedundancyOptimizer``."""
-        join(self._world, self.ranks)
+        join(self.world, self.ranks)
         super().setup_environment()
 
 
@@ -64,7 +64,7 @@ class FakeRank(FakeDevice):
 
     def setup_environment(self) -> None:
         """Join the fake group, which the strategy then takes for its own."""
-        join(self._world, self.ranks)
+        join(self.world, self.ranks)
         super().setup_environment()  # type: ignore[misc]
 
     def setup(self, trainer: Trainer) -> None:
@@ -72,7 +72,7 @@ class FakeRank(FakeDevice):
         plugin = trainer.precision_plugin
         if isinstance(plugin, FSDPPrecision) and plugin.precision.endswith("mixed"):  # it names CUDA's autocast
             vars(plugin)["forward_context"] = partial(torch.autocast, CPU.type, torch.bfloat16)
-        with self._world.inside():
+        with self.world.inside():
             super().setup(trainer)  # type: ignore[misc]
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -136,7 +136,7 @@ def _rank_of(kind: type[Strategy], made: Any, given: Mapping[str, Any], world: F
     made = StrategyRegistry.get(made) if isinstance(made, str) else made
     fake = type(kind.__name__, (FakeRank, type(made)), {})
     strategy: Any = object.__new__(fake)
-    vars(strategy).update(vars(made), _world=world, ranks=devices_in(given))
+    vars(strategy).update(vars(made), world=world, ranks=devices_in(given))
     strategy.cluster_environment = RankZero()
     strategy.parallel_devices = [CPU] * (strategy.ranks // int(given.get("num_nodes") or 1))
     return strategy  # type: ignore[no-any-return]

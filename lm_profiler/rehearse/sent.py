@@ -108,7 +108,7 @@ class _SentBatches(FakeDevice):
 
     def __init__(self, world: FakeWorld, batch: Any) -> None:
         super().__init__(device=CPU)  # type: ignore[call-arg]
-        self._world, self._batch = world, batch
+        self.world, self._batch = world, batch
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         return self._batch

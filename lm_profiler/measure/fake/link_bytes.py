@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -68,6 +69,6 @@ def _ranks_among(given: list[Any]) -> int:
     for each in given:
         if isinstance(each, str) and each in groups:
             return int(groups[each].size())
-        if "ProcessGroup" in str(getattr(each, "_type", str)()):
+        if isinstance(each, torch.ScriptObject):  # the group comes before how to reduce
             return int(dist.ProcessGroup.unbox(each).size())
     return dist.get_world_size()
