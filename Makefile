@@ -77,7 +77,7 @@ test-newest:  ## pytest with the newest versions that pyproject.toml allows
 test-simulated-gpu:  ## the tests marked gpu on a simulated GPU (PYTHON=python3.12; torch with CUDA takes 6 GB)
 	$(MAKE) setup VENV=.venv-simulated-gpu DEV_INSTALL='$$(UV_INSTALL) torch==2.11.0 transformers nvidia-cuda-crt==13.0.* nvidia-cuda-cccl==13.0.*'
 	.venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu $(PYTEST_ARGS)
-	SIMULATED_GPU_COUNT=2 .venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu tests/callbacks/test_nccl_ranks.py
+	SIMULATED_GPU_COUNT=2 .venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu tests/callbacks/test_nccl_ranks.py tests/rehearse/test_ranks.py
 
 CHROMIUM = command -v chromium || command -v chromium-browser
 

@@ -24,7 +24,7 @@ from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
-from lm_profiler.callbacks.instruments.watches import loader_watch, watches_of
+from lm_profiler.callbacks.instruments.watches import loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
@@ -256,6 +256,7 @@ class Attachment:
                 OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, self.options.actions.steps),
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
+                *([profiler_range()] if trace.cuda_profiler_range else []),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,

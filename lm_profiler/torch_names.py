@@ -285,6 +285,10 @@ ASKED_SHAPE = PrivateName(
 )
 NO_MODES = PrivateName("torch.utils._mode_utils.no_dispatch", "computes one small value for real", "plan unknown")
 APPLY = PrivateName("Module._apply", "moves a module; torch's own fails for fake tensors", "plan unknown")
+FAKE_GROUP = PrivateName(
+    "torch.testing._internal.distributed.fake_pg.FakeStore", "a process group of one", "plan of several ranks unknown"
+)
+NO_SCRIPTS = PrivateName("torch.jit._state.disable", "runs scripts as Python", "plan of ZeRO's optimizer unknown")
 FOREACH_TYPES = PrivateName(
     "torch.utils._foreach_utils._foreach_supported_types", "has optimizers take fake tensors together", "plan unknown"
 )

@@ -48,8 +48,8 @@ def tiny(line: str) -> str:
 
 
 def dry(call: str) -> str:
-    call = re.sub(r"(history|nvtx)=true", r"\1=false", call.strip())  # which are refused without CUDA
-    call = call.partition(" -- ")[0]  # what follows is another program's
+    # The first are refused without CUDA; what follows the second is another program's.
+    call = re.sub(r"(history|nvtx|cuda_profiler_range)=true", r"\1=false", call.strip()).partition(" -- ")[0]
     return f"{call} {DRY.get(call.split()[1], '--help')}"
 
 

@@ -42,6 +42,8 @@ class TraceOptions:
         with_stack: Keep the Python stacks (large).
         profile_memory: Keep allocations (large).
         nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems.
+        cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
+            so that nsys profile --capture-range=cudaProfilerApi records these steps alone.
     """
 
     steps: int = 2
@@ -49,11 +51,13 @@ class TraceOptions:
     with_stack: bool = False
     profile_memory: bool = False
     nvtx: bool = False
+    cuda_profiler_range: bool = False
 
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
-        if self.nvtx and not torch.cuda.is_available():
-            raise UsageError("trace.nvtx: expected a CUDA device, given none; leave the option out")
+        for name in ("nvtx", "cuda_profiler_range"):
+            if getattr(self, name) and not torch.cuda.is_available():
+                raise UsageError(f"trace.{name}: expected a CUDA device, given none; leave the option out")
 
 
 class _Ranges:

@@ -21,6 +21,20 @@ from lm_profiler.record.run import LoaderFacts
 from lm_profiler.usage_error import UsageError
 
 
+def profiler_range() -> Watch:
+    """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
+
+    def start() -> None:
+        torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
+        torch.cuda.profiler.start()
+
+    def finish() -> Mapping[str, Any]:
+        torch.cuda.profiler.stop()
+        return {}
+
+    return Watch("trace.cuda_profiler_range", "measure", start, finish, torch.cuda.profiler.stop)
+
+
 def watches_of(
     device: torch.device, history: Path | None = None, sampler: TelemetrySampler | None = None
 ) -> list[Watch]:

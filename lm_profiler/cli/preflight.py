@@ -19,7 +19,7 @@ from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
-from lm_profiler.rehearse.one_device import SHARDED
+from lm_profiler.rehearse.ranks import SHARDED
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0

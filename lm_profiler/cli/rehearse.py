@@ -31,7 +31,8 @@ from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.parts import full_name
 from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeStrategy, SilentLogger, Size, has_buckets
+from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeDevice, FakeStrategy, SilentLogger, Size
+from lm_profiler.rehearse.ranks import fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -99,8 +100,8 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     with world.inside():
         model = cli.model = cli.build("model")
     check_together(model, data, trainer, cli.verb)
-    strategy, context = trainer.strategy, None
-    assert isinstance(strategy, FakeStrategy)
+    strategy: Any = trainer.strategy
+    context = None
     if isinstance(data, FakeTokens):  # build one row only; the full batch may not fit
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
     if isinstance(model, AttentionAlone):  # its inputs are parameters: another size is another module
@@ -139,6 +140,9 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         reserved=rehearsal.seen[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],
         buckets=rehearsal.bucket_bytes,
+        ranks=strategy.ranks,
+        sent=_all_sent(cli, strategy, step.sent),
+        split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
     )
 
@@ -223,7 +227,8 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     try:
         return Trainer(
             accelerator="cpu",
-            strategy=FakeStrategy(world, has_buckets=cli.verb == "fit" and has_buckets(given)),
+            strategy=fake_strategy(given, partial(_made, cli, "strategy"), world, trains=cli.verb == "fit"),
+            num_nodes=given["num_nodes"],
             precision=AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
             max_epochs=given["max_epochs"],
             max_steps=_STEPS if given["max_epochs"] == given["max_steps"] == -1 else given["max_steps"],
@@ -239,11 +244,7 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
 
 def _callbacks(cli: ProfilerCLI) -> list[Callback]:
     """Return the user's callbacks and Lightning's that freeze layers; Lightning's others leave the module as it is."""
-    config = cli.config.clone()
-    for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, "callbacks")):
-        for key in vars(section).keys() - {kept}:
-            del section[key]
-    made = cli.parser.instantiate(config)[cli.verb].trainer.callbacks or []
+    made = _made(cli, "callbacks") or []
     return [
         each
         for each in (made if isinstance(made, list) else [made])
@@ -251,9 +252,24 @@ def _callbacks(cli: ProfilerCLI) -> list[Callback]:
     ]
 
 
+def _made(cli: ProfilerCLI, option: str) -> Any:
+    """Return the object that an ``option`` of the Trainer describes, made anew."""
+    config = cli.config.clone()
+    for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, option)):
+        for key in vars(section).keys() - {kept}:
+            del section[key]
+    return cli.parser.instantiate(config)[cli.verb].trainer[option]
+
+
 def _accumulated(cli: ProfilerCLI) -> int:
     """Return the number of batches in a step."""
     return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
+
+
+def _all_sent(cli: ProfilerCLI, strategy: FakeDevice, sent: Mapping[str, int]) -> dict[str, int]:
+    """Scale what the rehearsed batches ``sent`` to all of a step; DDP reduces gradients once a step."""
+    times = 1.0 if strategy.reduces else max(_accumulated(cli) / _BATCHES, 1.0)
+    return {of: round(n * times) if of in ("forward", "backward") else n for of, n in sent.items()}
 
 
 def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], kept_otherwise: bool) -> dict[str, Work]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -31,13 +32,15 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.fake.link_bytes import LinkBytes, ring_bytes
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.unknown import DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import MemoryCauses, MemoryLevels
-from lm_profiler.rehearse.one_device import FakeDevice, Size, SplitOverDevices, buckets
+from lm_profiler.rehearse.one_device import FakeDevice, Size, buckets
+from lm_profiler.rehearse.ranks import CannotSplit
 from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
 
 META = torch.device("meta")  # on which fake tensors have their storages
@@ -49,6 +52,7 @@ class RehearsedStep:
 
     ``peaks`` and ``causes`` are by phase, ``held`` is what is held at moments of the step, ``work`` is what each phase
     has to do at least. ``reserved`` is what the allocator has reserved by the end of the step; None on the CPU.
+    ``sent`` are the bytes that collectives of each phase put on a rank's link.
     """
 
     peaks: Mapping[str, int]
@@ -56,6 +60,7 @@ class RehearsedStep:
     held: MemoryLevels | None
     work: Mapping[str, Work]
     reserved: int | None = None
+    sent: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -80,6 +85,8 @@ class _Look:
         self._reader.begin("memory")
         self._flops = StepFlops(timeline, forward, on_shapes=True)
         timeline.observers += (self._flops,)
+        self.link = LinkBytes(timeline)
+        world.link = self.link
 
     def end(self) -> Mapping[str, Any]:
         """Detach the observers; return what the step held and moved."""
@@ -134,6 +141,7 @@ class Rehearsal(Callback):
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
             metric.validate_args = False  # fake tensors have no values to check
+            metric.distributed_available_fn = lambda: False  # nor has what other ranks would send
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         if self._strategy.has_buckets:
             with self.world.inside():
@@ -214,7 +222,15 @@ class RehearsedSizes(Rehearsal):
         if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
         work, reserved = self._worked(look, facts["traffic"]), self.world.live.peaks()[1]
-        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, reserved)
+        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, reserved, self._sent(look.link))
+
+    def _sent(self, link: LinkBytes) -> dict[str, int]:
+        """Return the bytes that each phase sends: DDP's own reducer is not there to send them."""
+        sent = Counter(link.by_phase)
+        if self._strategy.reduces:
+            trained = (each.nbytes for each in self._trainer.lightning_module.parameters() if each.requires_grad)
+            sent["backward"] += ring_bytes("allreduce", sum(trained), self._strategy.ranks)
+        return {phase: count for phase, count in sent.items() if count}
 
     def _worked(self, look: _Look, traffic: StepTraffic) -> dict[str, Work]:
         work = None
@@ -270,6 +286,6 @@ def reason_of(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, (NotStrided, SplitOverDevices, Uncounted)):
+    if isinstance(error, (CannotSplit, NotStrided, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 from unittest.mock import MagicMock
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-    StrategyRegistry,
-)
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.phase_work import bytes_of_batch
 from lm_profiler.measure.fake.world import FakeWorld
-from lm_profiler.training.data_parallel import WrappedDDP
 
 CPU = torch.device("cpu")
-
-SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 """Precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead."""
@@ -48,19 +37,20 @@ class Size:
 
 
 class FakeDevice:
-    """A mixin that makes a strategy one device with fake tensors; with DDP's buckets it is one of several."""
+    """A mixin that gives the device of a strategy fake tensors."""
 
-    def __init__(self, world: FakeWorld, has_buckets: bool = False) -> None:
-        super().__init__(device=CPU)  # type: ignore[call-arg]
-        self.has_buckets = has_buckets
-        self._world = world
-        self.size = Size()
-        self.rows = 1
-        """How many rows are rehearsed for each row of a batch that is made."""
-        self.samples: int | None = None
-        """Samples in a batch of the run; None where that is unknown."""
-        self.batch_bytes = 0
-        """Bytes of the last batch."""
+    world: FakeWorld
+    reduces = has_buckets = False
+    """Whether DDP reduces all gradients, and whether its buckets hold them a second time."""
+    ranks = 1
+    """The number of ranks; this is rank 0."""
+    size = Size()
+    rows = 1
+    """How many rows are rehearsed for each row of a batch that is made."""
+    samples: int | None = None
+    """Samples in a batch of the run; None where that is unknown."""
+    batch_bytes = 0
+    """Bytes of the last batch."""
 
     def model_to_device(self) -> None:
         """Do nothing: fake tensors stay where they are."""
@@ -69,7 +59,7 @@ class FakeDevice:
         """Make modules fake that are made under the strategy, as in ``configure_model``."""
         stack = ExitStack()
         stack.enter_context(super().tensor_init_context(empty_init))  # type: ignore[misc]
-        stack.enter_context(self._world.inside())
+        stack.enter_context(self.world.inside())
         return stack
 
     def teardown(self) -> None:
@@ -79,13 +69,17 @@ class FakeDevice:
         """Return a fake batch of the size that is rehearsed."""
         made, whole = samples_in(batch, combined=False), replace(self.size, batch=self.size.batch * self.rows)
         self.samples = None if made is None else made * self.rows
-        rehearsed = self._world.faked(batch, whole)
+        rehearsed = self.world.faked(batch, whole)
         self.batch_bytes = bytes_of_batch(rehearsed)
         return rehearsed
 
 
 class FakeStrategy(FakeDevice, SingleDeviceStrategy):
-    """A ``FakeDevice`` that a Trainer takes as its strategy."""
+    """One device that a Trainer takes as its strategy."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        super().__init__(device=CPU)
+        self.world = world
 
 
 _BUCKET = 25 << 20
@@ -111,60 +105,23 @@ class BeforeSteps(Callback):
     """Runs only those hooks of ``callback`` that come before the first step, as for freezing a part of the module."""
 
     def __init__(self, callback: Callback, world: FakeWorld) -> None:
-        self._callback, self._world = callback, world
+        self._callback, self.world = callback, world
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.on_fit_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.on_train_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._world.inside():
+        with self.world.inside():
             self._callback.on_train_epoch_start(trainer, pl_module)
-
-
-class SplitOverDevices(Exception):
-    """Raised where the module is split over devices, so that one device holds less than the module."""
-
-
-def has_buckets(given: Mapping[str, Any]) -> bool:
-    """Return whether the Trainer's options name DDP with buckets that hold all gradients a second time.
-
-    With ``gradient_as_bucket_view`` the buckets are the gradients.
-
-    Raises:
-        SplitOverDevices: The strategy splits the module.
-    """
-    strategy: Any = given.get("strategy") or "auto"
-    options: Mapping[str, Any] = {}
-    if not isinstance(strategy, str):  # a class_path with init_args, as LightningCLI reads it
-        options = {**dict(strategy.get("init_args") or {}), **dict(strategy.get("dict_kwargs") or {})}
-        module, _, name = strategy["class_path"].rpartition(".")
-        kind = getattr(import_module(module), name)
-    elif strategy in StrategyRegistry:
-        kind, options = StrategyRegistry[strategy]["strategy"], StrategyRegistry[strategy]["init_params"]
-    else:
-        kind = DDPStrategy if strategy == "auto" and _devices(given) > 1 else SingleDeviceStrategy
-    if issubclass(kind, SHARDED):
-        raise SplitOverDevices(f"the module is split over devices ({kind.__name__})")
-    # Of the other ways to average gradients, one copies them all, after backward: where activations are gone.
-    return issubclass(kind, DDPStrategy) and kind is not WrappedDDP and not options.get("gradient_as_bucket_view")
-
-
-def _devices(given: Mapping[str, Any]) -> int:
-    """Return the number of devices of all nodes; "auto", which depends on the run's machine, counts as one."""
-    devices = given.get("devices")
-    if isinstance(devices, str) and not devices.isdecimal():
-        devices = devices.split(",") if "," in devices else 1
-    several = len(devices) if isinstance(devices, (list, tuple)) else max(int(devices or 1), 1)
-    return several * int(given.get("num_nodes") or 1)
 
 
 class SilentLogger(Logger):

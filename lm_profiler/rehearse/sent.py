@@ -107,8 +107,8 @@ class _SentBatches(FakeDevice):
     """Gives the step the batch that was sent, which was on the device already."""
 
     def __init__(self, world: FakeWorld, batch: Any) -> None:
-        super().__init__(world)
-        self._batch = batch
+        super().__init__(device=CPU)  # type: ignore[call-arg]
+        self.world, self._batch = world, batch
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         return self._batch

@@ -163,11 +163,6 @@ def test_ddp_holds_its_buckets_beside_what_one_device_holds() -> None:
     assert one_of_many.buckets == one_of_many.peak - alone.peak == 2 * 4 * rehearsed.IDS * rehearsed.WIDTH
 
 
-def test_a_module_that_is_split_over_devices_is_not_told_as_one_of_them() -> None:
-    unplanned = asked(rehearsed.Plain, "--trainer.strategy=fsdp", "--trainer.devices=8")
-    assert unplanned == Unplanned("the module is split over devices (FSDPStrategy)")
-
-
 def test_steps_that_grow_have_no_largest() -> None:
     planned = asked(rehearsed.KeepsAll)
     assert isinstance(planned, Planned)

@@ -49,6 +49,9 @@ class Planned:
         buckets: Bytes of DDP's buckets, in the rest of each phase's peak; None where there are none.
         workspaces: Bytes that libraries keep to work in, in each phase's peak; None on the CPU.
         reserved: What the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves.
+        ranks: The number of ranks of the run; rank 0 was rehearsed.
+        sent: Bytes that the collectives of each phase put on a rank's link.
+        split_by: The strategy that splits the module over the ranks; None where each holds all of it.
     """
 
     peaks: Mapping[str, int]
@@ -68,6 +71,9 @@ class Planned:
     buckets: int | None = None
     workspaces: int | None = None
     reserved: int | None = None
+    ranks: int = 1
+    sent: Mapping[str, int] = field(default_factory=dict)
+    split_by: str | None = None
 
     @property
     def phase(self) -> str:
@@ -126,27 +132,38 @@ def fits(planned: Planned, has: int) -> bool | None:
 
 @dataclass(frozen=True)
 class PlannedFloors:
-    """The floors of a step by phase, with the rates that they rest on."""
+    """The floors of a step by phase, with the rates that they rest on.
+
+    ``sent_s``: Seconds for which a phase's collectives keep a rank's link busy; empty where its rate is not stated.
+    """
 
     by_phase: dict[str, Floor]
     rates: Rates
+    sent_s: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, phase: str) -> float | None:
+        """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
+        alone_s = self.by_phase[phase].seconds if phase in self.by_phase else None
+        known = [each for each in (alone_s, self.sent_s.get(phase)) if each is not None]
+        return max(known, default=None)
 
     @property
     def seconds(self) -> float | None:
         """Seconds of the step: the sum of the floors that are known, for phases follow one another; None where none
         is."""
-        known = [floor.seconds for floor in self.by_phase.values() if floor.seconds is not None]
+        known = [self.of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}]
         return sum(known) if any(known) else None
 
     @property
     def unknown(self) -> list[str]:
         """Phases whose floor is not in the step's."""
-        return [phase for phase, floor in self.by_phase.items() if floor.seconds is None]
+        return [phase for phase in self.by_phase if self.of(phase) is None]
 
 
-def planned_floors(planned: Planned, device: str) -> PlannedFloors:
+def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None = None) -> PlannedFloors:
     """Return the floors of ``planned`` on the GPU of that name; where the table of peaks does not know it, no floor is
-    known."""
+    known. What ranks send counts if the rate of their links is given."""
     dtypes = {dtype for work in planned.work.values() for dtype in work.flops or {}}
     rates = rates_of(device, dict.fromkeys(sorted(dtypes)), None, matmul_dtype("32", planned.float32))
-    return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates)
+    sent_s = {phase: count / link_bytes_per_s for phase, count in planned.sent.items()} if link_bytes_per_s else {}
+    return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates, sent_s)

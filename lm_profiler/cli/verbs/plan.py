@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import deque
@@ -20,7 +21,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.report.run.plan_table import plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
     from lm_profiler.cli.rehearse import Unplanned
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 for example:
   lm_profiler plan --config xl_bf16 --device H200
-  lm_profiler plan --config demo --memory 8GiB --data.batch_size=64"""
+  lm_profiler plan --config demo --memory 8GiB --data.batch_size=64
+  lm_profiler plan --config xl_bf16 --device H200 --trainer.devices=8 --trainer.strategy=fsdp --bandwidth=450e9"""
 
 _LIMIT_S = 600.0
 """Seconds of CPU time for one rehearsal."""
@@ -51,12 +53,19 @@ class Options:
     Args:
         device: The GPU, by a name such as H100 or "A100 80GB"; if not given, this machine.
         memory: What the device has, such as 80GiB, in place of what its name says.
+        bandwidth: Bytes a second that each of several devices can send the others, such as 450e9 of an H100's NVLink;
+            if not given, the floor of the step is without communication.
         options: Options of fit.
     """
 
     device: str | None = None
     memory: str | None = None
+    bandwidth: float | None = None
     options: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        known = self.bandwidth is None or 0 < self.bandwidth < math.inf
+        expect(known, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
 
 
 def run(options: Options) -> int:
@@ -74,14 +83,15 @@ def run(options: Options) -> int:
             return FAILED
         known.append(planned)
     batch, context = known
-    _write(plan_table(batch, context.largest, device, planned_floors(batch, device.name)))
+    _write(plan_table(batch, context.largest, device, planned_floors(batch, device.name, options.bandwidth)))
     if fits(batch, device.bytes):
         return OK
     tried = _tried(remedies(batch, context.largest), rehearsed)
     # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
     if not any(fits(planned, device.bytes) for _, planned in tried):
         tried += _tried(together(batch), rehearsed)
-    _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in tried], device))
+    floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
+    _write(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
     return FAILED if fits(batch, device.bytes) is False else OK
 
 

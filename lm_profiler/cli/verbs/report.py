@@ -11,6 +11,7 @@ from lm_profiler.analysis.again import concluded_again, with_unfinished
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.verbs.report_options import Options, writable, write, write_text
 from lm_profiler.measure.boundary import say
+from lm_profiler.models.config import preset
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, collect
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
@@ -219,10 +220,26 @@ def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool)
     """Return each run's kernel tables for people; with ``several`` runs, each is headed by its folder."""
     tables = []
     for entry, kernels in traced:
-        first, *rest = kernel_tables(kernels)
+        first, *rest = kernel_tables(kernels, _forward_s(entry), _head_width(entry))
         where = [str(entry.folder)] if several else []
         tables += [replace(first, above=[*where, *first.above]), *rest]
     return tables
+
+
+def _forward_s(entry: Entry) -> float | None:
+    """Return the mean seconds of the forward pass in the measured steps."""
+    forward = None if entry.record is None else entry.record.time.get("forward")
+    return None if forward is None else forward.mean
+
+
+def _head_width(entry: Entry) -> int | None:
+    """Return the numbers in a query of one head; None for a module that is not ours."""
+    given = {name: entry.option(f"model.{name}") for name in ("size", "d_model", "d_ff", "num_layers", "num_heads")}
+    try:
+        config = preset(**given)
+    except (TypeError, UsageError):
+        return None
+    return config.d_model // config.num_heads
 
 
 def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:

@@ -87,6 +87,7 @@ class _Seen:
 
     modules: Counter[str]
     loss: float = 0.0
+    loss_dtype: str | None = None
     output: dict[str, Tensor] = field(default_factory=dict)
     """The output of the ``last`` module that returned a floating-point tensor with dimensions."""
     dtypes: defaultdict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -107,7 +108,7 @@ def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextMa
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(f"expected a loss that can be differentiated, given {type(loss).__name__}")
     (loss * scale).backward()
-    seen.loss = loss.item()
+    seen.loss, seen.loss_dtype = loss.item(), str(loss.dtype).removeprefix("torch.")
     seen.output = {name: _on_host(output) for name, output in seen.output.items()}
     _see_gradients(seen, module, scale)
     return seen
@@ -155,6 +156,7 @@ def _compare(seen: _Seen, reference: _Seen) -> NumericsFacts:
     ]
     return NumericsFacts(
         loss=_finite(seen.loss),
+        loss_dtype=seen.loss_dtype,
         reference_loss=_finite(reference.loss),
         output_error=_relative([_squares(seen.output, reference.output)]),
         gradient_error=_relative(gradients.values()),

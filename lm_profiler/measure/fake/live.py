@@ -38,7 +38,7 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, ref[Any]] = {}
+        self._held: dict[int, tuple[ref[Any], Callable[[], None]]] = {}
         self._now = self._peak = 0
         self.perhaps = 0
         """Bytes that may have been held during a convolution at most: on the CPU it copies its inputs and its result
@@ -49,6 +49,8 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     ) -> Any:
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
             raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward, only it knows")
+        if any(hasattr(kind, "to_local") for kind in types):
+            return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         made = func(*args, **(kwargs or {}))
         self.see(made)
         if func in _CONVOLUTIONS:
@@ -66,13 +68,14 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         with NO_TORCH_FUNCTION.find_or(nullcontext)():
             for leaf in tree_leaves(value):
-                if isinstance(leaf, Tensor):
+                # A plain meta tensor is what a DTensor asks for the shape of all shards together.
+                if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
                     for piece in pieces(leaf):
                         self._add(piece.untyped_storage())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = storage_key(storage)
-        if key in self._held:
+        if key in self._held or not storage.nbytes():
             return
         give_back = self._take(storage.nbytes())
 
@@ -81,7 +84,24 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
             give_back()
 
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[key] = ref(storage, gone)
+        self._held[key] = ref(storage, gone), give_back
+
+    def follow_resizes(self) -> None:
+        """Count storages anew when their size changes: FSDP frees and takes its gathered parameters so.
+
+        Only for a process of its own: it replaces a method of torch.
+        """
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            made = resize(storage, size)
+            _, give_back = self._held.pop(storage_key(storage), (None, None))
+            if give_back is not None:
+                give_back()
+            self._add(storage)
+            return made
+
+        setattr(torch.UntypedStorage, resize.__name__, resized)
 
     def _take(self, size: int) -> Callable[[], None]:
         """Add ``size`` bytes, and return a function that takes them off again."""

@@ -12,7 +12,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,11 +42,13 @@ class FakeWorld:
         self.gpu = gpu
         self.mode = KnownValues()
         self.live = LiveCpuBytes() if gpu is None else LiveCudaBytes(gpu)
+        self.link: AbstractContextManager[Any] = nullcontext()
+        """A mode that sees collectives from the next entry on."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Within this context new tensors are fake, and counted."""
-        with self.mode, self.live:
+        with self.mode, self.live, self.link:
             if self.gpu is None:
                 yield
             else:

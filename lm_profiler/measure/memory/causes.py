@@ -48,7 +48,9 @@ def storages_by_cause(
 ) -> Iterator[dict[int, int]]:
     """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
     grouped = list(_grouped(optimizers))
-    states = tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
+    # A ZeroRedundancyOptimizer keeps its rank's states in an optimizer inside.
+    inner = [each for each in (getattr(optimizer, "optim", None) for optimizer in optimizers) if each is not None]
+    states = tree_leaves([list(optimizer.state.values()) for optimizer in (*optimizers, *inner)])
     causes = (
         module.parameters(),
         gradients(module, optimizers),

@@ -67,7 +67,8 @@ class TrafficReader:
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _sparse: bool = False
-    _stepping: list[tuple[Tensor, int]] = field(default_factory=list)
+    _stepping: list[Tensor] = field(default_factory=list)
+    _gradient_bytes: int = 0
 
     def __call__(self, code: int) -> None:
         before, self._open = self._open, frozenset(self.timeline.stack)
@@ -97,16 +98,18 @@ class TrafficReader:
             # Gradients are noted now, since the step may clear them; states at its end, since the first step makes
             # them.
             grouped = _unique(group["params"] for each in self.optimizers for group in each.param_groups)
-            self._stepping = [(p, self._stored([p.grad])) for p in grouped if p.grad is not None]
+            self._stepping = [p for p in grouped if p.grad is not None]
+            # Together: FSDP's gradients are views of one storage.
+            self._gradient_bytes = self._stored(p.grad for p in self._stepping if p.grad is not None)
 
     def _ends(self, part: int) -> None:
         if part in (BACKWARD, ZERO_GRAD):
             self._add(part, self._gradients())
         elif part == OPTIMIZER:
-            stepped = [parameter for parameter, _ in self._stepping]
+            stepped = self._stepping
             states = (each.state.get(parameter, {}) for each in self.optimizers for parameter in stepped)
             held = [leaf for leaf in tree_leaves(list(states)) if isinstance(leaf, Tensor)]
-            self._add(OPTIMIZER, 2 * self._stored([*stepped, *held]) + sum(size for _, size in self._stepping))
+            self._add(OPTIMIZER, 2 * self._stored([*stepped, *held]) + self._gradient_bytes)
             self._sparse = self._sparse or any(p.grad is not None and p.grad.is_sparse for p in stepped)
 
     def _made(self, saved: Mapping[int, int]) -> set[int]:

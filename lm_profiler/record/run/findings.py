@@ -77,6 +77,7 @@ class NumericsFacts(Part):
     """
 
     loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
+    loss_dtype: str | None = figure("dtype of the loss", "text", "dtype in which the step returns it", default=None)
     reference_loss: float | None = figure(
         "loss in float32", "loss", "loss of the first batch, in float32", "audit_float32_loss"
     )

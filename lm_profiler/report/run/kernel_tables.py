@@ -14,37 +14,83 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
 
 
-def kernel_answers(table: KernelTable) -> list[tuple[str, str]]:
-    """Return questions and answers: the largest kernel of each pass, the matmuls' share, softmax inside attention.
+def kernel_answers(
+    table: KernelTable, forward_s: float | None = None, head_width: int | None = None
+) -> list[tuple[str, str]]:
+    """Return questions and answers: forward's time, the largest kernel of each pass and of the step, what takes
+    forward's time beside matmuls, the matmuls' share, softmax inside attention.
 
     Names come from the table's rows alone, without those that were left out (``rest``).
+
+    Args:
+        table: the kernels.
+        forward_s: the mean of the forward pass as it was timed without a profiler.
+        head_width: numbers in a query of one head of attention.
     """
     if not _phases_s(table, table.phases):
         return []  # nothing was traced
-    answers = [*_largest_of_passes(table), ("matrix products", _matmul(table))]
-    return answers + [(f"attention, {phase}", line) for phase in _PASSES if (line := _attention(table, phase))]
+    answers = [*_forward(table, forward_s), *_largest_of_passes(table), *_beside_matmuls(table)]
+    answers.append(("matrix products", _matmul(table)))
+    lines = ((phase, _attention(table, phase, head_width)) for phase in _PASSES)
+    return answers + [(f"attention, {phase}", line) for phase, line in lines if line]
+
+
+def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
+    """Return the traced time of forward, beside what was ``timed_s`` without a profiler."""
+    traced_s = _phases_s(table, ["forward"]) if "forward" in table.phases else 0.0
+    if not traced_s:
+        return []
+    kind = "kernels" if table.source == "kernels" else "operators"
+    line = (
+        f"{_ms_with_unit(table, traced_s)} traced, {kind} {_ms_with_unit(table, table.phases['forward'].busy_s)} of it"
+    )
+    if timed_s:
+        timed = TIMES["step"].show(timed_s)
+        line += f"; {timed} timed without a profiler, {traced_s / table.steps / timed_s:.2f} times as long traced"
+    return [("forward in all", line)]
 
 
 def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the kernel that takes most of each pass, summed over its callers."""
+    """Return the kernel that takes most of each pass, and of the step, summed over its callers."""
     answers, names = [], list[str]()
-    for phase in _PASSES:
-        sums: dict[str, tuple[float, int]] = {}
-        for row in table.rows:
-            if row.phase == phase:
-                total_s, count = sums.get(row.name, (0.0, 0))
-                sums[row.name] = total_s + row.total_s, count + row.count
-        if sums and _phases_s(table, [phase]):
+    for part, phases in (*((phase, [phase]) for phase in _PASSES), ("the step", list(table.phases))):
+        sums = _by_name(row for row in table.rows if row.phase in phases)
+        whole_s = _phases_s(table, [phase for phase in phases if phase in table.phases])
+        if sums and whole_s:
             name, (total_s, count) = max(sums.items(), key=lambda item: item[1][0])
             again = "again " if name in names else ""
             names.append(name)
-            share = total_s / _phases_s(table, [phase])
             calls = count / table.steps
             each = f"{calls:g} call{'' if calls == 1 else 's'} of {total_s / max(count, 1) * 1e6:,.0f} µs"
-            answers.append(
-                (f"largest in {phase}", f"{again}{name}: {_ms_with_unit(table, total_s)}, {share:.1%} of it, {each}")
-            )
+            line = f"{again}{name}: {_ms_with_unit(table, total_s)}, {total_s / whole_s:.1%} of it, {each}"
+            answers.append((f"largest in {part}", line))
     return answers
+
+
+def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
+    """Return the seconds and the calls of each kernel, by its name."""
+    sums: dict[str, tuple[float, int]] = {}
+    for row in rows:
+        total_s, count = sums.get(row.name, (0.0, 0))
+        sums[row.name] = total_s + row.total_s, count + row.count
+    return sums
+
+
+_SIGNIFICANT, _NAMED = 0.02, 5
+"""The least share of forward that is told, and the most kernels that are named."""
+
+
+def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
+    """Return the kernels of forward that multiply no matrices, and take more than ``_SIGNIFICANT`` of it."""
+    rows = (row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention"))
+    sums = sorted(_by_name(rows).items(), key=lambda item: -item[1][0])
+    whole_s = _phases_s(table, ["forward"]) if sums else 0.0
+    large = [
+        f"{shortened(_NOISE.sub('', name))} {total_s / whole_s:.1%}"
+        for name, (total_s, _) in sums[:_NAMED]
+        if total_s > _SIGNIFICANT * whole_s
+    ]
+    return [("beside matrix products in forward", ", ".join(large))] if large else []
 
 
 def _matmul(table: KernelTable) -> str:
@@ -60,7 +106,11 @@ def _shares(table: KernelTable, kind: Kind) -> str:
     return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
 
 
-def _attention(table: KernelTable, phase: str) -> str | None:
+SOFTMAX_FLOPS = 5
+"""FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide."""
+
+
+def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
     """Return what takes time in the attention of a phase; None where no module and no kernel is called attention."""
     types = [(row.module, row.module_type) for row in table.rows if row.module and row.module_type]
     own = {module for module, type_ in types if _ATTENTION.search(type_)}
@@ -76,7 +126,10 @@ def _attention(table: KernelTable, phase: str) -> str | None:
     }
     answers = [f"{name} {_ms_with_unit(table, seconds)}" for name, seconds in times.items() if seconds]
     if softmax_s and products_s:
-        answers.append(f"softmax takes {softmax_s / products_s:.2f} times as long as those products")
+        line = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
+        if head_width and phase == "forward":  # either product takes 2 FLOPs for each score and number of a query
+            line += f", for {SOFTMAX_FLOPS / (4 * head_width):.3f} times their FLOPs"
+        answers.append(line)
     return "; ".join(answers) or None
 
 
@@ -107,9 +160,9 @@ _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
 _LARGEST = 15
 
 
-def kernel_tables(table: KernelTable) -> list[Table]:
+def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
     """Return tables of ms a step by phase and kind, and of the largest kernels, and the answers about them."""
-    answers = [f"{question}: {answer}" for question, answer in kernel_answers(table)]
+    answers = [f"{question}: {answer}" for question, answer in kernel_answers(table, forward_s, head_width)]
     return [_by_kind(table), _largest(table), Table(above=answers)]
 
 

@@ -31,7 +31,9 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
         floor = floors.by_phase.get(phase)
         causes = _without(planned.causes.get(phase), planned.workspaces)
         values = {"phase": phase, "peak": planned.peaks[phase], "causes": causes, "workspaces": planned.workspaces}
-        least = TableCell(floor and floor.seconds, floor_texts(floor)[0])
+        sent_s, least_s = floors.sent_s.get(phase), floors.of(phase)
+        by_link = sent_s is not None and sent_s == least_s and sent_s > 0
+        least = TableCell(least_s, f"{_floor_ms(sent_s or 0.0)} sent" if by_link else floor_texts(floor)[0])
         rows.append(_cells(PLANNED_COLUMNS, values, least))
     return Table(*_known(PLANNED_COLUMNS, rows), below=_plan_lines(planned, context, device, floors))
 
@@ -65,13 +67,21 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
         lines.append(f"steps differ: told is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
     if planned.buckets is not None:
         lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
+    if planned.split_by is not None:
+        whole = "what it gathers from others is among parameters or in the rest"
+        lines.append(f"rank 0 of {planned.ranks}, among which {planned.split_by} splits the module; {whole}")
     if planned.taken_for_one:
         at = "; ".join(planned.taken_for_one)
         lines.append(f"a number that nobody knows was taken for 1, and steps may do otherwise: float() in {at}")
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
-    return [*lines, "not counted: workspaces but cuBLAS's, the driver's context"]
+    if planned.sent:
+        sent = ", ".join(f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items())
+        counted = "" if floors.sent_s else "; not in the floor, which --bandwidth=450e9 (bytes a second) puts them into"
+        lines.append(f"each of {planned.ranks} ranks sends {sent} at least{counted}")
+    others = ", NCCL's own memory" if planned.ranks > 1 else ""
+    return [*lines, f"not counted: workspaces but cuBLAS's, the driver's context{others}"]
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:

@@ -219,6 +219,7 @@ def _utilisation(record: RunRecord) -> list[str]:
 def numerics_headline(audit: NumericsFacts) -> str:
     """Return the loss in both precisions, and how far output and gradients are off."""
     losses = " against ".join("not finite" if x is None else f"{x:.6g}" for x in (audit.loss, audit.reference_loss))
+    losses += "" if audit.loss_dtype is None else f" (in {audit.loss_dtype})"
     output, gradients = ("unknown" if x is None else f"{x:.2%}" for x in (audit.output_error, audit.gradient_error))
     text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
     steps = ["not finite" if x is None else f"{x:.6g}" for x in audit.losses]

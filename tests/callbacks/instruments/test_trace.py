@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,10 @@ def test_a_validation_is_traced_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without CUDA")
-def test_nvtx_is_refused_without_cuda() -> None:
-    with pytest.raises(ValueError, match=r"trace\.nvtx: expected a CUDA device, given none"):
-        TraceOptions(nvtx=True)
+@pytest.mark.parametrize("name", ["nvtx", "cuda_profiler_range"])
+def test_nsights_options_are_refused_without_cuda(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"trace\.{name}: expected a CUDA device, given none"):
+        TraceOptions(**{name: True})
 
 
 def test_negative_steps_are_refused() -> None:
@@ -173,3 +175,22 @@ def test_of_a_run_that_ends_early_the_steps_that_were_marked_count(
     notes = [note for note in profiler.record.notes if "no waterfall" in note]
     assert len(notes) == (traced is None)
     assert [note for note in profiler.record.notes if "Error" in note] == []
+
+
+def test_the_profilers_range_spans_the_measured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for CUDA's functions."""
+    seen: list[str] = []
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: seen.append("wait"))
+    monkeypatch.setattr("torch.cuda.profiler.start", lambda: seen.append("start"))
+    monkeypatch.setattr("torch.cuda.profiler.stop", lambda: seen.append("stop"))
+
+    class Steps(Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            seen.append("step")
+
+    profiler = instruments(2, 3, memory=1, trace=0)
+    with monkeypatch.context() as with_cuda:
+        with_cuda.setattr("torch.cuda.is_available", lambda: True)
+        profiler._options = replace(profiler._options, trace=TraceOptions(steps=0, cuda_profiler_range=True))
+    trainer_with([Steps(), profiler], tmp_path).fit(BoringModel())
+    assert seen == ["step"] * 2 + ["wait", "start"] + ["step"] * 3 + ["stop"] + ["step"]

@@ -55,7 +55,8 @@ def relative(found: Tensor, reference: Tensor) -> float:
 
 
 def test_under_autocast_each_kind_has_the_dtypes_that_it_is_known_to_have() -> None:
-    found = kinds(audited(Net(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 4)), torch.randn(5, 8), mixed()))
+    audit = audited(Net(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 4)), torch.randn(5, 8), mixed())
+    found = kinds(audit)
     one, two = ["float32"], ["bfloat16"]
     assert found["Linear"].modules == 2
     assert (found["Linear"].parameters, found["Linear"].outputs, found["Linear"].gradients) == (one, two, one)

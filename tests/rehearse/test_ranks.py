@@ -1,0 +1,161 @@
+"""Rank 0 of several: what its strategy makes of fake tensors, against counts by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharded_plans
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from scripts import SUPPORT
+
+from lm_profiler.analysis.plan.planned import Planned, planned_floors
+from lm_profiler.cli.rehearse import Unplanned, ask, told
+from lm_profiler.measure.fake.link_bytes import ring_bytes
+from lm_profiler.measure.fake.world import FakeWorld
+from lm_profiler.record.run import read_run
+from lm_profiler.rehearse.ranks import CannotSplit, FakeReplica, devices_in, fake_strategy
+from lm_profiler.usage_error import UsageError
+
+DDP = "lightning.pytorch.strategies.DDPStrategy"
+FSDP2 = (
+    "--trainer.strategy.class_path=lightning.pytorch.strategies.ModelParallelStrategy",
+    "--trainer.strategy.init_args.tensor_parallel_size=1",
+)
+RANKS = 4
+LAYER, WHOLE = 4 * sharded_plans.LAYER, 4 * sharded_plans.LAYER * sharded_plans.LAYERS
+"""Bytes of a layer's parameters, and of all layers'."""
+
+
+@pytest.fixture(autouse=True)
+def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask forks of a process that has loaded what it takes: this one may have gone backward in another test."""
+    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
+
+
+@pytest.mark.parametrize(
+    "given, replicas, has_buckets",
+    [
+        ({}, None, False),
+        ({"strategy": "auto", "devices": 1}, None, False),
+        ({"strategy": "auto", "devices": 8}, 8, True),
+        ({"strategy": "auto", "devices": "2"}, 2, True),
+        ({"strategy": "auto", "devices": [0, 1]}, 2, True),
+        ({"strategy": "auto", "devices": "0,1"}, 2, True),
+        ({"strategy": "auto", "devices": "auto"}, None, False),
+        ({"strategy": "auto", "devices": 1, "num_nodes": 2}, 2, True),
+        ({"strategy": "ddp", "devices": 1}, 1, True),
+        ({"strategy": "ddp_find_unused_parameters_true"}, 1, True),
+        ({"strategy": {"class_path": DDP}}, 1, True),
+        ({"strategy": {"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}}}, 1, False),
+        ({"strategy": {"class_path": DDP, "dict_kwargs": {"gradient_as_bucket_view": True}}}, 1, False),
+    ],
+)
+def test_ddp_has_replicas_and_buckets(given: dict[str, Any], replicas: int | None, has_buckets: bool) -> None:
+    strategy: Any = fake_strategy(given, DDPStrategy, FakeWorld(None), trains=True)
+    assert strategy.has_buckets is has_buckets
+    assert (strategy.ranks if isinstance(strategy, FakeReplica) else None) == replicas
+
+
+def test_an_engine_of_its_own_cannot_be_rehearsed() -> None:
+    with pytest.raises(CannotSplit, match="DeepSpeedStrategy"):
+        fake_strategy({"strategy": "deepspeed_stage_2", "devices": 8}, str, FakeWorld(None), trains=True)
+
+
+def test_who_splits_has_to_say_among_how_many() -> None:
+    with pytest.raises(UsageError, match=r"trainer\.devices: .* given auto"):
+        fake_strategy({"strategy": "fsdp", "devices": "auto"}, str, FakeWorld(None), trains=True)
+    assert devices_in({"devices": 4, "num_nodes": 2}) == 8
+
+
+@pytest.mark.parametrize(
+    "name, sent",
+    [
+        ("c10d.allreduce_.default", 150),
+        ("_c10d_functional.reduce_scatter_tensor.default", 75),
+        ("c10d._allgather_base_.default", 75),
+        ("c10d.broadcast_.default", 100),
+        ("c10d.barrier.default", 0),
+    ],
+)
+def test_bytes_on_a_link_are_those_of_a_ring(name: str, sent: int) -> None:
+    assert ring_bytes(name, 100, ranks=4) == sent
+    assert ring_bytes(name, 100, ranks=1) == 0
+
+
+def planned(kind: type, *more: str) -> Planned:
+    call = ["fit", f"--model=sharded_plans.{kind.__name__}", "--data=null", "--trainer.max_steps=2"]
+    answer = told(ask([*call, f"--trainer.devices={RANKS}", *more], gpu=None))
+    assert isinstance(answer, Planned), answer
+    return answer
+
+
+def test_fsdp2_holds_a_share_and_gathers_layer_by_layer() -> None:
+    plan = planned(sharded_plans.Sharded, *FSDP2, f"--trainer.strategy.init_args.data_parallel_size={RANKS}")
+    assert plan.ranks == RANKS
+    causes = plan.causes["optimizer"]
+    assert (causes.parameters, causes.gradients) == (WHOLE // RANKS, WHOLE // RANKS)
+    assert causes.optimizer_states == pytest.approx(2 * WHOLE // RANKS, abs=100)  # and a count of steps each
+    # Each layer is gathered before its forward and again before its backward; its gradients are scattered once.
+    passed_on = WHOLE * (RANKS - 1) // RANKS
+    assert plan.sent == {"forward": passed_on, "backward": 2 * passed_on}
+    # At the peak no more than two layers are there whole, gathered and as they came from the others.
+    assert plan.peaks["forward"] < plan.peaks["data"] + 4 * LAYER + sharded_plans.ACTIVATIONS
+
+
+def test_zero_1_shares_optimizer_states_alone() -> None:
+    """Torch's own class parts them, parameter by parameter."""
+    whole, shared = (planned(kind, "--trainer.strategy=ddp") for kind in (sharded_plans.Plain, sharded_plans.ZeroOne))
+    ours, theirs = whole.causes["optimizer"], shared.causes["optimizer"]
+    assert (theirs.parameters, theirs.gradients) == (ours.parameters, ours.gradients) == (WHOLE, WHOLE)
+    assert ours.optimizer_states == pytest.approx(2 * WHOLE, abs=100)
+    assert theirs.optimizer_states == pytest.approx(2 * WHOLE // RANKS, abs=100)
+    reduced = 2 * WHOLE * (RANKS - 1) // RANKS
+    assert whole.sent == {"backward": reduced}
+    assert shared.sent == {"backward": reduced, "optimizer": WHOLE}  # each parameter from its owner to all
+
+
+def test_fsdp_holds_a_share() -> None:
+    plan = planned(sharded_plans.Plain, "--trainer.strategy=fsdp")
+    causes = plan.causes["optimizer"]
+    assert (causes.parameters, causes.gradients) == (WHOLE // RANKS, WHOLE // RANKS)
+    assert plan.work["optimizer"].bytes == pytest.approx(7 * WHOLE // RANKS, abs=200)
+    seconds = planned_floors(plan, "NVIDIA H200", link_bytes_per_s=1.0).sent_s
+    assert seconds == {phase: float(count) for phase, count in plan.sent.items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize(
+    "kind, more",
+    [
+        (sharded_plans.Plain, ["--trainer.strategy=ddp"]),
+        (sharded_plans.ZeroOne, ["--trainer.strategy=ddp"]),
+        (sharded_plans.Plain, ["--trainer.strategy=fsdp"]),
+        (sharded_plans.Sharded, [*FSDP2, "--trainer.strategy.init_args.data_parallel_size=2"]),
+    ],
+    ids=["DDP", "ZeRO-1", "FSDP", "FSDP2"],
+)
+def test_each_phase_of_two_gpus_holds_what_was_planned(tmp_path: Path, kind: type, more: list[str]) -> None:
+    call = ["fit", f"--model=sharded_plans.{kind.__name__}", "--data=null", "--trainer.devices=2", *more]
+    plan = told(ask([*call, "--trainer.max_steps=2"], torch.cuda.get_device_capability()))
+    assert isinstance(plan, Planned)
+    steps = ("--stages.warmup_steps=2", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=0")
+    stages = (*steps, "--actions.steps=0", "--check_memory=false", f"--log_dir={tmp_path}")
+    subprocess.run([sys.executable, "-m", "lm_profiler", *call, *stages], check=True, cwd=SUPPORT)
+    (found,) = tmp_path.rglob("run.json")
+    memory = read_run(found.parent).memory
+    assert memory is not None
+    for phase, peak in plan.peaks.items():
+        assert memory.parts[phase].allocated_peak == pytest.approx(peak, rel=0.02), phase
+
+
+def test_deepspeed_has_a_reason() -> None:
+    call = ["fit", "--model=sharded_plans.Plain", "--data=null", "--trainer.strategy=deepspeed", "--trainer.devices=2"]
+    answer = told(ask(call, gpu=None))
+    assert isinstance(answer, Unplanned)
+    assert "DeepSpeedStrategy" in answer.reason
