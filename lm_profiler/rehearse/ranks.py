@@ -122,7 +122,7 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
         return FakeStrategy(world)
     strategy = FakeReplica(world, devices_in(given))
     strategy.reduces = trains
-    # With ``gradient_as_bucket_view`` the buckets are the gradients. Of the ways of WrappedDDP one copies gradients, but
+    # With ``gradient_as_bucket_view`` the buckets are the gradients. One of WrappedDDP's ways copies them, too, but
     # after backward, where activations are gone.
     strategy.has_buckets = trains and kind is not WrappedDDP and not options.get("gradient_as_bucket_view")
     return strategy
