@@ -69,29 +69,29 @@ def attention_function(name: str) -> AttentionFunction:
         return ATTENTION[name]
     module, _, path = name.partition(":")
     try:
-        found: Any = reduce(getattr, path.split("."), import_module(module))
+        function: Any = reduce(getattr, path.split("."), import_module(module))
     except Exception as error:  # a module of somebody else's may raise anything
         why = f"{type(error).__name__}: {_first_line(error)}"
         raise UsageError(f"attention: expected a function that can be imported, given {name} ({why})") from error
-    expect(callable(found), "attention", "a function", name)
+    expect(callable(function), "attention", "a function", name)
     try:
-        takes = signature(found)
+        takes = signature(function)
     except (TypeError, ValueError):  # one that is written in C
-        return _positional(found)
+        return _positional(function)
     # An autograd.Function's `apply` takes anything, but nothing by its name.
     kinds = {of.kind for of in takes.parameters.values()}
     if "is_causal" not in takes.parameters and Parameter.VAR_POSITIONAL in kinds:
-        return _positional(found)
+        return _positional(function)
     try:
         takes.bind(None, None, None, is_causal=True)
     except TypeError as error:
         told = f"given {name}{takes}: {error}"
         raise UsageError(f"attention: expected a function of (q, k, v, is_causal), {told}") from None
-    return partial(found, is_causal=True)
+    return partial(function, is_causal=True)
 
 
-def _positional(found: Callable[..., Tensor]) -> AttentionFunction:
-    return lambda q, k, v: found(q, k, v, True)
+def _positional(function: Callable[..., Tensor]) -> AttentionFunction:
+    return lambda q, k, v: function(q, k, v, True)
 
 
 _CHECKED = (2, 3, 256)
@@ -119,7 +119,7 @@ def check_attention(name: str, width: int, dtype: torch.dtype, device: torch.dev
     truth = _values(math, exact, upstream.double(), backward)
     attend, subject = attention_function(name), f"{name} in {str(dtype).removeprefix('torch.')}"
     try:
-        found = _values(attend, [x.to(device, copy=True) for x in qkv], upstream.to(device), backward)
+        results = _values(attend, [x.to(device, copy=True) for x in qkv], upstream.to(device), backward)
     except UsageError:
         raise
     except Exception as error:
@@ -129,9 +129,9 @@ def check_attention(name: str, width: int, dtype: torch.dtype, device: torch.dev
         ) from error
     within = _TF32_TOLERANCE if dtype == torch.float32 and device.type != "cpu" else _TOLERANCE[dtype]
     sees_all = F.scaled_dot_product_attention(exact[0], exact[1], exact[2])
-    if _error(found["values"], sees_all).max() <= within:
+    if _error(results["values"], sees_all).max() <= within:
         raise UsageError(f"attention: expected causal attention, given {name}, in which a token sees later ones")
-    for what, numbers in found.items():
+    for what, numbers in results.items():
         _check_numbers(f"{what} of {subject}", numbers, truth[what], within)
 
 
@@ -151,13 +151,13 @@ def _values(attend: AttentionFunction, qkv: list[Tensor], upstream: Tensor, back
     return {"values": out.detach(), **{name: torch.zeros_like(x) if of is None else of for name, of, x in named}}
 
 
-def _error(found: Tensor, truth: Tensor) -> Tensor:
+def _error(given: Tensor, truth: Tensor) -> Tensor:
     """Return how far each number is off, as a share of the largest true one; NaN is infinitely off."""
-    return ((found.detach().cpu().double() - truth).abs() / truth.abs().max()).nan_to_num(nan=torch.inf)
+    return ((given.detach().cpu().double() - truth).abs() / truth.abs().max()).nan_to_num(nan=torch.inf)
 
 
-def _check_numbers(what: str, found: Tensor, truth: Tensor, within: float) -> None:
-    error = _error(found, truth)
+def _check_numbers(what: str, given: Tensor, truth: Tensor, within: float) -> None:
+    error = _error(given, truth)
     off = error > within
     if not off.any():
         return
@@ -166,7 +166,7 @@ def _check_numbers(what: str, found: Tensor, truth: Tensor, within: float) -> No
     raise UsageError(
         f"attention: expected {what} within {within:g} of the reference, given {int(off.sum()):,} of {off.numel():,} "
         f"numbers off, the first at [b, h, t, d] = {first}\n"
-        f"largest error {error.max():.2g} at {worst}: {found[tuple(worst)].item():.4g} instead of "
+        f"largest error {error.max():.2g} at {worst}: {given[tuple(worst)].item():.4g} instead of "
         f"{truth[tuple(worst)].item():.4g}; errors are shares of the largest number"
     )
 
