@@ -81,7 +81,7 @@ def test_its_batches_hold_nothing_and_say_how_many_tokens_they_stand_for() -> No
     "make, said",
     [
         (lambda: AttentionAlone(d_model=0), "d_model: expected 1 or more, given 0"),
-        (lambda: AttentionAlone(attention="flash"), "attention: expected sdpa, math or package.module:function, given 'flash'"),  # type: ignore[arg-type]
+        (lambda: AttentionAlone(attention="flash"), "attention: expected sdpa, math or package.module:function, given"),
         (lambda: EmptyBatches(batch_size=0), "batch_size: expected 1 or more, given 0"),
         (lambda: EmptyBatches(context_length=0), "context_length: expected 1 or more, given 0"),
     ],
