@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_rates")
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
-REFERENCE = [f"{size}_{precision}" for size in PRESETS for precision in PRECISIONS]
+REFERENCE = [f"{size}_{precision}" for size in PRESETS if "/" not in size for precision in PRECISIONS]
 
 
 @pytest.fixture

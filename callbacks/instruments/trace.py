@@ -41,7 +41,8 @@ class TraceOptions:
         record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and tiles.
         with_stack: Keep the Python stacks (large).
         profile_memory: Keep allocations (large).
-        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems.
+        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; of our own model with attention=math
+            its scores, softmax and values too.
         cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
             so that nsys profile --capture-range=cudaProfilerApi records these steps alone.
     """

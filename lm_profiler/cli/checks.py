@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
@@ -14,8 +15,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lm_profiler.cli.errors import wrong_call
 from lm_profiler.measure.boundary import say
+from lm_profiler.models.attention import check_attention
 from lm_profiler.record.run import Verb
-from lm_profiler.training import LanguageModel, WrappedDDP
+from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
@@ -97,3 +99,27 @@ def check_together(model: LightningModule, data: object, trainer: Trainer, verb:
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()
+
+
+_DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
+
+
+def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> None:
+    """Check the numbers of an attention function that is not ours, on the run's device, in the dtype that it will see.
+
+    Raises:
+        UsageError: they are wrong.
+    """
+    if isinstance(model, LanguageModel):
+        name, width = model.config.attention, model.config.head_dim
+    elif isinstance(model, AttentionAlone):
+        name, width = model.attention, model.d_model
+    else:
+        return
+    kind, _, how = str(trainer.precision).partition("-")
+    kept = how == "mixed" and isinstance(model, AttentionAlone)  # its Q, K and V are parameters
+    dtype = torch.float32 if kept else _DTYPES.get(kind, torch.float32)
+    try:
+        check_attention(name, width, dtype, trainer.strategy.root_device, backward=verb == "fit")
+    except UsageError as error:
+        raise UsageError(f"model.{error}") from error.__cause__

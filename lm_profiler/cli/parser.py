@@ -38,10 +38,11 @@ FIRST: dict[str, dict[str, str | None]] = {
     },
     "model": {
         "model": "class path of any LightningModule",
-        "model.size": "small, medium, large, xl or 2.7B",
+        "model.size": "small, medium, large, xl, 2.7B; by its source: cs336-2026/xl, llama-2/7B, …",
         "model.num_layers": "blocks, if not as size says",
-        "model.attention": "sdpa (fused) or math (written out)",
+        "model.attention": "sdpa (fused), math (written out) or package.module:function",
         "model.activation_checkpointing": "keep each block's input only",
+        "model.checkpoint_every": "the same for so many blocks together",
         "model.compile": "with torch.compile",
         "model.float32_matmul_precision": "or high (TF32), medium (bf16)",
         "model.optimizer": "adamw, sgd or none",

@@ -23,6 +23,7 @@ from lm_profiler.callbacks.launch import Launch
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import (
     LOADERS,
+    check_attention_of,
     check_launch,
     check_together,
     check_trainer_options,
@@ -32,6 +33,9 @@ from lm_profiler.cli.launcher import take_over
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
+from lm_profiler.measure.boundary import say
+from lm_profiler.models import attention
+from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
@@ -138,6 +142,11 @@ class ProfilerCLI(OptionsCLI):
             self.model.stays = True
         self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)
+        check_attention_of(self.model, self.trainer, self.verb)
+        attention.nvtx_parts = self._get(self.config_init, "trace").nvtx
+        if isinstance(self.model, LanguageModel) and self.trainer.is_global_zero:
+            for line in other_meanings([self.model.size]):
+                say(line)
         given = vars(self.config_init[self.verb])
         arguments = {key: given[key] for key in _PASSED_ON if key in given}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
@@ -231,10 +240,11 @@ def _tear_down(strategy: Strategy) -> None:
 
 
 def _classes(said: Any) -> Iterator[str]:
-    """Yield the paths of all classes that a config names."""
+    """Yield the paths of all classes, and of an attention function, that a config names."""
     if isinstance(said, (Namespace, Mapping)):
         for key, value in vars(said).items() if isinstance(said, Namespace) else said.items():
-            yield from [str(value)] if key == "class_path" else _classes(value)
+            is_path = key == "class_path" or (key == "attention" and ":" in str(value))
+            yield from [str(value)] if is_path else _classes(value)
     elif isinstance(said, (list, tuple)):
         for value in said:
             yield from _classes(value)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from itertools import pairwise
+from typing import Any
 
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
-AttentionName = Literal["sdpa", "math"]
+OUR_ATTENTION = ("sdpa", "math")
+"""Our own attention functions; `package.module:function` names somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,12 @@ class TransformerConfig:
     """Number of token ids (V)."""
     rope_theta: float = 10_000.0
     """Base of RoPE's wavelengths."""
-    attention: AttentionName = "sdpa"
-    """`sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax."""
+    attention: str = "sdpa"
+    """`sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`."""
     activation_checkpointing: bool = False
-    """Keep only each block's input for the backward pass, and compute the rest again there."""
+    """Keep only each block's input for the backward pass, and compute the rest again there: `checkpoint_every` 1."""
+    checkpoint_every: tuple[int, ...] = ()
+    """Blocks to a checkpoint, of which the first one's input alone is kept; further numbers are nested in it."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
@@ -52,12 +58,31 @@ class TransformerConfig:
                 f"num_heads: expected an even width per head, because RoPE turns pairs, "
                 f"given {self.d_model} / {self.num_heads} = {self.head_dim}; change num_heads or d_model"
             )
-        expect_one_of(get_args(AttentionName), "attention", self.attention)
+        check_attention_name(self.attention)
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        for every in self.checkpoint_every:
+            expected = f"1 to num_layers ({self.num_layers}) blocks to a checkpoint"
+            expect(1 <= every <= self.num_layers, "checkpoint_every", expected, every)
+        nests = all(outer > inner for outer, inner in pairwise(self.checkpoint_every))
+        expected = "each number smaller than the one before, since its checkpoints lie inside of that one's"
+        expect(nests, "checkpoint_every", expected, list(self.checkpoint_every))
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Blocks to a checkpoint, the outermost first; empty without activation checkpointing."""
+        return self.checkpoint_every or (1,) * self.activation_checkpointing
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.num_heads
+
+    @property
+    def dimensions(self) -> str:
+        """The dimensions in the order of published tables, such as ``2560/10240/32/32``."""
+        return f"{self.d_model}/{self.d_ff}/{self.num_layers}/{self.num_heads}"
 
     def num_parameters(self, embedding: bool = True) -> int:
         """Return the exact number of parameters, without building anything.
@@ -74,13 +99,45 @@ class TransformerConfig:
         return self.num_layers * block + table * (2 if embedding else 1) + self.d_model
 
 
-PRESETS: dict[str, TransformerConfig] = {
+def check_attention_name(name: str) -> None:
+    """Raise UsageError unless ``name`` is one of ours or reads as ``package.module:function``."""
+    known = f"{', '.join(OUR_ATTENTION)} or package.module:function"
+    expect(name in OUR_ATTENTION or re.fullmatch(r"[\w.]+:[\w.]+", name) is not None, "attention", known, name)
+
+
+_CS336_2025 = {
     "small": TransformerConfig(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
     "medium": TransformerConfig(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
     "large": TransformerConfig(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
     "xl": TransformerConfig(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
     "2.7B": TransformerConfig(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
 }
+_BY_SOURCE = {
+    "cs336-2025": _CS336_2025,
+    "cs336-2026": {  # handout 26.1.1 of its systems assignment
+        **{name: _CS336_2025[name] for name in ("small", "medium", "large")},
+        "xl": _CS336_2025["2.7B"],
+        "10B": TransformerConfig(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
+    },
+    # Touvron et al. 2023 (Llama 2). Of its sizes these two have as many heads of keys as of queries, as our model has.
+    "llama-2": {
+        "7B": TransformerConfig(d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000),
+        "13B": TransformerConfig(d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000),
+    },
+}
+PRESETS = _CS336_2025 | {f"{source}/{name}": size for source, of in _BY_SOURCE.items() for name, size in of.items()}
+"""All sizes by name: the plain names are those of 2025."""
+
+
+def other_meanings(sizes: Iterable[str]) -> list[str]:
+    """Return a line for each plain name among ``sizes`` that means another model in another year."""
+    pairs = [(name, PRESETS[name], f"cs336-2026/{name}") for name in dict.fromkeys(sizes) if name in _CS336_2025]
+    return [
+        f"size {name}: cs336-2025's, {now.dimensions}; in cs336-2026 {name} is {PRESETS[then].dimensions}: "
+        f"--model.size={then}"
+        for name, now, then in pairs
+        if PRESETS.get(then, now) != now
+    ]
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:

@@ -5,41 +5,17 @@ Shapes: B batch, T context, D width of the model, H heads, E width of a head, V 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.models.config import AttentionName, TransformerConfig
-
-AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]."""
-
-
-def sdpa(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
-    """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one."""
-    return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
-
-
-def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
-    """Scores, mask and softmax written out, with the [B, H, T, T] scores in memory: the baseline to profile.
-
-    softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
-    """
-    context, width = q_BHTE.shape[-2:]
-    # Queries are scaled and not scores: T·E numbers instead of T·T.
-    scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
-    future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
-    weights_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1)
-    # Where autocast computes the softmax in float32 it brings both factors to one dtype by itself.
-    out_BHTE: Tensor = einsum(weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e")
-    return out_BHTE
-
-
-ATTENTION: dict[AttentionName, AttentionFunction] = {"sdpa": sdpa, "math": math}
+from lm_profiler.models.attention import attention_function
+from lm_profiler.models.config import TransformerConfig
 
 NORM_EPS = 1e-5
 """Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code)."""
@@ -95,7 +71,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.attend = ATTENTION[config.attention]
+        self.attend = attention_function(config.attention)
         self.query = Linear(config.d_model, config.d_model)
         self.key = Linear(config.d_model, config.d_model)
         self.value = Linear(config.d_model, config.d_model)
@@ -158,12 +134,25 @@ class Transformer(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         rope = rope_tables(tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD)
         # Without gradients nothing is kept for a backward pass, so there is nothing to save.
-        recompute = config.activation_checkpointing and torch.is_grad_enabled()
-        for block in self.blocks:
-            if recompute:
-                # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
-                x_BTD = checkpoint(block, x_BTD, rope, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BTD = block(x_BTD, rope)
+        checkpoints = config.checkpoints if torch.is_grad_enabled() else ()
+        x_BTD = through([*self.blocks], x_BTD, rope, checkpoints)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))
         return logits_BTV
+
+
+def through(blocks: Sequence[nn.Module], x_BTD: Tensor, rope: tuple[Tensor, Tensor], every: Sequence[int]) -> Tensor:
+    """Return [B, T, D] behind ``blocks``; each ``every[0]`` of them are a checkpoint, ``every[1:]`` nest in it.
+
+    With checkpoints of k of n blocks, n/k inputs and what k blocks save are held at once (Chen et al. 2016).
+    """
+    if not every:
+        for block in blocks:
+            x_BTD = block(x_BTD, rope)
+        return x_BTD
+    for first in range(0, len(blocks), every[0]):
+        some = blocks[first : first + every[0]]
+        # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
+        x_BTD = checkpoint(
+            partial(through, some, every=every[1:]), x_BTD, rope, use_reentrant=False, preserve_rng_state=False
+        )
+    return x_BTD

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
 
 from lm_profiler.record.calls import config_file
 from lm_profiler.record.run import Verb
-from lm_profiler.usage_error import UsageError, expect
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 Item = TypeVar("Item")
 
@@ -95,7 +95,7 @@ class Request:
             lists: [1,2],[3,4].
         list: Sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid.
         options: Further options of every cell.
-        verb: What the cells run.
+        verb: What the cells run; may be swept as well, as --grid.verb fit,validate.
         repeats: Runs of each cell, in rounds of random order.
         seed: Seed of that order.
         timeout_s: Longest time of a cell in seconds; no limit if not given.
@@ -182,6 +182,8 @@ class Request:
                 raise UsageError(f"{name}: expected either swept or the same for all cells, given both")
             if name in self.grid and name in listed:
                 raise UsageError(f"{name}: expected in grid or in list, given in both")
+        for verb in (*self.grid.get("verb", ()), *(entry["verb"] for entry in self.list if "verb" in entry)):
+            expect_one_of(get_args(Verb), "verb", verb)
         for name, values in (*((f"grid.{name}", self.grid[name]) for name in self.grid), ("devices", self.devices)):
             if len(set(values)) < len(values):
                 remedy = "run cells again with repeats" if name != "devices" else "each runs one cell at a time"

@@ -104,9 +104,10 @@ def _call(
     request: Request, point: Mapping[str, str], called: Mapping[str, str], folder: Path, cell_id: str
 ) -> list[str]:
     # A config file overrides the options before it, so a swept config has to come first.
-    swept = sorted(point.items(), key=lambda item: item[0] != "config")
+    options = [item for item in point.items() if item[0] != "verb"]
+    swept = sorted(options, key=lambda item: item[0] != "config")
     return [
-        request.verb,
+        point.get("verb", request.verb),
         *([f"--config={called.get(request.config, request.config)}"] if request.config is not None else []),
         *(f"--{name}={called.get(value, value) if name == 'config' else value}" for name, value in swept),
         *request.options,

@@ -9,10 +9,10 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 
-from lm_profiler.models.config import AttentionName
-from lm_profiler.models.transformer import ATTENTION, AttentionFunction
+from lm_profiler.models.attention import AttentionFunction, attention_function
+from lm_profiler.models.config import check_attention_name
 from lm_profiler.training.fake_tokens import ENDLESS
-from lm_profiler.usage_error import UsageError, expect, expect_one_of
+from lm_profiler.usage_error import UsageError, expect
 
 
 class AttentionAlone(LightningModule):
@@ -24,7 +24,8 @@ class AttentionAlone(LightningModule):
 
     Args:
         d_model: Width of Q, K and V (D).
-        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out.
+        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
+            `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
         compile: Compile it with torch.compile.
 
     Raises:
@@ -36,14 +37,15 @@ class AttentionAlone(LightningModule):
     def __init__(
         self,
         d_model: int = 64,
-        attention: AttentionName = "sdpa",
+        attention: str = "sdpa",
         compile: bool = False,  # noqa: A002 - the option's name on the command line
     ) -> None:
         super().__init__()
         expect(d_model >= 1, "d_model", "1 or more", d_model)
-        expect_one_of(ATTENTION, "attention", attention)
+        check_attention_name(attention)
+        self.attend = attention_function(attention)
         self.d_model = d_model
-        self.attention: AttentionName = attention
+        self.attention = attention
         self.compile_model = compile  # `compile` is a method of nn.Module
 
     def setup(self, stage: str) -> None:
@@ -60,7 +62,7 @@ class AttentionAlone(LightningModule):
         if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
         batch_size, context_length = batches_of(getattr(self.trainer, "datamodule", None))
-        self.model = LoneAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))
+        self.model = LoneAttention(self.attend, (batch_size, 1, context_length, self.d_model))
         if self.compile_model:
             self.model.compile()
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from lm_profiler.measure.device.precision import Switches
-from lm_profiler.models.config import AttentionName, preset
+from lm_profiler.models.attention import attention_function
+from lm_profiler.models.config import preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.torch_names import FUSED_DEVICES
 from lm_profiler.training.data_parallel import shard_blocks
@@ -68,14 +69,16 @@ class LanguageModel(LightningModule):
     It logs nothing unless it is asked: one `self.log` costs about 200 µs a step.
 
     Args:
-        size: Preset that gives the dimensions: small, medium, large, xl or 2.7B.
+        size: Preset that gives the dimensions: small, medium, large, xl or 2.7B; or by its source, as cs336-2026/xl.
         d_model: Width of the residual stream; the preset's if not given.
         d_ff: Width inside the feed-forward layer; the preset's if not given.
         num_layers: Number of blocks; the preset's if not given.
         num_heads: Number of attention heads, a divisor of d_model; the preset's if not given.
-        vocab_size: Number of token ids; the data module asks for it here.
-        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out.
+        vocab_size: Number of token ids, which the data follows; the preset's if not given.
+        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
+            `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
         activation_checkpointing: Keep only each block's input; compute the rest again in the backward pass.
+        checkpoint_every: The same for so many blocks together; of [8, 2], twos are nested in eights.
         compile: Compile the Transformer with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
         float32_matmul_precision: Multiply float32 as it is (`highest`), as TF32 (`high`) or bf16 (`medium`).
@@ -102,9 +105,10 @@ class LanguageModel(LightningModule):
         d_ff: int | None = None,
         num_layers: int | None = None,
         num_heads: int | None = None,
-        vocab_size: int = 10_000,
-        attention: AttentionName = "sdpa",
+        vocab_size: int | None = None,
+        attention: str = "sdpa",
         activation_checkpointing: bool = False,
+        checkpoint_every: int | list[int] | None = None,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
         compile_mode: str | None = None,
         float32_matmul_precision: MatmulPrecision = "highest",
@@ -116,6 +120,7 @@ class LanguageModel(LightningModule):
         metrics: bool = False,
     ) -> None:
         super().__init__()
+        self.size = size
         # This checks the dimensions before any weight exists.
         self.config = preset(
             size,
@@ -126,8 +131,12 @@ class LanguageModel(LightningModule):
             vocab_size=vocab_size,
             attention=attention,
             activation_checkpointing=activation_checkpointing,
+            checkpoint_every=(checkpoint_every,)
+            if isinstance(checkpoint_every, int)
+            else tuple(checkpoint_every or ()),
         )
-        self.vocab_size = vocab_size  # the data asks for it here
+        attention_function(attention)  # one that cannot be imported is refused before any weight exists
+        self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model = compile
         self.compile_mode = compile_mode

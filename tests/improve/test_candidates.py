@@ -200,3 +200,11 @@ def test_a_module_that_compiles_itself_is_not_compiled_again() -> None:
         precision="32-true", optimizers=[], accumulate_grad_batches=1, compiled=True,
     )  # fmt: skip
     assert not [name for name in by_name(OTHERS, GPU, model=facts) if "compile" in name]
+
+
+def test_checkpoints_of_blocks_are_left_out_by_their_own_option() -> None:
+    model = {"class_path": "lm_profiler.training.LanguageModel", "init_args": {**OURS["model"]["init_args"]}}
+    model["init_args"] |= {"checkpoint_every": [8, 2], "activation_checkpointing": False}
+    names = by_name({**OURS, "model": model}, CPU)
+    assert names["model.checkpoint_every=null"] == 0.4
+    assert not any("activation_checkpointing" in name for name in names)

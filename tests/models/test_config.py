@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from lm_profiler.models.config import PRESETS, TransformerConfig, preset
+from lm_profiler.models.config import PRESETS, TransformerConfig, other_meanings, preset
+from lm_profiler.usage_error import UsageError
 
 
 def test_an_override_changes_one_field_and_none_changes_nothing() -> None:
@@ -27,6 +28,7 @@ def test_an_override_changes_one_field_and_none_changes_nothing() -> None:
         {"rope_theta": 500.0},
         {"attention": "math"},
         {"activation_checkpointing": True},
+        {"checkpoint_every": (4, 2)},
     ],
     ids=lambda override: next(iter(override)),
 )
@@ -36,7 +38,7 @@ def test_every_field_of_a_preset_can_be_overridden(override: dict[str, object]) 
 
 
 def test_an_unknown_size_lists_the_known_ones() -> None:
-    message = r"size: expected one of small, medium, large, xl, 2\.7B, given 'tiny'"
+    message = r"size: expected one of small, medium, large, xl, 2\.7B, cs336-2025/small, .*, given 'tiny'"
     with pytest.raises(ValueError, match=message):
         preset("tiny")
 
@@ -65,7 +67,7 @@ def test_a_width_that_no_head_count_fits_says_so() -> None:
 
 
 def test_an_unknown_attention_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="attention: expected one of sdpa, math, given 'flash'"):
+    with pytest.raises(ValueError, match=r"attention: expected sdpa, math or package\.module:function, given 'flash'"):
         preset("small", attention="flash")
 
 
@@ -82,4 +84,35 @@ def test_the_presets_are_those_of_the_table() -> None:
         "xl": (1600, 6400, 48, 25),
         "2.7B": (2560, 10240, 32, 32),
     }
-    assert {size: (c.d_model, c.d_ff, c.num_layers, c.num_heads) for size, c in PRESETS.items()} == table
+    assert {size: config.dimensions for size, config in PRESETS.items() if "/" not in size} == {
+        size: "/".join(map(str, row)) for size, row in table.items()
+    }
+    assert all(PRESETS[f"cs336-2025/{size}"] == PRESETS[size] for size in table)
+
+
+def test_the_sizes_of_2026_are_those_of_its_handout() -> None:
+    sizes = {name: c.dimensions for name, c in PRESETS.items() if name.startswith("cs336-2026/")}
+    assert sizes == {
+        "cs336-2026/small": "768/3072/12/12",
+        "cs336-2026/medium": "1024/4096/24/16",
+        "cs336-2026/large": "1280/5120/36/20",
+        "cs336-2026/xl": "2560/10240/32/32",
+        "cs336-2026/10B": "4608/12288/50/36",
+    }
+
+
+def test_only_a_plain_name_that_changed_its_meaning_is_told_and_once() -> None:
+    assert other_meanings([size for size in PRESETS if size != "xl"]) == []
+    [line] = other_meanings(["xl", "small", "xl", "no such size"])
+    assert {"1600/6400/48/25", "2560/10240/32/32:", "--model.size=cs336-2026/xl"} < set(line.replace(";", "").split())
+
+
+@pytest.mark.parametrize("every", [(0,), (13,), (4, 13), (2, 2), (2, 4)], ids=str)
+def test_checkpoints_that_do_not_fit_the_layers_or_each_other_are_refused(every: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=r"^checkpoint_every: expected .*, given "):
+        preset("small", checkpoint_every=every)
+
+
+def test_a_checkpoint_need_not_divide_the_layers() -> None:
+    assert preset("small", checkpoint_every=(5, 3)).checkpoints == (5, 3)
+    assert preset("small", activation_checkpointing=True).checkpoints == (1,)

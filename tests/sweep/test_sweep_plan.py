@@ -35,6 +35,20 @@ def test_a_cell_is_a_call_of_the_trainers_verbs() -> None:
     assert shlex.split(shell_line(first)) == ["python", "-m", "lm_profiler", *first.arguments]
 
 
+def test_the_verb_may_be_swept() -> None:
+    cells = plan_of(Request(name="s", list=[{"verb": "validate"}, {"verb": "fit", "a.x": "1"}]), {}).cells
+    assert [cell.arguments for cell in cells] == [
+        ["validate", "--log_dir=logs/s", "--name=verb=validate"],
+        ["fit", "--a.x=1", "--log_dir=logs/s", "--name=verb=fit,x=1"],
+    ]
+    with pytest.raises(ValueError, match=r"^verb: expected one of fit, validate, test, predict, given 'plan'"):
+        Request(name="s", grid={"verb": ["fit", "plan"]})
+
+
+def test_a_size_of_a_source_makes_no_folder_of_its_own() -> None:
+    assert ids(Request(name="s", grid={"model.size": ["cs336-2026/xl", "xl"]})) == ["size=cs336-2026-xl", "size=xl"]
+
+
 def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
     values = ['it\'s $HOME `x` "y"; #z', "two\nlines\n", "ü"]
     for cell in plan_of(Request(name="s", grid={"a.x": values}), {}).cells:

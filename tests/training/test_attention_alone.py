@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 
+from lm_profiler.cli import checks
 from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -80,7 +81,7 @@ def test_its_batches_hold_nothing_and_say_how_many_tokens_they_stand_for() -> No
     "make, said",
     [
         (lambda: AttentionAlone(d_model=0), "d_model: expected 1 or more, given 0"),
-        (lambda: AttentionAlone(attention="flash"), "attention: expected one of sdpa, math, given 'flash'"),  # type: ignore[arg-type]
+        (lambda: AttentionAlone(attention="flash"), "attention: expected sdpa, math or package.module:function, given"),
         (lambda: EmptyBatches(batch_size=0), "batch_size: expected 1 or more, given 0"),
         (lambda: EmptyBatches(context_length=0), "context_length: expected 1 or more, given 0"),
     ],
@@ -110,3 +111,25 @@ def test_the_precision_decides_what_q_k_and_v_are(
     module = AttentionAlone(d_model=D)
     make_trainer(1, precision=precision).fit(module, datamodule=data())
     assert {p.dtype for p in module.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("precision,dtype", [("32-true", torch.float32), ("bf16-true", torch.bfloat16)])
+def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_then_runs(
+    make_trainer: Callable[..., Trainer], precision: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[torch.dtype] = set()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        seen.add(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    monkeypatch.setattr(checks, "somebodys", attend, raising=False)
+    module, trainer = AttentionAlone(d_model=D, attention=f"{checks.__name__}:somebodys"), make_trainer(1)
+    given = make_trainer(1, precision=precision)
+    checks.check_attention_of(module, given, "fit")
+    assert seen == {dtype}
+    trainer.fit(module, datamodule=data())
+    assert module.attend.func is attend
+    monkeypatch.setattr(checks, "somebodys", lambda q, k, v, is_causal: q)
+    with pytest.raises(ValueError, match=r"^model\.attention: expected values of "):
+        checks.check_attention_of(module, given, "fit")

@@ -22,6 +22,7 @@ SETTINGS = (
     "data.context_length",
     "model.attention",
     "model.activation_checkpointing",
+    "model.checkpoint_every",
     "model.optimizer",
 )
 """Options that decide what a step needs; those of ``model`` where it is ours."""

@@ -28,7 +28,7 @@ from lm_profiler.analysis.remedies.remedy import (
 ATTENTION = "model.attention"
 WORKERS = ("data.num_workers", "loader.num_workers")
 _BATCH, _BATCHES = "data.batch_size", "trainer.accumulate_grad_batches"
-_CHECKPOINTING = "model.activation_checkpointing"
+_CHECKPOINTING, _CHECKPOINTS = "model.activation_checkpointing", "model.checkpoint_every"
 _PRECISION = "trainer.precision"
 _FULL = (None, "32-true", "32", 32)
 PRODUCTS = ("forward", "backward")
@@ -99,12 +99,15 @@ def fused_attention(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 def no_checkpointing(run: FirstRun, hardware: Hardware) -> _Tried:
     for name in (_CHECKPOINTING, "model.gradient_checkpointing"):
-        if run.option(name) is True:
+        if run.option(name) is True and not run.option(_CHECKPOINTS):
             yield faster({name: "false"}, name, run.terms_s("recomputation") or run.phases_s("backward")), ""
+    if run.option(_CHECKPOINTS):
+        off = {_CHECKPOINTS: "null", **({_CHECKPOINTING: "false"} if run.option(_CHECKPOINTING) else {})}
+        yield faster(off, _CHECKPOINTS, run.terms_s("recomputation") or run.phases_s("backward")), ""
 
 
 def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    if planned.settings.get(_CHECKPOINTING) is False:
+    if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(_CHECKPOINTS):
         yield smaller({_CHECKPOINTING: "true"})
 
 
@@ -117,7 +120,7 @@ def other_batches(run: FirstRun, hardware: Hardware) -> _Tried:
     while batches % factor == 0:
         options = {_BATCH: str(batch * factor), _BATCHES: str(batches // factor)}
         yield faster(options, "batch", None, PER_BATCH), ""
-        if run.option(_CHECKPOINTING) is False:
+        if run.option(_CHECKPOINTING) is False and not run.option(_CHECKPOINTS):
             yield faster({**options, _CHECKPOINTING: "true"}, "batch", None, PER_BATCH), ""
         factor *= 2
     if batch % 2 == 0:

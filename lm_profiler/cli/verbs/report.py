@@ -24,7 +24,7 @@ from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
-from lm_profiler.report.tables.layouts import devices, pivot, wide
+from lm_profiler.report.tables.layouts import devices, modes, pivot, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
 from lm_profiler.report.tables.remedies import remedies
 from lm_profiler.report.tables.rows import raw_rows, rows
@@ -45,6 +45,7 @@ for example:
   lm_profiler report logs --layout blocks      each step, then Model, Params, Forward (s), Backward (s)
   lm_profiler report logs --layout wide        a wide row a run, means and standard deviations
   lm_profiler report logs --layout devices     sizes down, devices across
+  lm_profiler report logs --layout modes       forward alone, forward + backward, full step: mean ± std
   lm_profiler report logs --layout warmups     a row for each pass and warm-up
   lm_profiler report logs/old --again          by the rules of this version, and what differs
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
@@ -164,7 +165,7 @@ def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | Non
 
 def _make(entries: Sequence[Entry], options: Options) -> Table:
     if options.layout is not None:
-        return {"wide": wide, "devices": devices, "blocks": blocks}[options.layout](entries)
+        return {"wide": wide, "devices": devices, "blocks": blocks, "modes": modes}[options.layout](entries)
     if options.pivot is not None:
         down, across = (_facts(names.split(","), entries) for names in options.pivot)
         [value] = columns_named([options.value or "step_s"], entries)

@@ -38,7 +38,7 @@ class Options:
         group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
         pivot: Two facts, one down and one across; several with commas between.
         value: What a pivot shows; if not given, step_s.
-        layout: A table as published reports have it: blocks, wide, devices or warmups.
+        layout: A table as published reports have it: blocks, wide, devices, modes or warmups.
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
@@ -46,7 +46,7 @@ class Options:
         plot: phases, waterfall, steps, memory, attention, tokens, mfu, overlap or improve; with --output FILE.svg, .png
             or .pdf.
         by: What a plot is drawn against.
-        format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says; for
+        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.
         output: Write to this file.
     """
@@ -59,7 +59,7 @@ class Options:
     group_by: Sequence[str] = ()
     pivot: tuple[str, str] | None = None
     value: str | None = None
-    layout: Literal["blocks", "wide", "devices", "warmups"] | None = None
+    layout: Literal["blocks", "wide", "devices", "modes", "warmups"] | None = None
     warmup: Sequence[int] = ()
     steps: int | None = None
     kernels: bool = False
@@ -95,7 +95,7 @@ class Options:
             raise UsageError("value: expected --pivot ROWS ACROSS, given none")
         if self.by is not None and not self.plot:
             raise UsageError("by: expected --plot KIND, given none")
-        if self.kernels and self.format in ("html", "latex"):
+        if self.kernels and self.format in ("html", "latex", "typst"):
             known = ", ".join(("terminal", "markdown", *formats.FOR_PROGRAMS))
             raise UsageError(f"format: expected {known} with --kernels, given {self.format}")
         if self.plot and self.output is None:

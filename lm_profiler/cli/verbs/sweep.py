@@ -18,6 +18,7 @@ from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
+from lm_profiler.models.config import other_meanings
 from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
 from lm_profiler.record.entry import collect
@@ -60,6 +61,8 @@ def run(request: Request) -> int:
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
     plan = plan_of(request, texts)
     part = part_of(request.part, os.environ if request.launcher is None else {})
+    for line in other_meanings(cell.overrides.get("model.size", "") for cell in plan.cells):
+        say(line)
     if request.dry_run:
         for cell in run_order(plan) if part is None else part.of(run_order(plan)):
             print(shell_line(cell))
@@ -107,7 +110,10 @@ def _run(request: Request, folder: SweepFolder) -> bool:
 def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
     """Raise UsageError for an unknown option of a cell; a bad value fails its own cell only."""
     # Cells with the same options and number of nodes differ in values alone: one of them is checked.
-    alike = {(*cell.overrides, cell.overrides.get("trainer.num_nodes")): cell for cell in reversed(plan.cells)}
+    alike = {
+        (cell.arguments[0], *cell.overrides, cell.overrides.get("trainer.num_nodes")): cell
+        for cell in reversed(plan.cells)
+    }
     check_calls(server, alike.values(), timeout_s, values=False)
 
 

@@ -1,4 +1,4 @@
-"""A table as text, Markdown, LaTeX, CSV, JSON or Parquet; no name or reason in it can break any of them."""
+"""A table as text, Markdown, LaTeX, Typst, CSV, JSON or Parquet; no name or reason in it can break any of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ SUFFIXES = {
     ".csv": "csv",
     ".json": "json",
     ".tex": "latex",
+    ".typ": "typst",
     ".parquet": "parquet",
     ".html": "html",
 }
@@ -119,6 +120,36 @@ def _latex(text: str) -> str:
     return f"{{[}}{text[1:]}" if text.startswith("[") else text
 
 
+def typst(table: Table) -> str:
+    """Return a ``table``, for use with ``#include``; the lines around it are comments.
+
+    Cells are strings and not markup: only quotation marks and backslashes mean something in them.
+    """
+    above, below = ([f"// {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
+    titles, *rows = (f"{', '.join(row)}" for row in _form(table, _typst))
+    sides = ", ".join("right" if heading.figures else "left" for heading in table.headings)
+    return (
+        "\n".join(
+            [
+                *above,
+                "#table(",
+                f"  columns: {len(table.headings)}, align: ({sides},), stroke: none,",
+                f"  table.hline(), table.header({titles}), table.hline(stroke: 0.5pt),",
+                *(f"  {row}," for row in rows),
+                "  table.hline(),",
+                ")",
+                *below,
+            ]
+        )
+        + "\n"
+    )
+
+
+def _typst(text: str) -> str:
+    escaped = plain(text).replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
 def csv_text(table: Table) -> str:
     """Return a header and a line for each row.
 
@@ -186,4 +217,4 @@ def _one_type(values: list[Any]) -> list[Any]:
     return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
 
 
-_TEXT = {"markdown": markdown, "latex": latex, "csv": csv_text, "json": json_text}
+_TEXT = {"markdown": markdown, "latex": latex, "typst": typst, "csv": csv_text, "json": json_text}

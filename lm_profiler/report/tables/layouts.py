@@ -189,6 +189,54 @@ def devices(entries: Sequence[Entry]) -> Table:
     return Table(headings, body, same, [*how, *notes(groups, shown)])
 
 
+MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
+"""How much of a step a run does, by the part whose time is its figure."""
+
+
+def modes(entries: Sequence[Entry]) -> Table:
+    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps.
+
+    A mode is timed by the runs that do no more than that: forward alone is `validate`, forward + backward has no
+    optimizer. Where none does, it is that part of a longer step.
+    """
+    apart = apart_by([[entry] for entry in entries])
+    told = [of for of in apart if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
+    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
+    down = list(dict.fromkeys((COLUMNS["size"], *told, *(COLUMNS[name] for name in repeat))))
+    rows = by_facts(entries, down)
+    unit = TIMES["step"].shown_unit
+    headings = [heading(of, list(rows.values())) for of in down]
+    headings += [Heading(f"{part}_s", f"{title} ({unit})", True) for part, title in MODES.items()]
+    body = [
+        [*(fact_cell(group, of) for of in down), *(_mode_cell(group, part) for part in MODES)]
+        for group in rows.values()
+    ]
+    above = ["mean ± standard deviation of the steps", *same_in_all(list(rows.values()), [*down, *_NOT_OF_MODES])]
+    return Table(headings, body, above, notes([[entry] for entry in entries], called(naming([[e] for e in entries]))))
+
+
+_NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
+
+
+def _mode(entry: Entry) -> str:
+    if entry.verb != "fit":
+        return "forward"
+    return "forward_backward" if COLUMNS["optimizer"].get(entry) == "none" else "step"
+
+
+def _mode_cell(group: Merged, part: str) -> TableCell:
+    order = list(MODES)[list(MODES).index(part) :]
+    does = sorted((entry for entry in group if _mode(entry) in order), key=lambda entry: order.index(_mode(entry)))
+    if not does:
+        return TableCell()
+    mean, std = (COLUMNS[f"{part}{which}_s"].get(does[0]) for which in ("", "_std"))
+    if mean is None:
+        return TableCell(text=WORDS.get(does[0].status, does[0].status), status=does[0].status)
+    shown = [TIMES["step"].show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None]
+    others = f" (of {len(same)})" if (same := [of for of in does if _mode(of) == _mode(does[0])])[1:] else ""
+    return TableCell(mean, " ± ".join(shown) + others)
+
+
 _DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["forward_backward_s"]}
 
 

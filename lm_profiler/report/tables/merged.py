@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
-from lm_profiler.models.config import PRESETS
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run.record import Status
 from lm_profiler.record.sweep import CellStatus
@@ -135,8 +134,8 @@ def rank(value: Any) -> tuple[int, float, str]:
     """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
     if isinstance(value, (int, float)):
         return 0, value, ""
-    if preset_of(value) is not None:
-        return 1, list(PRESETS).index(value), ""
+    if (size := preset_of(value)) is not None:
+        return 1, size.num_parameters(), value
     return (3, 0, "") if value is None else (2, 0, str(value))
 
 

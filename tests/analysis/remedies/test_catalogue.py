@@ -50,6 +50,12 @@ def test_what_is_already_so_is_no_remedy() -> None:
     assert remedies(planned(**{"trainer.precision": "64-true"})) == []  # whoever asks for that needs it
 
 
+def test_a_run_with_checkpoints_of_blocks_is_not_offered_checkpointing() -> None:
+    ways = [way.options for way in remedies(planned(**OURS, **{"model.checkpoint_every": 4}))]
+    assert {"model.attention": "sdpa"} in ways
+    assert not any("model.activation_checkpointing" in way for way in ways)
+
+
 def test_of_other_peoples_modules_only_what_the_trainer_offers() -> None:
     own = {"trainer.precision": "16-mixed", "data.batch_size": 12}
     ways = [way.options for way in remedies(planned(largest=7, **own))]

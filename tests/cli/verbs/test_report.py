@@ -100,7 +100,7 @@ def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)[0]["bf16-mixed_status"] == "oom"
 
 
-@pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.typ", "t.parquet"])
 def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
     begins = {
         ".txt": b"in all rows",
@@ -108,14 +108,15 @@ def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsy
         ".csv": b"name,folder",
         ".json": b"[\n {",
         ".tex": b"% in",
+        ".typ": b"// in",
     }
     assert report(logs, "--output", tmp_path / name) == 0
     assert (tmp_path / name).read_bytes().startswith(begins.get(Path(name).suffix, b"PAR1"))
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
-@pytest.mark.parametrize("kind", ["terminal", "markdown", "csv", "json", "latex"])
+@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "modes", "warmups"])
+@pytest.mark.parametrize("kind", ["terminal", "markdown", "csv", "json", "latex", "typst"])
 def test_every_layout_goes_with_every_format(logs: Path, layout: str, kind: str, capsys: pytest.CaptureFixture[str]):
     assert report(logs, "--layout", layout, "--format", kind) == 0
     assert "small" in capsys.readouterr().out

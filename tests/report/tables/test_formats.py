@@ -12,7 +12,7 @@ import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal
+from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal, typst
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 TABLE = Table(
@@ -34,7 +34,7 @@ def nasty() -> Table:
 
 
 def test_a_table_is_as_stored():
-    forms = {"terminal": terminal, "Markdown": markdown, "LaTeX": latex}
+    forms = {"terminal": terminal, "Markdown": markdown, "LaTeX": latex, "Typst": typst}
     assert_stored("report/formats", {name: form(TABLE) for name, form in forms.items()})
 
 
@@ -112,6 +112,15 @@ def test_nothing_in_a_name_breaks_latex():
     assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
     assert row.count("&") - row.count("\\&") == 1
     assert r"\ensuremath{<}b\ensuremath{>}\&lt; \$5\_\% \#\{\textasciitilde{}\^{}\textbackslash{}\}" in row
+
+
+def test_nothing_in_a_name_breaks_typst():
+    text = typst(nasty())
+    assert text.splitlines()[0].startswith("// [bold]")
+    [row] = [line for line in text.splitlines() if line.startswith('  "')]
+    # A string of Typst ends at the first quotation mark without a backslash, as one of JSON does; so do its escapes.
+    assert json.loads(f"[{row.strip().removesuffix(',')}]") == [plain(NASTY), "x"]
+    assert typst(Table([Heading("x", 'a"b\\')], [])).count(r'"a\"b\\"') == 1
 
 
 def test_whatever_is_in_a_name_comes_back_from_csv_json_and_parquet():

@@ -13,7 +13,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import devices, wide
+from lm_profiler.report.tables.layouts import devices, modes, wide
 from lm_profiler.report.tables.step_layouts import blocks, warmup_rows
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
@@ -125,7 +125,37 @@ def test_two_devices_of_a_type_go_by_their_names():
     assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
 
 
-@pytest.mark.parametrize("layout", [blocks, wide, devices])
+def of_mode(folder: str, forward_s: float, backward_s: float, verb: str = "fit", **options):
+    entry = run(folder, [(forward_s - 0.1, backward_s - 0.1), (forward_s + 0.1, backward_s + 0.1)], **options)
+    config = {**entry.record.config, "model": {"init_args": {**entry.record.config["model"]["init_args"]}}}
+    config["model"]["init_args"]["optimizer"] = options.get("optimizer", "adamw")
+    return replace(entry, record=entry.record.model_copy(update={"verb": verb, "config": config}))
+
+
+def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_longer_step():
+    alone = of_mode("a", 1.0, 0.1, verb="validate")
+    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0)
+    keys = ("forward_s", "forward_backward_s", "step_s")
+
+    def means(*entries):
+        return [[row[key] for key in keys] for row in modes(entries).records()]
+
+    assert means(full, both, alone) == [pytest.approx([1.0, 5.0, 10.0])]
+    assert means(full, both) == [pytest.approx([2.0, 5.0, 10.0])]
+    assert means(full) == [pytest.approx([4.0, 10.0, 10.0])]
+    assert means(both) == [[pytest.approx(2.0), pytest.approx(5.0), None]]
+    text = modes([full, both, alone]).rows[0]
+    assert [cell.text for cell in text[-3:]] == ["1,000.00 ± 141.42", "5,000.00 ± 282.84", "10,000.00 ± 282.84"]
+
+
+def test_a_mode_that_did_not_fit_says_so_in_its_cell_and_sizes_are_rows():
+    died = run("d", failed=("oom", "no memory left"), size="xl")
+    table = modes([of_mode("a", 1.0, 0.1, verb="validate", size="xl"), died, of_mode("b", 1.0, 1.0)])
+    assert [[cell.text for cell in row][-1] for row in table.rows] == ["2,000.00 ± 282.84", "OOM"]
+    assert table.rows[1][-3].value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("layout", [blocks, wide, devices, modes])
 def test_a_run_of_which_nothing_is_known_is_shown(layout):
     entry = run("a", failed=("failed", "it broke"))
     record = entry.record.model_copy(update={"config": None, "model": None, "environment": None})
