@@ -17,8 +17,10 @@ from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
+from lm_profiler.measure.memory.storage_notes import TensorsSeen
 from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.record.steps import Peaks
+from lm_profiler.torch_names import storage_key
 from lm_profiler.usage_error import UsageError, expect
 
 
@@ -53,6 +55,8 @@ class MemoryReader:
         device: the device whose allocator is asked.
         parties: returns the module and the optimizers whose tensors count; called once they exist.
         forward: hears of the operators of forward passes, from the instrument that counts FLOPs.
+        told: in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does.
+        storage: returns the identity of a storage for ``told``.
     """
 
     probe: Probe
@@ -60,8 +64,11 @@ class MemoryReader:
     device: torch.device
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
+    told: Callable[..., object] | None = None
+    storage: Callable[[Any], int] = storage_key
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
+    _seen: TensorsSeen | None = None
     _readers: tuple[HoldingsReader, LevelsReader, TrafficReader, PartPeaks] | None = None
     _observers: tuple[Callable[[int], None], ...] = ()
     name: str = "memory"
@@ -76,6 +83,8 @@ class MemoryReader:
         holdings.step_ended()
         traffic.step_ended()
         levels.step_ended()
+        if self._seen is not None:
+            self._seen.step_ended()
         return parts.take_step()
 
     def begin(self, stage: str) -> None:
@@ -93,6 +102,9 @@ class MemoryReader:
         )
         self._readers[0].start()
         self._observers = tuple(self.part.guard(reader) for reader in self._readers)
+        if self.told is not None:
+            self._seen = TensorsSeen(module, optimizers, levels.saved, self.storage, self.told)
+            self._observers = (self.part.guard(self._seen), *self._observers)
         self.timeline.observers += self._observers
         self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
 

@@ -140,6 +140,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         taken_for_one=[*TAKEN_FOR_ONE],
         buckets=rehearsal.bucket_bytes,
         workspaces=world.live.workspaces,
+        timeline=step.timeline,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from lm_profiler.analysis.hardware.device_rates import matmul_dtype, rates_of
 from lm_profiler.analysis.hardware.roofline import Work, floor_of
+from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
 
 ROOM = 0.9
@@ -49,6 +50,7 @@ class Planned:
         buckets: Bytes of DDP's buckets, in the rest of each phase's peak; None where there are none.
         workspaces: Bytes that libraries keep to work in, in each phase's peak; None on the CPU.
         reserved: What the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves.
+        timeline: Every allocation of the step.
     """
 
     peaks: Mapping[str, int]
@@ -68,6 +70,7 @@ class Planned:
     buckets: int | None = None
     workspaces: int | None = None
     reserved: int | None = None
+    timeline: MemoryTimeline | None = None
 
     @property
     def phase(self) -> str:
