@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from lm_profiler.record.run import Newer, Part, read_as
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.run import MemoryCauses, Newer, Part, json_of, read_as
 
 HELD = {
     "parameters": "parameters",
@@ -30,9 +31,11 @@ SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, 
 
 
 class Allocation(Part):
-    """One storage. None is unknown, or what came before the step."""
+    """One storage, or ``count`` alike. None is unknown, or what came before the step."""
 
     bytes: int
+    """Bytes of each."""
+    count: int = 1
     cause: str
     phase: str | None = None
     """The phase that made it; None where it was there before the step."""
@@ -41,7 +44,7 @@ class Allocation(Part):
     name: str | None = None
     """The operator that made it; of a parameter and what belongs to one: the tensor's name."""
     module: str | None = None
-    """The path of the module in whose forward, or its backward, it was made."""
+    """The path of the module in whose forward, or its backward, it was made; ``*`` for the indices of equal layers."""
     line: str | None = None
     """The innermost line of the module's code: file and number."""
 
@@ -62,9 +65,14 @@ class MemoryTimeline(Part):
     largest: list[Allocation]
     """The largest allocations that were alive at the peak."""
     saved: list[Allocation]
-    """The largest storages that autograd saved for backward, parameters aside."""
+    """What autograd saved for backward, parameters aside: storages that are alike in one row, the most bytes first."""
     saved_bytes: int
     """Bytes of all storages that autograd saved, parameters aside."""
+    residual: Allocation | None = None
+    """The tensor that residual connections add up, of batch, context and width: the sum of three dimensions that occurs
+    most often among the activations."""
+    set_up: dict[str, int] | None = None
+    """Bytes of each cause before the first step, with model and optimizers there."""
 
     @model_validator(mode="after")
     def _whole(self) -> MemoryTimeline:
@@ -97,6 +105,16 @@ class MemoryTimeline(Part):
             held[at] += by
         return dict(zip(self.causes, held, strict=True))
 
+    def moments(self) -> dict[str, MemoryCauses]:
+        """Return what is held after set-up, and before and after the optimizer's step, as far as it is known."""
+        held = {} if self.set_up is None else {"set_up": self.set_up}
+        steps = [number for number, (phase, _) in enumerate(self.phases) if phase == "optimizer"]
+        if steps:
+            after = self.phases[steps[-1] + 1 :] or [("", len(self.events))]
+            held["before_optimizer"] = self.held_after(self.phases[steps[0]][1])
+            held["after_optimizer"] = self.held_after(after[0][1])
+        return {moment: _coarse(of) for moment, of in held.items()}
+
     def curves(self, most: int = 4000) -> tuple[list[int], Mapping[str, list[int]]]:
         """Return at most ``most`` places on the axis of events, and the bytes of each cause there.
 
@@ -122,6 +140,21 @@ class MemoryTimeline(Part):
                 begins = found.pop()[1]
             found.append((phase, begins, end))
         return found
+
+
+def _coarse(held: Mapping[str, int]) -> MemoryCauses:
+    """Return bytes by cause with the finer causes joined."""
+    known = {cause: held.get(cause, 0) for cause in MemoryCauses.model_fields}
+    return MemoryCauses(**known | {"activations_and_rest": sum(held.values()) - sum(known.values())})
+
+
+def write_timeline(timeline: MemoryTimeline, folder: Path) -> None:
+    """Write ``timeline`` beside the record of the run in ``folder``.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    write_whole(timeline_file(folder, timeline.source), json_of(timeline) + "\n")
 
 
 def timeline_file(folder: Path, source: str) -> Path:

@@ -174,6 +174,7 @@ _GROUPS: dict[str, list[Quantity]] = {
     "Planned memory": [_computed("measured_over_planned", "measured / planned", "x", _OVER, _over_planned)],
     "Memory by phase": [],
     "Memory by cause": [],
+    "Memory at three moments": [],
     "Other, by its owner": [],
     "Use of the CPU": [],
     "Counters of the mean step": [],

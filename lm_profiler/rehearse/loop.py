@@ -35,6 +35,7 @@ from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.unknown import DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided
+from lm_profiler.measure.memory.causes import holdings
 from lm_profiler.measure.memory.storage_notes import seen
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.memory_timeline import MemoryTimeline
@@ -78,11 +79,18 @@ _UNLIKE_STEPS, _LEAST = 8, 2
 class _Look:
     """The observers of one step, attached when it begins."""
 
-    def __init__(self, world: FakeWorld, timeline: Timeline, trainer: Trainer, buckets: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        world: FakeWorld,
+        timeline: Timeline,
+        trainer: Trainer,
+        buckets: Sequence[torch.Tensor],
+        set_up: Mapping[str, int],
+    ) -> None:
         world.live.perhaps, forward, self._timeline = 0, ForwardTraffic(), timeline
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
         self._live, self._sites, self._notes = world.live, CallSites(trainer.lightning_module), world.live.take_notes()
-        self._live.site = self._sites
+        self._live.site, self._set_up = self._sites, set_up
         for bucket in buckets:
             self._notes.see(seen("rest", "DDP's bucket", bucket))
         self._reader = MemoryReader(world.live, timeline, META, parties, forward, self._notes.told)
@@ -102,7 +110,7 @@ class _Look:
 
     def timeline(self) -> MemoryTimeline:
         """Return every allocation of the step."""
-        return self._notes.timeline("planned")
+        return self._notes.timeline("planned").model_copy(update={"set_up": self._set_up})
 
     def work(self) -> StepWork:
         """Return what the step multiplied and moved; raises UncountableError where that is unknown."""
@@ -134,7 +142,7 @@ class Rehearsal(Callback):
         raise NotImplementedError
 
     def _look(self) -> _Look:
-        return _Look(self.world, self._timeline, self._trainer, self._buckets)
+        return _Look(self.world, self._timeline, self._trainer, self._buckets, self._set_up)
 
     def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeDevice)
@@ -155,6 +163,8 @@ class Rehearsal(Callback):
             with self.world.inside():
                 self._buckets = buckets(pl_module)
                 self.bucket_bytes = sum(each.nbytes for each in self._buckets)
+        held = holdings(pl_module, trainer.optimizers, META)
+        self._set_up = {**held._asdict(), "rest": self.world.live.now - held.total}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep the first exception."""

@@ -125,6 +125,11 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         """Return the peak since the last reset for each of ``MEMORY``; here of allocated memory alone."""
         return self._peak, None, None
 
+    @property
+    def now(self) -> int:
+        """Bytes that tensors hold now."""
+        return self._now
+
     def held(self) -> int | None:
         """Return the bytes that tensors hold now."""
         return self._now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -210,8 +212,9 @@ class StorageNotes:
             phases=self._phases,
             events=[(numbers[noted.cause or "rest"], by) for noted, by in self._events],
             largest=[],
-            saved=_largest(saved),
+            saved=_alike(saved)[:_MOST],
             saved_bytes=sum(noted.bytes for noted in saved),
+            residual=_residual([noted for noted in self._noted if noted.cause == "activations"]),
         )
         at = timeline.peak_at  # events number `at - 1` and before have happened
         alive = [noted for noted in self._noted if noted.born < at and (noted.died is None or noted.died >= at)]
@@ -221,3 +224,27 @@ class StorageNotes:
 def _largest(noted: Iterable[_Noted]) -> list[Allocation]:
     largest = sorted(noted, key=lambda of: -of.bytes)[:_MOST]
     return [of.allocation() for of in largest if of.bytes]
+
+
+def _alike(noted: Iterable[_Noted]) -> list[Allocation]:
+    """Return an allocation for those that differ in the index of their layer alone, the most bytes first."""
+    counts: Counter[str] = Counter()
+    first: dict[str, Allocation] = {}
+    for of in noted:
+        allocation = of.allocation()
+        module = None if allocation.module is None else re.sub(r"\d+", "*", allocation.module)
+        allocation = allocation.model_copy(update={"module": module})
+        counts[key := repr(allocation)] += 1
+        first[key] = allocation
+    rows = [of.model_copy(update={"count": counts[key]}) for key, of in first.items()]
+    return sorted(rows, key=lambda of: -of.bytes * of.count)
+
+
+def _residual(activations: Iterable[_Noted]) -> Allocation | None:
+    sums = [of for of in activations if (of.site.operator or "").startswith("aten.add.") and len(of.shape or ()) == 3]
+    shapes = Counter((*(of.shape or ()), of.dtype) for of in sums)
+    if not shapes:
+        return None
+    (*shape, dtype), count = shapes.most_common(1)[0]
+    found = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
+    return found.allocation().model_copy(update={"count": count, "module": None})

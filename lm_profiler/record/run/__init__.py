@@ -29,6 +29,7 @@ from lm_profiler.record.run.machine import (
     Utilisation,
 )
 from lm_profiler.record.run.memory_facts import (
+    MOMENTS,
     AllocatorReading,
     Floor,
     MemoryCauses,
@@ -80,7 +81,7 @@ from lm_profiler.record.run.waterfall import (
 )
 
 __all__ = [
-    "LIGHTNING", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",
+    "LIGHTNING", "MOMENTS", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",
     "ClockAlignment", "Contention", "Contributor", "Environment", "Failure", "Finding", "FindingKind", "FindingName",
     "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses", "MemoryFacts", "MemoryLevels",
     "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory",
