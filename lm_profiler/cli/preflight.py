@@ -14,7 +14,7 @@ from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
-from lm_profiler.measure.boundary import try_or_note
+from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.calls import WRONG_CALL
@@ -92,7 +92,7 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
     cli.context.launched(planned=plan)
     folder, timeline = cli.context.folder, None if planned is None else planned.timeline
     if folder is not None and timeline is not None:
-        try_or_note("the planned memory timeline", lambda: write_timeline(timeline, folder), [])
+        Guard("the planned memory timeline", say, outcome="unknown").run(write_timeline, timeline, folder)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
         return None
     refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, plan.available)))

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS
@@ -64,7 +64,7 @@ class TensorsSeen:
     def step_ended(self) -> None:
         """Look at all causes once more: what a step makes last is seen too."""
         self._part = None
-        self(OTHER)
+        self(END)
         self._part = None
 
     def _known(self) -> Iterator[SeenTensor]:

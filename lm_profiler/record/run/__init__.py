@@ -81,7 +81,8 @@ from lm_profiler.record.run.waterfall import (
 )
 
 __all__ = [
-    "LIGHTNING", "MOMENTS", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",
+    "LIGHTNING", "MOMENTS", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps",
+    "Bound",
     "ClockAlignment", "Contention", "Contributor", "Environment", "Failure", "Finding", "FindingKind", "FindingName",
     "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses", "MemoryFacts", "MemoryLevels",
     "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
-from lm_profiler.record.quantity import bytes_text
+from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, PART_COLOURS, legend, new_figure, wrapped
 from lm_profiler.report.run.allocation_tables import made_by
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _WIDTH, _SECOND = 8.6, 6.2
 """Inches of a picture with one panel, and of each further one."""
 _MOST_PANELS = 4
-_NARROW = 0.035
-"""The share of the axis below which a phase's name stands upright."""
+_NARROW = 0.012
+"""The share of the axis that a character of a phase's name takes; names with less room are turned."""
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
@@ -43,8 +43,8 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
     drawn: dict[str, None] = {}
     for (name, timeline), axes, below in zip(timelines.items(), *panels, strict=True):
         drawn |= dict.fromkeys(_draw(axes, timeline, size))
-        axes.set_ylim(0, 1.22 * most / size or 1.0)
-        axes.set_title(wrapped(name, _SECOND), fontsize=9.5, loc="left", pad=16)
+        axes.set_ylim(0, 1.12 * most / size or 1.0)
+        axes.set_title(wrapped(name, _SECOND), fontsize=9.5, loc="left", pad=36)
         axes.set_xlabel("allocations and frees of one step, in their order")
         _list(below, timeline)
     panels[0][0].set_ylabel(f"bytes in use ({unit})")
@@ -63,10 +63,10 @@ def _draw(axes: Axes, timeline: MemoryTimeline, size: float) -> Sequence[str]:
     for phase, begins, ends in timeline.shaded():
         axes.axvspan(begins, ends, color=PART_COLOURS.get(phase, PART_COLOURS["other"]), alpha=0.13, lw=0, zorder=0)
         axes.axvline(begins, color=PART_COLOURS.get(phase, PART_COLOURS["other"]), lw=0.6, ymax=1.0)
-        narrow = (ends - begins) / end < _NARROW * len(phase) / 2
+        turned = (ends - begins) / end < _NARROW * len(phase)
         axes.annotate(
-            phase, ((begins + ends) / 2, 0.985), xycoords=("data", "axes fraction"), ha="center", va="top",
-            fontsize=7.5, rotation=90 if narrow else 0, color="#333333",
+            phase, ((begins + ends) / 2, 1.01), xycoords=("data", "axes fraction"), va="bottom", fontsize=7.5,
+            ha="left" if turned else "center", rotation=35 if turned else 0, rotation_mode="anchor",
         )  # fmt: skip
     at, peak = timeline.peak_at, timeline.peak / size
     left = at > 0.6 * end
@@ -83,7 +83,7 @@ def _draw(axes: Axes, timeline: MemoryTimeline, size: float) -> Sequence[str]:
 def _list(axes: Axes, timeline: MemoryTimeline) -> None:
     """List the largest allocations that are alive at the peak."""
     axes.axis("off")
-    rows = [["largest at the peak", "cause", "shape, dtype", "made by"], *map(_row, timeline.largest)]
+    rows = [["at the peak", "cause", "shape, dtype", "made by"], *map(_row, timeline.largest)]
     at = (0.0, 0.14, 0.31, 0.55)
     for number, row in enumerate(rows):
         for x, text in zip(at, row, strict=True):

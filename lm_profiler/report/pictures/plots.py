@@ -109,7 +109,7 @@ SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-_PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_profiler</title></head>\n<body>{}</body></html>\n'
+_PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_profiler</title></head>{}</html>\n'
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":")
 
@@ -181,7 +181,7 @@ def _save(draw_it: Callable[[], Figure], path: Path) -> None:
     picture = content.getvalue()
     if suffix == ".html":
         svg = picture.decode()
-        picture = _PAGE.format(svg[svg.index("<svg") :]).encode()
+        picture = _PAGE.format(f"<body>{svg[svg.index('<svg') :]}</body>").encode()
     write_whole(path, picture)
 
 

@@ -30,7 +30,7 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
         rows = [
             [
                 TableCell(name, MOMENTS[name]),
-                *(TableCell(value, bytes_text(value)) for value in held.model_dump().values()),
+                *(TableCell(count, bytes_text(count)) for _, count in held),
             ]
             for name, held in moments.items()
         ]
@@ -53,5 +53,5 @@ def _shape(of: Allocation) -> str:
 
 def made_by(of: Allocation) -> str:
     """Return the tensor's name, or the operator with the module and the line that called it."""
-    operator = (of.name or "unknown").removeprefix("aten.").removesuffix(".default")
-    return ", ".join(filter(None, (operator, of.module, of.line)))
+    operator = (of.name or "").removeprefix("aten.").removesuffix(".default")
+    return ", ".join(filter(None, (operator, of.module, of.line))) or "unknown"

@@ -204,7 +204,7 @@ def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
-    """Return a row for each part or moment of the step and a column for each family of ``group``, where they are known."""
+    """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
     cells: dict[str, dict[str, str]] = {}
     for of in group:
         part = of.of or of.path.split(".")[1]
