@@ -78,10 +78,12 @@ def _timeline(timeline: MemoryTimeline, most: int) -> Json:
         "phases": timeline.shaded(),
         "places": places,
         "causes": [{"name": name, "title": HELD.get(name, name), "bytes": of} for name, of in curves.items()],
-        "tables": [
-            {"heading": above[-1].rstrip(":").capitalize(), "table": {**table, "above": []}} for table, above in tables
-        ],
+        "tables": [{"heading": _headline(above[-1]), "table": {**table, "above": []}} for table, above in tables],
     }
+
+
+def _headline(line: str) -> str:
+    return f"{line[0].upper()}{line[1:].rstrip(':')}"
 
 
 def ranks(entry: Entry) -> Json:

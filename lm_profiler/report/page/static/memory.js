@@ -49,7 +49,7 @@ function drawTimeline(chart, { causes, places, peak_at, peak, peak_text, phases,
     const place = { x: (begins + ends) / 2, xref: "x", y: 1, yref: "paper", yanchor: "bottom", xanchor: narrow ? "left" : "center" };
     return { ...place, text: plain(phase), showarrow: false, textangle: narrow ? -35 : 0, font: { size: 11 } };
   });
-  const mark = { x: peak_at, y: peak / scale, text: `<b>peak ${plain(peak_text)}</b>`, showarrow: true, ax: peak_at > 0.6 * events ? -60 : 60, ay: -14 };
+  const mark = { x: peak_at, y: peak / scale, text: `<b>peak ${plain(peak_text)}</b>`, showarrow: true, arrowcolor: colours.pale, ax: peak_at > 0.6 * events ? -60 : 60, ay: -14 };
   return draw(chart, data, {
     hovermode: "x unified",
     shapes,
