@@ -25,7 +25,7 @@ from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.plan_table import plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.usage_error import UsageError, expect_one_of
+from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
     from lm_profiler.cli.rehearse import Unplanned
@@ -71,12 +71,13 @@ class Options:
     options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        expect_one_of((None, TIMELINE), "plot", self.plot)
+        expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
         if (self.plot is None) != (self.output is None):
             given, missing = ("output", "plot memory_timeline") if self.plot is None else ("plot", "output FILE")
             raise UsageError(f"{given}: expected --{missing} too, given none; end FILE with {', '.join(SUFFIXES)}")
         if self.output is not None:
             check_picture(self.output)
+            expect(self.output.parent.is_dir(), "output", "a file in a folder that is there", str(self.output))
 
 
 def run(options: Options) -> int:
