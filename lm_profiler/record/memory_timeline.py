@@ -131,15 +131,15 @@ class MemoryTimeline(Part):
 
     def shaded(self) -> list[tuple[str, int, int]]:
         """Return each phase that has events, with the places where it begins and ends; neighbours are joined."""
-        found: list[tuple[str, int, int]] = []
+        shaded: list[tuple[str, int, int]] = []
         ends = [at for _, at in self.phases[1:]] + [len(self.events)]
         for (phase, begins), end in zip(self.phases, ends, strict=True):
             if begins == end or phase == "other":
                 continue
-            if found and found[-1][0] == phase and found[-1][2] == begins:
-                begins = found.pop()[1]
-            found.append((phase, begins, end))
-        return found
+            if shaded and shaded[-1][0] == phase and shaded[-1][2] == begins:
+                begins = shaded.pop()[1]
+            shaded.append((phase, begins, end))
+        return shaded
 
 
 def _coarse(held: Mapping[str, int]) -> MemoryCauses:

@@ -35,8 +35,8 @@ class CallSites:
         if node is not None and not self._running:
             forward = self._of_node.get(NODE_NUMBER.of_or(node, lambda: -1)(), Site())
             return forward._replace(operator=str(func), recomputes=False)
-        found = user_line(sys._getframe(2))
-        line = None if found is None else f"{short_path(found[0])}:{found[1]}"
+        own_line = user_line(sys._getframe(2))
+        line = None if own_line is None else f"{short_path(own_line[0])}:{own_line[1]}"
         site = Site(str(func), module, line, recomputes=node is not None)
         # Autograd makes an operator's node, and gives it its number, before the operator runs.
         self._of_node[self._next() - 1] = site

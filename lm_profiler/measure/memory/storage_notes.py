@@ -192,10 +192,10 @@ class StorageNotes:
 
     def see(self, tensors: Iterable[SeenTensor]) -> list[_Noted]:
         """Learn from ``tensors`` what their storages are; return those that were noted."""
-        found = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
-        for noted, tensor in found:
+        pairs = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
+        for noted, tensor in pairs:
             noted.seen(tensor)
-        return [noted for noted, _ in found]
+        return [noted for noted, _ in pairs]
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
         """Return the step as it was noted."""
@@ -246,5 +246,5 @@ def _residual(activations: Iterable[_Noted]) -> Allocation | None:
     if not shapes:
         return None
     (*shape, dtype), count = shapes.most_common(1)[0]
-    found = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
-    return found.allocation().model_copy(update={"count": count, "module": None})
+    first = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
+    return first.allocation().model_copy(update={"count": count, "module": None})

@@ -145,7 +145,7 @@ def test_columns_are_listed_by_what_they_are_about_and_each_can_be_shown(
     assert {"PART_median_s", "PART_p5_s", "PART_cv"} <= {*groups["Spread of the steps"]}
     assert {"energy_per_token_j", "throttle_reasons"} <= {*groups["GPU"]}
     named = [name for group in groups.values() for name in group if name.endswith(("_s", "_cv", "_j", "_bytes"))]
-    names = [name.replace("PART", "backward") for name in named]
+    names = [name.replace("PART", "backward").replace("MOMENT", "set_up") for name in named]
     assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
     header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
