@@ -332,6 +332,6 @@ def _whole_family(member: Quantity) -> Quantity:
     texts = {name: getattr(member, name) for name in ("name", "title", "meaning", "path")}
     if member.of is not None:
         stands = "MOMENT" if member.of in MOMENTS else "PART"
-        for word in (member.of, MOMENTS.get(member.of, member.of)):
+        for word in {member.of, MOMENTS.get(member.of, member.of)}:
             texts = {name: text.replace(word, stands, 1) for name, text in texts.items()}
     return replace(member, **texts)
