@@ -52,6 +52,7 @@ from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.peaks import probe_of
+from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
 from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import append_steps
 
@@ -246,9 +247,10 @@ class Attachment:
         batches, places = self._delayed
         measured_s = lambda: [] if self.ending.session is None else self.ending.session.measured_s()  # noqa: E731
         stream_to_delay = stream if on_cuda else None
-        forward = ForwardTraffic()
+        forward, history = ForwardTraffic(), snapshot_file(folder, rank) if self.options.memory.history else None
+        heard = None if history is None or rank else MarksHeard()  # rank 0's timeline stands for all
         return Instruments(
-            MemoryReader(probe, timeline, device, parties, forward),
+            MemoryReader(probe, timeline, device, parties, forward, heard, torch.UntypedStorage.data_ptr),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 WhatIf(self.options.whatif, timeline, stream_to_delay, self._loader, batches, places, measured_s),
@@ -257,7 +259,7 @@ class Attachment:
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
                 *([profiler_range()] if trace.cuda_profiler_range else []),
-                *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
+                *watches_of(device, history, sampler, heard),
             ],
             self.tell,
             StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage), rank, sampler),

@@ -43,6 +43,7 @@ class Measured:
     # What the instruments say, each under the name of its facts.
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
     causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
+    moments: Mapping[str, MemoryCauses] = field(default_factory=dict)
     levels: MemoryLevels | None = None
     traffic: StepTraffic | None = None
     other_by_owner: OtherByOwner | None = None

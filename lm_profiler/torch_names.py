@@ -284,6 +284,11 @@ ASKED_SHAPE = PrivateName(
     "torch._subclasses.fake_tensor.DynamicOutputShapeException", "a step asks for a size", "plan unknown"
 )
 NO_MODES = PrivateName("torch.utils._mode_utils.no_dispatch", "computes one small value for real", "plan unknown")
+BACKWARD_NODE = PrivateName(
+    "torch._C._current_autograd_node", "whose backward runs now", "allocations of backward have no module"
+)
+NODE_NUMBER = PrivateName("Node._sequence_nr", "joins an operator and its backward", "as above")
+NEXT_NODE_NUMBER = PrivateName("torch.autograd._get_sequence_nr", "the number of a node to come", "as above")
 APPLY = PrivateName("Module._apply", "moves a module; torch's own fails for fake tensors", "plan unknown")
 FAKE_GROUP = PrivateName(
     "torch.testing._internal.distributed.fake_pg.FakeStore", "a process group of one", "plan of several ranks unknown"

@@ -13,12 +13,15 @@ from torch.optim import Optimizer
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.memory.causes import HoldingsReader
+from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
+from lm_profiler.measure.memory.storage_notes import TensorsSeen
 from lm_profiler.measure.memory.traffic import TrafficReader
+from lm_profiler.record.run import MemoryCauses
 from lm_profiler.record.steps import Peaks
+from lm_profiler.torch_names import storage_key
 from lm_profiler.usage_error import UsageError, expect
 
 
@@ -53,6 +56,8 @@ class MemoryReader:
         device: the device whose allocator is asked.
         parties: returns the module and the optimizers whose tensors count; called once they exist.
         forward: hears of the operators of forward passes, from the instrument that counts FLOPs.
+        told: in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does.
+        storage: returns the identity of a storage for ``told``.
     """
 
     probe: Probe
@@ -60,8 +65,12 @@ class MemoryReader:
     device: torch.device
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
+    told: Callable[..., object] | None = None
+    storage: Callable[[Any], int] = storage_key
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
+    _set_up: MemoryCauses | None = None
+    _seen: TensorsSeen | None = None
     _readers: tuple[HoldingsReader, LevelsReader, TrafficReader, PartPeaks] | None = None
     _observers: tuple[Callable[[int], None], ...] = ()
     name: str = "memory"
@@ -72,27 +81,34 @@ class MemoryReader:
 
     def _step_peaks(self) -> Peaks:
         assert self._readers is not None
-        holdings, levels, traffic, parts = self._readers
-        holdings.step_ended()
+        causes, levels, traffic, parts = self._readers
+        causes.step_ended()
         traffic.step_ended()
         levels.step_ended()
+        if self._seen is not None:
+            self._seen.step_ended()
         return parts.take_step()
 
     def begin(self, stage: str) -> None:
         self.probe.reset()  # each stage has peaks of its own
+        module, optimizers = self.parties()
+        if self._set_up is None:
+            self._set_up = by_cause(self.probe.held(), holdings(module, optimizers, self.device))
         if stage != "memory":
             return
-        module, optimizers = self.parties()
         # In this order: the last resets the peak that the first reads.
         levels = LevelsReader(module, optimizers, self.probe.held, self.device, self.part)
         self._readers = (
-            HoldingsReader(module, optimizers, lambda: self.probe.peaks()[0], self.device, self.part),
+            HoldingsReader(module, optimizers, lambda: self.probe.peaks()[0], self.device, self.probe.held, self.part),
             levels,
             TrafficReader(module, optimizers, self.device, self.timeline, levels.saved, self.forward),
             PartPeaks(self.probe),
         )
         self._readers[0].start()
         self._observers = tuple(self.part.guard(reader) for reader in self._readers)
+        if self.told is not None:
+            self._seen = TensorsSeen(module, optimizers, levels.saved, self.storage, self.told)
+            self._observers = (self.part.guard(self._seen), *self._observers)
         self.timeline.observers += self._observers
         self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
 
@@ -102,19 +118,19 @@ class MemoryReader:
             self.facts["graph_pools"] = graph_pool_bytes(self.device)
         if self._readers is None:
             return
-        holdings, levels, traffic, parts = self._readers
+        causes, levels, traffic, parts = self._readers
         self.discard()
-        self.facts |= {"part_peaks": parts.by_part(), "causes": holdings.by_part(), "levels": levels.levels}
-        self.facts["traffic"] = traffic.traffic
+        self.facts |= {"part_peaks": parts.by_part(), "causes": causes.by_part(), "levels": levels.levels}
+        self.facts |= {"traffic": traffic.traffic, "moments": {"set_up": self._set_up, **causes.moments}}
 
     def discard(self) -> None:
         if self._readers is None:
             return
         self.step_peaks = self.probe.peaks
-        holdings, levels, *_ = self._readers
+        causes, levels, *_ = self._readers
         self.timeline.unobserve(*self._observers)
         self._observers = ()
-        holdings.stop()
+        causes.stop()
         levels.stop()
         if not levels.watching:
             self._readers = None  # only now: what could not be undone is tried again by the next call

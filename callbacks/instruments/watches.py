@@ -11,12 +11,15 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.callbacks.instruments.instrument import Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
+from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.counts.ready_batches import ready_batches
 from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
 from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import CpuUseReader
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
+from lm_profiler.measure.memory.snapshot_timeline import MarksHeard, timeline_of
+from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.run import LoaderFacts
 from lm_profiler.usage_error import UsageError
 
@@ -36,7 +39,10 @@ def profiler_range() -> Watch:
 
 
 def watches_of(
-    device: torch.device, history: Path | None = None, sampler: TelemetrySampler | None = None
+    device: torch.device,
+    history: Path | None = None,
+    sampler: TelemetrySampler | None = None,
+    heard: MarksHeard | None = None,
 ) -> list[Watch]:
     """Return the watches that mean something on ``device``, in the order in which they begin.
 
@@ -44,13 +50,14 @@ def watches_of(
         device: the run's.
         history: file for a snapshot of the allocator; None where its history is not recorded.
         sampler: reads the GPU's clock, power and temperature; None where there is no GPU.
+        heard: the marks of the steps whose history is recorded.
     """
     watches = [recompilations_watch()]
     if (detector := sync_detector_of(device)) is not None:
         finish = detector.end
         watches.append(Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": finish()}, finish))
     if history is not None:
-        watches.append(history_watch(device, history))
+        watches.append(history_watch(device, history, heard))
     if sampler is not None:
         stop = sampler.stop
         watches.append(Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": stop()}, stop))
@@ -105,8 +112,10 @@ def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
     return [] if combined is None else combined.iterators
 
 
-def history_watch(device: torch.device, path: Path) -> Watch:
+def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = None) -> Watch:
     """Return the watch that writes the allocator's history of the ``memory`` stage to ``path``.
+
+    With what was ``heard`` at its marks, it also writes the memory timeline of the last step beside it.
 
     Raises:
         UsageError: the allocator of ``device`` keeps none.
@@ -117,7 +126,12 @@ def history_watch(device: torch.device, path: Path) -> Watch:
 
     def facts() -> Mapping[str, Any]:
         try:
-            history.dump(path)
+            recorded = history.dump(path)
+            if heard is not None:
+                part = Guard("the measured memory timeline", say, outcome="unknown")
+                timeline = part.run(timeline_of, recorded, device.index or 0, heard)
+                if timeline is not None:
+                    part.run(write_timeline, timeline, path.parent)
         finally:
             history.stop()
         return {}

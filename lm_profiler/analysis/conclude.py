@@ -244,6 +244,7 @@ def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
         measured=_reading(run.timed.largest_memory),
         parts={part: _reading(peaks) for part, peaks in seen.part_peaks.items()},
         causes=dict(seen.causes),
+        moments=dict(seen.moments),
         held=seen.levels,
         allocator=seen.allocator,
     )

@@ -92,6 +92,7 @@ class Evidence:
     """Share of the measured phases at whose beginning the device had nothing left to do."""
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
     causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
+    moments: Mapping[str, MemoryCauses] = field(default_factory=dict)
     levels: MemoryLevels | None = None
     allocator: AllocatorReading | None = None
     other_by_owner: OtherByOwner | None = None

@@ -14,9 +14,11 @@ from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
+from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.calls import WRONG_CALL
+from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
 from lm_profiler.rehearse.ranks import SHARDED
@@ -88,6 +90,9 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
     """Return why the run is refused, None if it is not. The record gets the plan, and the refusal."""
     planned, plan = _planned(cli)
     cli.context.launched(planned=plan)
+    folder, timeline = cli.context.folder, None if planned is None else planned.timeline
+    if folder is not None and timeline is not None:
+        Guard("the planned memory timeline", say, outcome="unknown").run(write_timeline, timeline, folder)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
         return None
     refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, plan.available)))
@@ -120,6 +125,7 @@ def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
     return planned, PlannedMemory(
         peaks=dict(planned.peaks),
         at_peak=planned.causes.get(planned.phase),
+        moments={} if planned.timeline is None else planned.timeline.moments(),
         held=planned.held,
         reserved=planned.reserved,
         available=free_for_one(cli.trainer),

@@ -144,6 +144,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         sent=_all_sent(cli, strategy, step.sent),
         split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
+        timeline=step.timeline,
     )
 
 

@@ -15,7 +15,7 @@ from lm_profiler.record.figure import UNITS, Place, bytes_text, counted, duratio
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, TIMED, WORDS
 from lm_profiler.record.quantity import Quantity, between, column, figures_in, rows_in
-from lm_profiler.record.run import Floor, MemoryCauses, MemoryReading, Part, RunRecord
+from lm_profiler.record.run import MOMENTS, Floor, MemoryCauses, MemoryReading, Part, RunRecord
 
 __all__ = [
     "CAUSES", "FIGURES", "FLOOR", "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES",
@@ -174,6 +174,7 @@ _GROUPS: dict[str, list[Quantity]] = {
     "Planned memory": [_computed("measured_over_planned", "measured / planned", "x", _OVER, _over_planned)],
     "Memory by phase": [],
     "Memory by cause": [],
+    "Memory at three moments": [],
     "Other, by its owner": [],
     "Use of the CPU": [],
     "Counters of the mean step": [],
@@ -321,12 +322,16 @@ TRIED_COLUMNS = (
 
 
 def overview() -> dict[str, list[Quantity]]:
-    """Return the groups with one entry a family, such as one for each phase: ``PART`` stands for what differs."""
+    """Return the groups with one entry a family, such as one for each phase: ``PART`` or ``MOMENT`` stands for what
+    differs."""
     return {title: list({of.name: of for of in map(_whole_family, group)}.values()) for title, group in GROUPS.items()}
 
 
 def _whole_family(member: Quantity) -> Quantity:
     """Return the entry that stands for the whole family of ``member``."""
     texts = {name: getattr(member, name) for name in ("name", "title", "meaning", "path")}
-    told = {name: text if member.of is None else text.replace(member.of, "PART", 1) for name, text in texts.items()}
-    return replace(member, **told)
+    if member.of is not None:
+        stands = "MOMENT" if member.of in MOMENTS else "PART"
+        for word in {member.of, MOMENTS.get(member.of, member.of)}:
+            texts = {name: text.replace(word, stands, 1) for name, text in texts.items()}
+    return replace(member, **texts)

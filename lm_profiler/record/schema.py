@@ -14,12 +14,14 @@ from typing import Any
 
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Part, RankEnd, RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
 FORMS: dict[str, type[Part]] = {
     "run": RunRecord,
     "kernels": KernelTable,
+    "memory_timeline": MemoryTimeline,
     "sweep": SweepPlan,
     "outcome": CellOutcome,
     "improve": ImproveRecord,

@@ -29,6 +29,11 @@ def shortened(name: str, most: int = 48) -> str:
     return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
 
 
+def short_path(path: str) -> str:
+    """Return a code file's name; for library code, the path inside site-packages."""
+    return path.partition("site-packages/")[2] or Path(path).name
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3``, or ``ranks 0, 2–5``."""
     runs: list[list[int]] = []

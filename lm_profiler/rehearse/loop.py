@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,8 +37,12 @@ from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.unknown import DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided
+from lm_profiler.measure.memory.causes import holdings
+from lm_profiler.measure.memory.storage_notes import seen
 from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import MemoryCauses, MemoryLevels
+from lm_profiler.rehearse.call_sites import CallSites
 from lm_profiler.rehearse.one_device import FakeDevice, Size, buckets
 from lm_profiler.rehearse.ranks import CannotSplit
 from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
@@ -53,12 +57,14 @@ class RehearsedStep:
     ``peaks`` and ``causes`` are by phase, ``held`` is what is held at moments of the step, ``work`` is what each phase
     has to do at least. ``reserved`` is what the allocator has reserved by the end of the step; None on the CPU.
     ``sent`` are the bytes that collectives of each phase put on a rank's link.
+    ``timeline`` has every allocation.
     """
 
     peaks: Mapping[str, int]
     causes: Mapping[str, MemoryCauses]
     held: MemoryLevels | None
     work: Mapping[str, Work]
+    timeline: MemoryTimeline
     reserved: int | None = None
     sent: Mapping[str, int] = field(default_factory=dict)
 
@@ -78,10 +84,21 @@ _UNLIKE_STEPS, _LEAST = 8, 2
 class _Look:
     """The observers of one step, attached when it begins."""
 
-    def __init__(self, world: FakeWorld, timeline: Timeline, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        world: FakeWorld,
+        timeline: Timeline,
+        trainer: Trainer,
+        buckets: Sequence[torch.Tensor],
+        set_up: Mapping[str, int],
+    ) -> None:
         world.live.perhaps, forward, self._timeline = 0, ForwardTraffic(), timeline
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
-        self._reader = MemoryReader(world.live, timeline, META, parties, forward)
+        self._live, self._sites, self._notes = world.live, CallSites(trainer.lightning_module), world.live.take_notes()
+        self._live.site, self._set_up = self._sites, set_up
+        for bucket in buckets:
+            self._notes.see(seen("rest", "DDP's bucket", bucket))
+        self._reader = MemoryReader(world.live, timeline, META, parties, forward, self._notes.told)
         self._reader.begin("memory")
         self._flops = StepFlops(timeline, forward, on_shapes=True)
         timeline.observers += (self._flops,)
@@ -94,7 +111,13 @@ class _Look:
         self._reader.end("memory")
         self._timeline.unobserve(self._flops)
         self._flops.stop()
+        self._live.notes = None
+        self._sites.stop()
         return self._reader.facts
+
+    def timeline(self) -> MemoryTimeline:
+        """Return every allocation of the step."""
+        return self._notes.timeline("planned").model_copy(update={"set_up": self._set_up})
 
     def work(self) -> StepWork:
         """Return what the step multiplied and moved; raises UncountableError where that is unknown."""
@@ -126,7 +149,7 @@ class Rehearsal(Callback):
         raise NotImplementedError
 
     def _look(self) -> _Look:
-        return _Look(self.world, self._timeline, self._trainer)
+        return _Look(self.world, self._timeline, self._trainer, self._buckets, self._set_up)
 
     def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeDevice)
@@ -143,10 +166,13 @@ class Rehearsal(Callback):
             metric.validate_args = False  # fake tensors have no values to check
             metric.distributed_available_fn = lambda: False  # nor has what other ranks would send
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
+        self._buckets: list[torch.Tensor] = []
         if self._strategy.has_buckets:
             with self.world.inside():
                 self._buckets = buckets(pl_module)
                 self.bucket_bytes = sum(each.nbytes for each in self._buckets)
+        held = holdings(pl_module, trainer.optimizers, META)
+        self._set_up = {**held._asdict(), "rest": self.world.live.now - held.total}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep the first exception."""
@@ -222,7 +248,8 @@ class RehearsedSizes(Rehearsal):
         if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
         work, reserved = self._worked(look, facts["traffic"]), self.world.live.peaks()[1]
-        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, reserved, self._sent(look.link))
+        sent = self._sent(look.link)
+        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, look.timeline(), reserved, sent)
 
     def _sent(self, link: LinkBytes) -> dict[str, int]:
         """Return the bytes that each phase sends: DDP's own reducer is not there to send them."""

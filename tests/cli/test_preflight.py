@@ -126,7 +126,9 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
     assert (record.planned.peak or 0) > 10**12 * 8 * 50 * 4  # the logits alone
     assert record.environment is not None  # so that it stands beside the other runs of this device
     names = {path.name for path in Path("logs/tiny/version_0").iterdir()}
-    assert {name for name in names if not name.startswith("events.")} == {"run.json", "config.yaml"}
+    assert {name for name in names if not name.startswith("events.")} == {
+        *("run.json", "config.yaml", "memory_timeline.planned.json")
+    }
 
 
 def test_what_is_said_to_fit_does_and_one_more_does_not(

@@ -11,10 +11,11 @@ from pydantic import BaseModel
 
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import RunRecord, Term, TermName
+from lm_profiler.record.run import MOMENTS, RunRecord, Term, TermName
 
 _KEYS = (
     *TIMES,
+    *MOMENTS,
     "warmup",
     "measure",
     "collectives",

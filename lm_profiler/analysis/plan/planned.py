@@ -10,6 +10,7 @@ from typing import Any
 
 from lm_profiler.analysis.hardware.device_rates import matmul_dtype, rates_of
 from lm_profiler.analysis.hardware.roofline import Work, floor_of
+from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
 
 ROOM = 0.9
@@ -53,6 +54,7 @@ class Planned:
         ranks: The number of ranks of the run; rank 0 was rehearsed.
         sent: Bytes that the collectives of each phase put on a rank's link.
         split_by: The strategy that splits the module over the ranks; None where each holds all of it.
+        timeline: Every allocation of the step.
     """
 
     peaks: Mapping[str, int]
@@ -75,6 +77,7 @@ class Planned:
     ranks: int = 1
     sent: Mapping[str, int] = field(default_factory=dict)
     split_by: str | None = None
+    timeline: MemoryTimeline | None = None
 
     @property
     def phase(self) -> str:

@@ -16,8 +16,13 @@ from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
 from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
+from lm_profiler.cli.verbs.report_options import writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.memory_timeline import MemoryTimeline
+from lm_profiler.report.pictures.memory_plot import named
+from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
+from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.plan_table import plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal
@@ -30,6 +35,7 @@ EXAMPLES = """\
 for example:
   lm_profiler plan --config xl_bf16 --device H200
   lm_profiler plan --config demo --memory 8GiB --data.batch_size=64
+  lm_profiler plan --config demo --plot memory_timeline --output memory.png
   lm_profiler plan --config xl_bf16 --device H200 --trainer.devices=8 --trainer.strategy=fsdp --bandwidth=450e9"""
 
 _LIMIT_S = 600.0
@@ -55,17 +61,30 @@ class Options:
         memory: What the device has, such as 80GiB, in place of what its name says.
         bandwidth: Bytes a second that each of several devices can send the others, such as 450e9 of an H100's NVLink;
             if not given, the floor of the step is without communication.
+        allocations: Add the largest allocations at the peak, what is saved for backward, and three moments.
+        plot: memory_timeline, the bytes in use over one step by cause; with --output FILE.svg, .png, .pdf or .html.
+        output: Write the plot to this file.
         options: Options of fit.
     """
 
     device: str | None = None
     memory: str | None = None
     bandwidth: float | None = None
+    allocations: bool = False
+    plot: str | None = None
+    output: Path | None = None
     options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         known = self.bandwidth is None or 0 < self.bandwidth < math.inf
         expect(known, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
+        expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
+        if (self.plot is None) != (self.output is None):
+            given, missing = ("output", "plot memory_timeline") if self.plot is None else ("plot", "output FILE")
+            raise UsageError(f"{given}: expected --{missing} too, given none; end FILE with {', '.join(SUFFIXES)}")
+        if self.output is not None:
+            check_picture(self.output)
+            expect(self.output.parent.is_dir(), "output", "a file in a folder that is there", str(self.output))
 
 
 def run(options: Options) -> int:
@@ -84,6 +103,8 @@ def run(options: Options) -> int:
         known.append(planned)
     batch, context = known
     _write(plan_table(batch, context.largest, device, planned_floors(batch, device.name, options.bandwidth)))
+    if batch.timeline is not None:
+        _show_timeline(batch.timeline, options)
     if fits(batch, device.bytes):
         return OK
     tried = _tried(remedies(batch, context.largest), rehearsed)
@@ -101,6 +122,16 @@ def _tried(
     """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse one."""
     answers = zip(ways, rehearsed((way.words, "nothing") for way in ways), strict=True)
     return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]
+
+
+def _show_timeline(timeline: MemoryTimeline, options: Options) -> None:
+    if options.allocations:
+        for table in allocation_tables(timeline):
+            _write(replace(table, above=["", *table.above]) if table.above[0] else table)
+    if options.output is not None:
+        with writable(options.output):
+            save_timelines(named([timeline]), options.output)
+        say(f"written to {options.output}")
 
 
 def _write(table: Table) -> None:

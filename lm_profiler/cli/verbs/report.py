@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from lm_profiler.analysis.again import concluded_again, with_unfinished
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
@@ -15,9 +15,12 @@ from lm_profiler.models.config import preset
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, collect
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
+from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
+from lm_profiler.report.pictures.memory_plot import named
+from lm_profiler.report.pictures.plots import TIMELINE, WAY_DOWN, save_plot, save_timelines, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
+from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.changes import changes_table
 from lm_profiler.report.run.ci import CiFormat, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
@@ -48,9 +51,11 @@ for example:
   lm_profiler report logs --layout modes       forward alone, forward + backward, full step: mean ± std
   lm_profiler report logs --layout warmups     a row for each pass and warm-up
   lm_profiler report logs/old --again          by the rules of this version, and what differs
+  lm_profiler report logs/small --plot memory_timeline --output memory.png
+  lm_profiler report logs/small --allocations  what holds the memory, and what backward needs
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
-_TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
+_TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
 """Options that ask for a table even of a single run, as the formats for programs do."""
 
 
@@ -124,6 +129,12 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
     with writable(output):
         if plot == WAY_DOWN:
             save_way_down([of.record for of in runs.searches], output)
+        elif plot == TIMELINE:
+            told, problems = _timelines(entries)
+            names = [str(entry.folder) if len(told) > 1 else "" for entry, _ in told]
+            known = zip(names, told, strict=True)
+            save_timelines({t: of for name, (_, one) in known for t, of in named(one, name).items()}, output)
+            return problems, True
         elif entries:
             save_plot(plot, entries, output, by)
     problems = unreadable(entries) if plot == "steps" else []
@@ -138,6 +149,9 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         traced, problems = _readable_kernels(entries)
         people = kind in ("terminal", "markdown")
         return (_kernels_of_each(traced, len(entries) > 1) if people else _kernels_of_all(traced)), problems
+    if options.allocations:
+        told, problems = _timelines(entries)
+        return (_allocations_of_each if kind in ("terminal", "markdown") else _allocations_of_all)(told), problems
     table, problems = _make_table(entries, options)
     return [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])], problems
 
@@ -245,7 +259,50 @@ def _head_width(entry: Entry) -> int | None:
 
 def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:
     """Return the kernels of all runs as one table for programs; no table where there are none."""
-    rows = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
+    return _flat([{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)])
+
+
+def _flat(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     headings = [Heading(name, name) for name in (rows[0] if rows else ())]
     body = [[TableCell(value) for value in row.values()] for row in rows]
     return [Table(headings, body)] if rows else []
+
+
+# -- memory timelines --------------------------------------------------------------------------------------------------
+
+
+def _timelines(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, list[MemoryTimeline]]], list[str]]:
+    """Return the memory timelines of each run that has any, and the problems of the others."""
+    told, problems = [], []
+    for entry in entries:
+        try:
+            if timelines := read_timelines(entry.folder):
+                told.append((entry, timelines))
+            else:
+                problems.append(f"{entry.folder}: no memory timeline: it was not planned, or an older version wrote it")
+        except RecordError as error:
+            problems.append(str(error))
+    return told, problems
+
+
+def _allocations_of_each(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
+    """Return the tables of each timeline for people, headed by the run's folder."""
+    tables = []
+    for entry, timelines in told:
+        for timeline in timelines:
+            first, *rest = allocation_tables(timeline)
+            tables += [replace(first, above=["", str(entry.folder), *first.above]), *rest]
+    return tables
+
+
+def _allocations_of_all(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
+    """Return the allocations of all runs as one table for programs."""
+    return _flat(
+        [
+            {"folder": str(entry.folder), "source": timeline.source, "which": which, **of.model_dump()}
+            for entry, timelines in told
+            for timeline in timelines
+            for which, rows in (("at_peak", timeline.largest), ("saved", timeline.saved))
+            for of in rows
+        ]
+    )

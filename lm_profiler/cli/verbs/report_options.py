@@ -14,7 +14,7 @@ from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
-from lm_profiler.report.pictures.plots import KINDS, WAY_DOWN
+from lm_profiler.report.pictures.plots import KINDS, TIMELINE, WAY_DOWN
 from lm_profiler.report.run.ci import CiFormat
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
@@ -43,8 +43,9 @@ class Options:
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
-        plot: phases, waterfall, steps, memory, attention, tokens, mfu, overlap or improve; with --output FILE.svg, .png
-            or .pdf.
+        allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
+        plot: phases, waterfall, steps, memory, memory_timeline, attention, tokens, mfu, overlap or improve; with
+            --output FILE.svg, .png, .pdf or .html.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.
@@ -63,6 +64,7 @@ class Options:
     warmup: Sequence[int] = ()
     steps: int | None = None
     kernels: bool = False
+    allocations: bool = False
     again: bool = False
     plot: str | None = None
     by: str | None = None
@@ -74,7 +76,7 @@ class Options:
             expect(number is None or number >= least, name, f"{least} or more", number)
         for name, known in (
             ("format", [*formats.SUFFIXES.values(), *get_args(CiFormat)]),
-            ("plot", (*KINDS, WAY_DOWN)),
+            ("plot", (*KINDS, TIMELINE, WAY_DOWN)),
         ):
             expect(getattr(self, name) in (None, *known), name, either(known), getattr(self, name))
         if self.plot is None:
@@ -84,8 +86,10 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        ways = [name for name in ("columns", "pivot", "kernels", "plot", "layout") if getattr(self, name)]
-        if self.kernels or self.plot:
+        ways = [
+            name for name in ("columns", "pivot", "kernels", "allocations", "plot", "layout") if getattr(self, name)
+        ]
+        if self.kernels or self.allocations or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
             raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
@@ -95,11 +99,11 @@ class Options:
             raise UsageError("value: expected --pivot ROWS ACROSS, given none")
         if self.by is not None and not self.plot:
             raise UsageError("by: expected --plot KIND, given none")
-        if self.kernels and self.format in ("html", "latex", "typst"):
+        if (self.kernels or self.allocations) and self.format in ("html", "latex", "typst"):
             known = ", ".join(("terminal", "markdown", *formats.FOR_PROGRAMS))
-            raise UsageError(f"format: expected {known} with --kernels, given {self.format}")
+            raise UsageError(f"format: expected {known} with --{ways[0]}, given {self.format}")
         if self.plot and self.output is None:
-            raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
+            raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png, .pdf or .html")
         if self.plot and self.format is not None:
             raise UsageError("format: expected none with --plot, whose FILE's suffix says it; leave it out")
 

@@ -78,7 +78,7 @@ class SyncDetector:
 
     def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if str(message).startswith(_TEXT):
-            self._counts[_synchronizing_line(sys._getframe(1), (filename, lineno, ""))] += 1
+            self._counts[user_line(sys._getframe(1), frameworks=True) or (filename, lineno, "")] += 1
         else:
             self._show_others(message, category, filename, lineno, *rest)
 
@@ -88,10 +88,11 @@ def sync_detector_of(device: torch.device) -> SyncDetector | None:
     return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
 
 
-def _synchronizing_line(innermost: FrameType, default: tuple[str, int, str]) -> tuple[str, int, str]:
-    """Return the innermost line of the user's code; where a framework synchronizes by itself, the framework's line.
+def user_line(innermost: FrameType, frameworks: bool = False) -> tuple[str, int, str] | None:
+    """Return file, number and function of the innermost line of the user's code; None where there is none.
 
-    The search stops at a Lightning loop: beyond it the user's next line is the call of ``fit``, which says nothing.
+    With ``frameworks`` a framework's own line stands in where it acts by itself. The search stops at a Lightning loop:
+    beyond it the user's next line is the call of ``fit``, which says nothing.
     """
     fallback = None
     for frame, line in walk_stack(innermost):
@@ -105,4 +106,4 @@ def _synchronizing_line(innermost: FrameType, default: tuple[str, int, str]) -> 
                 break
             if not module.startswith(_FRAMEWORKS):
                 return here
-    return fallback or default
+    return fallback if frameworks else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.measure.memory.storage_notes import NOWHERE, Site, StorageNotes
 from lm_profiler.record.steps import Peaks
 from lm_profiler.torch_names import DISPATCH_MODE, NO_TORCH_FUNCTION, storage_key, tree_leaves
 
@@ -38,8 +39,13 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, tuple[ref[Any], Callable[[], None]]] = {}
+        self._held: dict[int, tuple[ref[Any], Callable[[], None], int]] = {}
         self._now = self._peak = 0
+        self.notes: StorageNotes | None = None
+        """Hears of every storage while it is there."""
+        self.site: Callable[[Any], Site] = lambda func: Site(str(func))
+        """Returns where an operator is called from; asked only for notes."""
+        self._site = NOWHERE
         self.perhaps = 0
         """Bytes that may have been held during a convolution at most: on the CPU it copies its inputs and its result
         into padded layouts of its own."""
@@ -51,8 +57,11 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
             raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward, only it knows")
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
+        if self.notes is not None and getattr(func, "namespace", "") != "prim":  # those ask a tensor, and make none
+            self._site = self.site(func)
         made = func(*args, **(kwargs or {}))
         self.see(made)
+        self._site = NOWHERE
         if func in _CONVOLUTIONS:
             given = sum(leaf.nbytes for leaf in tree_leaves((args, made)) if isinstance(leaf, Tensor))
             self.perhaps = max(self.perhaps, self._now + 2 * given)
@@ -60,6 +69,12 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
     def begin(self) -> None:
         """Start counting a run; what was made before stays counted."""
+
+    def take_notes(self) -> StorageNotes:
+        """Have a step noted from here on, until ``notes`` is None again; return the notes."""
+        sizes = {key: size for key, (_, _, size) in self._held.items()}
+        self.notes = StorageNotes(sizes, self._now - sum(sizes.values()))
+        return self.notes
 
     def give_back_unused(self) -> None:
         """Empty the allocator's cache; nothing to do where it has none."""
@@ -71,20 +86,25 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
                 # A plain meta tensor is what a DTensor asks for the shape of all shards together.
                 if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
                     for piece in pieces(leaf):
-                        self._add(piece.untyped_storage())
+                        self._add(piece.untyped_storage(), piece)
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
+    def _add(self, storage: torch.UntypedStorage, tensor: Tensor | None = None) -> None:
         key = storage_key(storage)
         if key in self._held or not storage.nbytes():
             return
+        before = self._now
         give_back = self._take(storage.nbytes())
 
         def gone(_: object) -> None:
             del self._held[key]
             give_back()
+            if self.notes is not None:
+                self.notes.freed(key)
 
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[key] = ref(storage, gone), give_back
+        self._held[key] = ref(storage, gone), give_back, self._now - before
+        if self.notes is not None:
+            self.notes.made(key, self._now - before, self._site, tensor)
 
     def follow_resizes(self) -> None:
         """Count storages anew when their size changes: FSDP frees and takes its gathered parameters so.
@@ -95,9 +115,10 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             made = resize(storage, size)
-            _, give_back = self._held.pop(storage_key(storage), (None, None))
-            if give_back is not None:
-                give_back()
+            if (held := self._held.pop(key := storage_key(storage), None)) is not None:
+                held[1]()
+                if self.notes is not None:
+                    self.notes.freed(key)
             self._add(storage)
             return made
 
@@ -124,6 +145,11 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     def peaks(self) -> Peaks:
         """Return the peak since the last reset for each of ``MEMORY``; here of allocated memory alone."""
         return self._peak, None, None
+
+    @property
+    def now(self) -> int:
+        """Bytes that tensors hold now."""
+        return self._now
 
     def held(self) -> int | None:
         """Return the bytes that tensors hold now."""

@@ -62,6 +62,8 @@ class LiveCudaBytes(LiveBytes):
         if key not in self._workspaces:
             self._workspaces.add(key)
             self._take(size)
+            if self.notes is not None:
+                self.notes.made(-len(self._workspaces), size, cause="workspaces")
 
     def _take(self, size: int) -> Callable[[], None]:
         blocks = self._blocks

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import OUTSIDE
+from lm_profiler.measure.clocks.steps import OPTIMIZER, OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.torch_names import NO_TORCH_FUNCTION, SPARSE_INDICES, SPARSE_VALUES, storage_key, tree_leaves
@@ -87,6 +87,7 @@ class HoldingsReader:
         optimizers: the plain optimizers, without Lightning's wrapping.
         peak: returns the most bytes allocated since the last reset; None where that is unknown.
         device: the device whose memory is read.
+        held: returns the bytes that the allocator holds now; None where it does not say.
         part: the Guard that handles errors in a hook.
     """
 
@@ -94,9 +95,12 @@ class HoldingsReader:
     optimizers: Sequence[Optimizer]
     peak: Callable[[], int | None]
     device: torch.device
+    held: Callable[[], int | None]
     part: Guard = UNGUARDED
 
     def __post_init__(self) -> None:
+        self.moments: dict[str, MemoryCauses] = {}
+        """What was held before and after the optimizer's step."""
         self._hooks: list[Any] = []
         self._part: int | None = None
         self._before = Holdings(0, 0, 0, 0)
@@ -122,6 +126,9 @@ class HoldingsReader:
     def __call__(self, code: int) -> None:
         peak = self.peak()
         after = holdings(self.module, self.optimizers, self.device)
+        if OPTIMIZER in (code, self._part):
+            moment = "before_optimizer" if code == OPTIMIZER else "after_optimizer"
+            self.moments[moment] = by_cause(self.held(), after)
         if self._part is not None and self._part != OUTSIDE:
             reading = peak, self._held(peak, after)
             best = self._by_part.get(self._part, reading)

@@ -41,13 +41,16 @@ class MemoryHistory:
         self.record(enabled="all", context="all", stacks="python", max_entries=self.max_entries)
         self._running = True
 
-    def dump(self, path: Path) -> None:
-        """Write what was recorded to ``path``, whole or not at all; this works after an out-of-memory error too.
+    def dump(self, path: Path) -> Any:
+        """Write what was recorded to ``path``, whole or not at all, and return it; this works after an out-of-memory
+        error too.
 
         Raises:
             OSError: The folder cannot be written to.
         """
-        write_whole(path, pickle.dumps(self.snapshot()))
+        recorded = self.snapshot()
+        write_whole(path, pickle.dumps(recorded))
+        return recorded
 
     def stop(self) -> None:
         """Stop recording, and discard what was recorded."""

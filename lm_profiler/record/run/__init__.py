@@ -29,6 +29,7 @@ from lm_profiler.record.run.machine import (
     Utilisation,
 )
 from lm_profiler.record.run.memory_facts import (
+    MOMENTS,
     AllocatorReading,
     Floor,
     MemoryCauses,
@@ -81,13 +82,14 @@ from lm_profiler.record.run.waterfall import (
 )
 
 __all__ = [
-    "LIGHTNING", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",
-    "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment", "Failure", "Finding",
-    "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses",
-    "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep",
-    "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime",
-    "RankDoubt", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError", "RunRecord",
-    "Saving", "Settings", "Slack", "SlowRank", "Status", "Steadiness", "StepCounters", "StepLevel", "StepPattern",
-    "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict",
-    "Waterfall", "cause_of", "end_file", "json_of", "read_as", "read_run", "worst_first",
+    "LIGHTNING", "MOMENTS", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps",
+    "Bound", "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment", "Failure",
+    "Finding", "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
+    "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
+    "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",
+    "PlannedMemory", "PythonTime", "RankDoubt", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks",
+    "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "SlowRank", "Status", "Steadiness",
+    "StepCounters", "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput",
+    "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "json_of", "read_as",
+    "read_run", "worst_first",
 ]  # fmt: skip

@@ -39,6 +39,14 @@ class MemoryCauses(Part):
     activations_and_rest: int | None = figure("activations and rest", "GiB", "{title}")
 
 
+MOMENTS = {
+    "set_up": "after set-up",
+    "before_optimizer": "before the optimizer's step",
+    "after_optimizer": "after the optimizer's step",
+}
+"""Moments at which sharded and unsharded runs differ, each with its title."""
+
+
 class AllocatorReading(Part):
     """The device's caching allocator over the measured steps; None where it does not say."""
 
@@ -100,6 +108,10 @@ class MemoryFacts(Part):
         group="Memory by cause", keys=PARTS, name="{key}_{name}_bytes", title="{key}: {title}",
         meaning="{title} in the peak allocated of {key}", place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
+    moments: dict[str, MemoryCauses] = within(
+        group="Memory at three moments", keys=MOMENTS, name="{key}_{name}_bytes", title="{word}: {title}",
+        meaning="{title} held {word}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
     held: MemoryLevels | None = within(
         name="held_{name}_bytes", title="held: {title}", meaning="bytes held when {title}",
         instead={"source": Figure("source of held", "text", HOW_HELD, "held_source")}, default=None,
@@ -142,6 +154,11 @@ class PlannedMemory(Part):
     at_peak: MemoryCauses | None = within(
         name="planned_{name}_bytes", title="planned {title}", meaning="of the planned peak", default=None
     )
+    moments: dict[str, MemoryCauses] = within(
+        group="Memory at three moments", keys=MOMENTS, name="planned_{key}_{name}_bytes",
+        title="{word}: planned {title}",
+        meaning="{title} that would be held {word}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
     held: MemoryLevels | None = within(
         name="planned_{name}_held_bytes", title="planned: {title}", meaning="bytes that would be held when {title}",
         instead={"source": Figure("source of planned levels", "text", HOW_HELD, "planned_held_source")}, default=None,

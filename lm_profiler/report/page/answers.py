@@ -14,7 +14,7 @@ from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import PlaceSlack, RecordError, RunRecord
 from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.pictures.drawing import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.kernel_tables import kernel_answers, kernel_rows, kind_rows
 from lm_profiler.report.run.run_page import failure_lines, summary_lines, time_table
 from lm_profiler.report.run.sections import sections
@@ -51,8 +51,15 @@ MOST_STEPS = 4000
 Json = dict[str, Any]
 
 
-COLOURS: Json = {"parts": PART_COLOURS, "series": SERIES_COLOURS, "pale": PALE, "kinds": KIND_LOOKS}
-"""The colours of the parts of a step, of other series and of shading; (colour, hatching) for kinds of kernel."""
+COLOURS: Json = {
+    "parts": PART_COLOURS,
+    "series": SERIES_COLOURS,
+    "pale": PALE,
+    "kinds": KIND_LOOKS,
+    "causes": CAUSE_COLOURS,
+}
+"""The colours of the parts of a step, of other series, of shading and of causes of memory; (colour, hatching) for kinds
+of kernel."""
 
 
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:

@@ -19,7 +19,7 @@ from lm_profiler.record.entry import Collection, Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.report.page import answers
-from lm_profiler.report.page.views import ranks, searched, why
+from lm_profiler.report.page.views import memory, ranks, searched, why
 from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -63,7 +63,9 @@ form-action 'none'"
 _ALL_STEPS = 3_000
 _ALL_KERNELS = 5_500
 _KERNEL_RUNS = 100
-"""The limits on what makes a page large: the steps and rows of kernels of all runs, and the runs that have kernels."""
+_PLACES, _ALL_PLACES = 1_000, 10_000
+"""The limits on what makes a page large: the steps and rows of kernels of all runs, the runs that have kernels, and the
+places of a memory timeline, of one run and of all."""
 
 _DIGITS = 6
 """The significant digits of numbers in a page; no figure is shown with more."""
@@ -105,6 +107,7 @@ def _answers(collection: Collection, table: Table | None) -> dict[str, answers.J
     share = max(len(recorded), 1)
     steps = max(20, min(answers.MOST_STEPS, _ALL_STEPS // share))
     rows = max(20, _ALL_KERNELS // share)
+    places = max(20, min(_PLACES, _ALL_PLACES // share))
     given = table or Table([], [])
     values = [[cell.value for cell in row] for row in given.rows]  # to sort by
     left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
@@ -113,6 +116,7 @@ def _answers(collection: Collection, table: Table | None) -> dict[str, answers.J
         "runs": {**listing, "given": {**answers.table_of(given), "values": values}, "searches": searched(searches)},
         "run": {name: answers.run(name, entry, steps) for name, entry in recorded.items()},
         "why": {name: why(entry) for name, entry in recorded.items()},
+        "memory": {name: memory(entry, places) for name, entry in recorded.items()},
         "ranks": {name: ranks(entry) for name, entry in recorded.items()},
         "kernels": {
             name: answers.kernels(entry, rows) if number < _KERNEL_RUNS else left_out

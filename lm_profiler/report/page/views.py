@@ -1,4 +1,4 @@
-"""The Improve, Ranks and Why views, as plain JSON."""
+"""The Improve, Memory, Ranks and Why views, as plain JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 from lm_profiler.analysis.ranks.slowness import fast_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.improve import ImproveRecord
-from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMES, counted, term_title
+from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines
+from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMES, bytes_text, counted, term_title
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord, Waterfall
 from lm_profiler.report.page.answers import Json, table_of
+from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.improve_table import improve_table, way_texts
 from lm_profiler.report.run.rank_lines import communication_lines, who_waits
 from lm_profiler.report.run.sections import contributors, known_table
@@ -51,6 +53,37 @@ def _search(name: str, record: ImproveRecord) -> Json:
         ],
         "table": table_of(replace(table, below=below, title="")),
     }
+
+
+def memory(entry: Entry, most_places: int = 2000) -> Json:
+    """Return the run's memory timelines, in bytes at ``places`` on the axis of events, or ``why`` there are none.
+
+    Raises:
+        RecordError: a timeline is damaged.
+    """
+    timelines = read_timelines(entry.folder)
+    why = "No memory timeline: the run was not planned (--check_memory=true does), or an older version wrote it."
+    return {"why": None if timelines else why, "timelines": [_timeline(of, most_places) for of in timelines]}
+
+
+def _timeline(timeline: MemoryTimeline, most: int) -> Json:
+    places, curves = timeline.curves(most)
+    tables = ((table_of(of), of.above) for of in allocation_tables(timeline))
+    return {
+        "title": SOURCES[timeline.source],
+        "peak": timeline.peak,
+        "peak_text": bytes_text(timeline.peak),
+        "peak_at": timeline.peak_at,
+        "events": len(timeline.events),
+        "phases": timeline.shaded(),
+        "places": places,
+        "causes": [{"name": name, "title": HELD.get(name, name), "bytes": of} for name, of in curves.items()],
+        "tables": [{"heading": _headline(above[-1]), "table": {**table, "above": []}} for table, above in tables],
+    }
+
+
+def _headline(line: str) -> str:
+    return f"{line[0].upper()}{line[1:].rstrip(':')}"
 
 
 def ranks(entry: Entry) -> Json:

@@ -30,6 +30,17 @@ Markers tell more lines apart."""
 PALE = "#888888"
 """The colour of shading, grids and what has no figure, readable on white and on dark."""
 
+CAUSE_COLOURS = {
+    "parameters": "#332288",  # Tol muted indigo
+    "gradients": "#88CCEE",  # Tol muted cyan
+    "optimizer_states": "#44AA99",  # Tol muted teal
+    "buffers": "#117733",  # Tol muted green
+    "workspaces": "#DDCC77",  # Tol muted sand
+    "activations": "#CC6677",  # Tol muted rose
+    "rest": "#BBBBBB",
+}
+"""Colours of what memory is held for, in the order of a stack."""
+
 _MULTIPLY, _EACH, _ROWS, _MOVE = SERIES_COLOURS
 
 KIND_LOOKS = {

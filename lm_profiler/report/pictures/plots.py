@@ -11,6 +11,7 @@ from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.drawing import (
@@ -25,6 +26,7 @@ from lm_profiler.report.pictures.drawing import (
     wrapped,
 )
 from lm_profiler.report.pictures.groups import Group, grouped, lines, places, stack, trouble
+from lm_profiler.report.pictures.memory_plot import memory_timelines
 from lm_profiler.report.pictures.overlap_plot import overlap
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.pictures.waterfall_plot import waterfalls, way_down
@@ -102,10 +104,13 @@ def _said(step: Estimate, ended: str) -> str:
 KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu", "overlap")
 WAY_DOWN = "improve"
 """The kind of picture that shows a search of ``improve`` instead of runs."""
-SUFFIXES = (".png", ".svg", ".pdf")
+TIMELINE = "memory_timeline"
+"""The kind of picture that shows one step of each run, from files beside its record."""
+SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_profiler</title></head>{}</html>\n'
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":")
 
@@ -144,8 +149,24 @@ def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
     save_figure(lambda: way_down(searches[0]), path)
 
 
+def save_timelines(timelines: Mapping[str, MemoryTimeline], path: Path) -> None:
+    """Draw the memory ``timelines``, each under its name, side by side into ``path``.
+
+    Raises:
+        UsageError: an unknown suffix, no timeline or too many.
+        OSError: ``path`` cannot be written.
+        MissingExtra: matplotlib is not installed.
+    """
+    save_figure(lambda: memory_timelines(timelines), path)
+
+
 def check_picture(path: Path) -> None:
-    """Raise UsageError unless ``path`` ends as a picture does, and MissingExtra without matplotlib."""
+    """Check that a picture can be drawn into ``path``, by its suffix.
+
+    Raises:
+        UsageError: an unknown suffix.
+        MissingExtra: matplotlib is not installed.
+    """
     expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     require("matplotlib", "plot")
 
@@ -153,13 +174,18 @@ def check_picture(path: Path) -> None:
 def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
     """Write the figure that ``draw_it`` returns to ``path``, in the format that its suffix says."""
     check_picture(path)
+    suffix = path.suffix.lower()
     from matplotlib import rc_context
 
-    suffix = path.suffix.lower()
+    drawn_as = ".svg" if suffix == ".html" else suffix  # a page holds the picture as it is, and needs no script
     with rc_context(STYLE):
         content = io.BytesIO()
-        draw_it().savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
-    write_whole(path, content.getvalue())
+        draw_it().savefig(content, format=drawn_as[1:], dpi=150, metadata=_NO_DATE[drawn_as])
+    picture = content.getvalue()
+    if suffix == ".html":
+        svg = picture.decode()
+        picture = _PAGE.format(f"<body>{svg[svg.index('<svg') :]}</body>").encode()
+    write_whole(path, picture)
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:

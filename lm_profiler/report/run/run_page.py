@@ -20,6 +20,7 @@ from lm_profiler.record.run import (
     OwnedTime,
     RunRecord,
 )
+from lm_profiler.record.text import short_path
 from lm_profiler.report.run.phase_table import phase_table, step_line
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import list_table, sections, shown
@@ -170,14 +171,11 @@ def _planned(record: RunRecord) -> list[str]:
 def _waits(record: RunRecord) -> list[str]:
     """Return a line on the code that makes the host wait for the device, the most frequent first."""
     waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
-    told = [f"{sync.call or sync.function} ({_file(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]]
+    told = [
+        f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]
+    ]
     more = [f"{counted(len(waits) - _WAITS_SHOWN, 'more line')}"] if len(waits) > _WAITS_SHOWN else []
     return [f"the host waits for the device at: {', '.join([*told, *more])}"] if told else []
-
-
-def _file(path: str) -> str:
-    """Return the file's name; for library code, the path inside site-packages."""
-    return path.partition("site-packages/")[2] or Path(path).name
 
 
 def failure_lines(record: RunRecord) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
-from lm_profiler.record.run import RunRecord, Term, Waterfall
+from lm_profiler.record.run import MOMENTS, RunRecord, Term, Waterfall
 from lm_profiler.report.run.waterfall_text import ceiling_text, step_text, term_texts, title_in, unsure
 from lm_profiler.report.tables.table import (
     Heading,
@@ -117,6 +117,8 @@ _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numeri
 _TERMS = "Terms of the waterfall"  # `waterfall_tables` shows them
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
+_KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")} | MOMENTS
+"""The rows of families, each with its title."""
 
 
 def shown(of: Quantity, record: RunRecord) -> str:
@@ -202,16 +204,16 @@ def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
-    """Return a row for each part of the step and a column for each family of ``group``, as far as they are known."""
+    """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
     cells: dict[str, dict[str, str]] = {}
     for of in group:
         part = of.of or of.path.split(".")[1]
-        name = of.title.removesuffix(" (host)").removeprefix(TIMES[part].title).lstrip(": ")
+        name = of.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
         if text := _cell(record, of):
             cells.setdefault(name or "mean [95 % interval]", {})[part] = text
-    parts = [part for part in (*PARTS, "forward_backward", "step") if any(part in column for column in cells.values())]
-    rows = [[TIMES[part].title, *(column.get(part, "") for column in cells.values())] for part in parts]
-    return text_table(["phase", *cells], rows, title=title)
+    parts = [part for part in _KEYS if any(part in column for column in cells.values())]
+    rows = [[_KEYS[part], *(column.get(part, "") for column in cells.values())] for part in parts]
+    return text_table(["moment" if {*parts} & {*MOMENTS} else "phase", *cells], rows, title=title)
 
 
 def _cell(record: RunRecord, of: Quantity) -> str:

@@ -56,6 +56,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/runs": self._json(lambda root, _: listing(root)),
             "/run": self._json(lambda root, request: run(root, _argument(request, "run"))),
             "/why": self._json(lambda root, request: why(root, _argument(request, "run"))),
+            "/memory": self._json(lambda root, request: memory(root, _argument(request, "run"))),
             "/ranks": self._json(lambda root, request: ranks(root, _argument(request, "run"))),
             "/kernels": self._json(lambda root, request: kernels(root, _argument(request, "run"))),
             "/compare": self._json(lambda root, request: comparison(root, *map(request.args.getlist, "ab"))),
@@ -147,6 +148,11 @@ def _entry(logdir: Path, name: str) -> Entry:
 def why(logdir: Path, name: str) -> Json:
     """Return the run's waterfall."""
     return views.why(_entry(logdir, name))
+
+
+def memory(logdir: Path, name: str) -> Json:
+    """Return what the run's memory is held for over one step."""
+    return views.memory(_entry(logdir, name))
 
 
 def ranks(logdir: Path, name: str) -> Json:

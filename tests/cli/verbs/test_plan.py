@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_timeline import made_timeline
 
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import Planned
@@ -36,7 +37,11 @@ class Asked:
         settings = {"data.batch_size": batch, "trainer.precision": given.get("trainer.precision", "32-true")}
         work = {"forward": Work({"bfloat16" if low else "float32": 10**12}, 10**9)}
         return Planned(
-            {"forward": peak(batch)}, {}, batch, None, largest, work=work, float32="highest", settings=settings
+            *({"forward": peak(batch)}, {}, batch, None, largest),
+            work=work,
+            float32="highest",
+            settings=settings,
+            timeline=made_timeline(),
         )
 
     def end(self) -> None:
@@ -142,3 +147,30 @@ def test_why_a_run_cannot_be_planned_is_said_once(
     monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("model.size: expected xl", wrong=True))
     with pytest.raises(UsageError, match="expected xl"):
         plan.run(plan.Options(device="H200"))
+
+
+def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = tmp_path / "memory.svg"
+    options = {"allocations": True, "plot": "memory_timeline", "output": drawn}
+    assert plan.run(plan.Options(device="A30", options=["--data.batch_size=1"], **options)) == 0
+    assert "peak 0.68 KiB" in drawn.read_text()
+    told = capsys.readouterr().out
+    assert "mm, head, model.py:7" in told
+    assert plan.run(plan.Options(device="A30", options=["--data.batch_size=1"])) == 0
+    assert "model.py:7" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong, subject",
+    [
+        ({"plot": "phases", "output": Path("a.svg")}, "plot"),
+        ({"plot": "memory_timeline"}, "plot"),
+        ({"output": Path("a.svg")}, "output"),
+        ({"plot": "memory_timeline", "output": Path("a.gif")}, "plot"),
+    ],
+)
+def test_a_wrong_plot_is_refused_before_anything_is_rehearsed(wrong: dict[str, Any], subject: str) -> None:
+    with pytest.raises(UsageError, match=f"^{subject}: expected"):
+        plan.Options(**wrong)

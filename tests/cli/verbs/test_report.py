@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from made_improve import made_improve, made_search, nothing_helped
+from made_timeline import made_timeline
 from page_reader import Page
 from refused import assert_refused_as_stored
 from stored_texts import assert_stored
@@ -26,6 +27,7 @@ from lm_profiler.record.kernels import (
     Rest,
     kernels_file,
 )
+from lm_profiler.record.memory_timeline import timeline_file, write_timeline
 from lm_profiler.record.run import read_run
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
@@ -144,7 +146,7 @@ def test_columns_are_listed_by_what_they_are_about_and_each_can_be_shown(
     assert {"PART_median_s", "PART_p5_s", "PART_cv"} <= {*groups["Spread of the steps"]}
     assert {"energy_per_token_j", "throttle_reasons"} <= {*groups["GPU"]}
     named = [name for group in groups.values() for name in group if name.endswith(("_s", "_cv", "_j", "_bytes"))]
-    names = [name.replace("PART", "backward") for name in named]
+    names = [name.replace("PART", "backward").replace("MOMENT", "set_up") for name in named]
     assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
     header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
@@ -361,3 +363,28 @@ def test_nobody_waits_for_torch_lightning_pandas_or_matplotlib(logs: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_memory_timelines_are_drawn_and_listed_and_runs_without_one_are_named(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, without = logs / "alone" / "version_0", logs / "sweep" / "cell0" / "version_0"
+    for source in ("planned", "measured"):
+        write_timeline(made_timeline(source=source), one)
+    drawn = tmp_path / "memory.svg"
+    assert report(one, without, "--plot", "memory_timeline", "--output", drawn) == 0
+    assert drawn.read_text().count("peak 0.68 KiB") == 2
+    assert str(without) in capsys.readouterr().err
+    assert report(one, "--allocations", "--format", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["source"], row["which"], row["bytes"]) for row in rows} == {
+        (source, which, size)
+        for source in ("planned", "measured")
+        for which, size in (("at_peak", 300), ("saved", 200))
+    }
+    assert report(one, "--allocations") == 0
+    assert "mm, head, model.py:7" in capsys.readouterr().out
+    assert report(without, "--plot", "memory_timeline", "--output", drawn) == 2
+    timeline_file(one, "planned").write_text("{")
+    assert report(one, "--allocations") == 1
+    assert "memory_timeline.planned.json" in capsys.readouterr().err

@@ -130,7 +130,7 @@ class Loop:
         self.module = nn.Sequential(_linear(), _linear())
         self.optimizer = torch.optim.SGD(self.module.parameters(), momentum=0.9)
         self.peak = Allocator()
-        self.reader = HoldingsReader(self.module, [self.optimizer], self.peak, CPU)
+        self.reader = HoldingsReader(self.module, [self.optimizer], self.peak, CPU, lambda: None)
 
     def part(self, code: int, peak: int | None) -> None:
         """``code`` begins; by its end the allocator's peak will have been ``peak``."""
@@ -247,7 +247,7 @@ def test_watching_a_compiled_module_does_not_compile_it_again() -> None:
     compiled = torch.compile(module, backend="aot_eager")
     compiled(torch.ones(2, 10)).sum().backward()
     before = recompilations()
-    reader = HoldingsReader(compiled, [], lambda: 0, CPU)
+    reader = HoldingsReader(compiled, [], lambda: 0, CPU, lambda: None)
     reader.start()
     compiled(torch.ones(2, 10)).sum().backward()
     reader.stop()
@@ -260,7 +260,7 @@ def test_on_a_gpu_the_causes_explain_the_peak() -> None:
     probe = DeviceProbe(device)
     module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).to(device)
     optimizer = torch.optim.AdamW(module.parameters())
-    reader = HoldingsReader(module, [optimizer], lambda: probe.peaks()[0], device)
+    reader = HoldingsReader(module, [optimizer], lambda: probe.peaks()[0], device, probe.held)
     peaks = PartPeaks(probe)
     reader.start()
     batch = 65536

@@ -283,7 +283,9 @@ def test_equal_figures_make_equal_files(tmp_path: Path, swept: list[Entry], suff
         save_plot("phases", swept, tmp_path / f"{name}{suffix}")
     content = (tmp_path / f"a{suffix}").read_bytes()
     assert content == (tmp_path / f"b{suffix}").read_bytes()
-    assert content.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+    assert content.startswith(
+        {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}[suffix]
+    )
 
 
 def test_a_long_name_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
             None,
             r"^plot: expected one of phases, waterfall, steps, memory, attention, tokens, mfu, overlap, given 'pie'",
         ),
-        ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, given 'a.gif'"),
+        ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, .html, given 'a.gif'"),
         ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),
         ("phases", [run], "a.svg", "sise", r"^by: expected a fact .* given 'sise'"),
         ("phases", [run], "a.svg", "step_s", r"^by: expected .* given the figure 'step_s'"),

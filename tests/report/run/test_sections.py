@@ -12,7 +12,7 @@ from made_runs import made_record
 from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
-from lm_profiler.record.run import OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
+from lm_profiler.record.run import MOMENTS, OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import odd_text
@@ -32,7 +32,7 @@ def filled(kind: Any, numbers: Iterator[int]) -> Any:
     if origin in (list, tuple):
         return origin(filled(inner[0], numbers) for _ in range(2))
     if origin is dict:
-        keys = (*PARTS, "forward_backward", "step", *DTYPES) if isinstance(inner[1], type) else ("key",)
+        keys = (*PARTS, *MOMENTS, "forward_backward", "step", *DTYPES) if isinstance(inner[1], type) else ("key",)
         return {key: filled(inner[1], numbers) for key in keys}
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind(**{name: filled(of.annotation, numbers) for name, of in kind.model_fields.items()})

@@ -3,6 +3,7 @@ import * as compare from "./compare.js";
 import { el } from "./dom.js";
 import * as improve from "./improve.js";
 import * as kernels from "./kernels.js";
+import * as memory from "./memory.js";
 import * as ranks from "./ranks.js";
 import * as run from "./run.js";
 import { Shell } from "./shell.js";
@@ -23,7 +24,7 @@ export async function render() {
     document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
     return;
   }
-  const shell = new Shell([run, why, ranks, trace, kernels, compare, improve]);
+  const shell = new Shell([run, why, memory, ranks, trace, kernels, compare, improve]);
   shell.mount(document.body);
   onReload(() => shell.reload());
   onPlaceChange((place) => shell.go(place));

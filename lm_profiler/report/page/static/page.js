@@ -2,6 +2,7 @@
 import * as compare from "./compare.js";
 import * as improve from "./improve.js";
 import * as kernels from "./kernels.js";
+import * as memory from "./memory.js";
 import * as ranks from "./ranks.js";
 import * as run from "./run.js";
 import { Shell } from "./shell.js";
@@ -11,7 +12,7 @@ import * as why from "./why.js";
 
 document.documentElement.classList.add("alone");
 followTheme();
-const shell = new Shell([compare, run, why, ranks, kernels, improve]);
+const shell = new Shell([compare, run, why, memory, ranks, kernels, improve]);
 shell.mount(document.body);
 onPlaceChange((place) => shell.go(place));
 shell.reload();

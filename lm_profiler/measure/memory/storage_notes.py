@@ -1,0 +1,250 @@
+"""Notes of every storage of a step, from which its memory timeline is made: who made it, what it was for, its end."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.torch_names import storage_key
+
+_CAUSES = tuple(HELD)
+_MOST = 10
+"""The allocations that a timeline lists."""
+
+
+class SeenTensor(NamedTuple):
+    """A tensor of a known cause; ``storage`` tells storages apart as the notes do."""
+
+    storage: int
+    cause: str
+    name: str | None
+    shape: Sequence[int]
+    dtype: str
+
+
+@dataclass(eq=False)
+class TensorsSeen:
+    """Tells, at each mark, which storages are parameters, gradients, states and buffers, and what autograd saved.
+
+    Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
+
+    Args:
+        module: the model.
+        optimizers: the plain optimizers, without Lightning's wrapping.
+        saved: the tensors that autograd keeps now.
+        storage: returns the identity of a storage by which the notes know it.
+        told: gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up).
+    """
+
+    module: nn.Module
+    optimizers: Sequence[Optimizer]
+    saved: Iterable[Tensor]
+    storage: Callable[[Any], int]
+    told: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
+    _part: int | None = None
+
+    def __call__(self, code: int) -> None:
+        ended, self._part = self._part, code
+        known = [*self._known()] if ended in (None, BACKWARD, OPTIMIZER) else []
+        saved = None
+        if ended == FORWARD and code != FORWARD:
+            saved = [seen for tensor in self.saved for seen in self._seen("activations", None, tensor)]
+        self.told(code, known, saved)
+
+    def step_ended(self) -> None:
+        """Look at all causes once more: what a step makes last is seen too."""
+        self._part = None
+        self(END)
+        self._part = None
+
+    def _known(self) -> Iterator[SeenTensor]:
+        names: dict[Any, str] = {}
+        parameter: Tensor
+        for name, parameter in self.module.named_parameters():
+            names[parameter] = name
+            yield from self._seen("parameters", name, parameter)
+            if parameter.grad is not None:
+                yield from self._seen("gradients", f"gradient of {name}", parameter.grad)
+        for optimizer in self.optimizers:
+            for parameter, states in optimizer.state.items():
+                for key, state in states.items() if isinstance(states, Mapping) else ():
+                    if isinstance(state, Tensor):
+                        yield from self._seen("optimizer_states", f"{key} of {names.get(parameter, '?')}", state)
+        for name, buffer in self.module.named_buffers():
+            yield from self._seen("buffers", name, buffer)
+
+    def _seen(self, cause: str, name: str | None, tensor: Tensor) -> Iterator[SeenTensor]:
+        return seen(cause, name, tensor, self.storage)
+
+
+def seen(
+    cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = storage_key
+) -> Iterator[SeenTensor]:
+    """Yield what there is to tell of each plain tensor in which ``tensor`` is stored."""
+    for piece in pieces(tensor):
+        shape, dtype = [*map(int, piece.shape)], str(piece.dtype).removeprefix("torch.")
+        yield SeenTensor(storage(piece.untyped_storage()), cause, name, shape, dtype)
+
+
+class Site(NamedTuple):
+    """Where a storage was made; None is unknown."""
+
+    operator: str | None = None
+    module: str | None = None
+    line: str | None = None
+    recomputes: bool = False
+    """Whether backward runs a module's forward again there."""
+
+
+NOWHERE = Site()
+
+
+@dataclass(eq=False, slots=True)
+class _Noted:
+    """One storage, alive from event ``born`` on until event ``died``; None where it outlives the step."""
+
+    bytes: int
+    born: int
+    cause: str | None = None
+    phase: str | None = None
+    site: Site = NOWHERE
+    shape: Sequence[int] | None = None
+    dtype: str | None = None
+    name: str | None = None
+    died: int | None = None
+    saved: bool = False
+
+    def seen(self, tensor: SeenTensor) -> None:
+        if self.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(self.cause):
+            self.cause, self.name = tensor.cause, tensor.name
+        if self.shape is None:
+            self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def allocation(self) -> Allocation:
+        return Allocation(
+            bytes=self.bytes,
+            cause=self.cause or "rest",
+            phase=self.phase,
+            shape=None if self.shape is None else [*self.shape],
+            dtype=self.dtype,
+            name=self.name or self.site.operator,
+            module=self.site.module,
+            line=self.site.line,
+        )
+
+
+class StorageNotes:
+    """Notes of all storages over one step.
+
+    A cause may be known only later, as that of a gradient: it counts for the whole life of the storage.
+
+    Args:
+        before: bytes of the storages that are there when the step begins, by identity.
+        workspaces: bytes of what libraries hold for good by then.
+    """
+
+    def __init__(self, before: Mapping[int, int], workspaces: int = 0) -> None:
+        self._alive = {key: _Noted(size, -1) for key, size in before.items()}
+        self._noted = [*self._alive.values(), _Noted(workspaces, -1, "workspaces")]
+        self._events: list[tuple[_Noted, int]] = []
+        self._phases: list[tuple[str, int]] = []
+
+    def made(
+        self, key: int, size: int, site: Site = NOWHERE, tensor: Tensor | None = None, cause: str | None = None
+    ) -> None:
+        """Note a new storage of ``size`` bytes, and the ``tensor`` for which it was made."""
+        phase = self._phases[-1][0] if self._phases else None
+        noted = _Noted(size, len(self._events), "activations" if site.recomputes else cause, phase, site)
+        if tensor is not None:
+            noted.shape, noted.dtype = [*map(int, tensor.shape)], str(tensor.dtype).removeprefix("torch.")
+        self._alive[key] = noted
+        self._noted.append(noted)
+        self._events.append((noted, size))
+
+    def freed(self, key: int) -> None:
+        """Note the end of a storage; one that nobody noted is ignored."""
+        noted = self._alive.pop(key, None)
+        if noted is not None:
+            noted.died = len(self._events)
+            self._events.append((noted, -noted.bytes))
+
+    def told(self, code: int, known: Iterable[SeenTensor], saved: Iterable[SeenTensor] | None) -> None:
+        """Note that the part ``code`` begins, and the tensors that were seen then, as ``TensorsSeen`` tells them."""
+        self._phases.append((PARTS[code] if code < len(PARTS) else PARTS[OTHER], len(self._events)))
+        self.see(known)
+        if saved is None:
+            return
+        for noted in self.see(saved):
+            noted.saved = True
+        for noted in self._alive.values():  # what forward leaves without autograd's saving it, as checkpoints' inputs
+            if noted.cause is None and noted.phase == PARTS[FORWARD]:
+                noted.cause = "activations"
+
+    def see(self, tensors: Iterable[SeenTensor]) -> list[_Noted]:
+        """Learn from ``tensors`` what their storages are; return those that were noted."""
+        pairs = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
+        for noted, tensor in pairs:
+            noted.seen(tensor)
+        return [noted for noted, _ in pairs]
+
+    def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
+        """Return the step as it was noted."""
+        numbers = {cause: number for number, cause in enumerate(_CAUSES)}
+        start = dict.fromkeys(_CAUSES, 0)
+        for noted in self._noted:
+            if noted.born < 0:
+                start[noted.cause or "rest"] += noted.bytes
+        saved = [noted for noted in self._noted if noted.saved and noted.cause in ("activations", "rest")]
+        timeline = MemoryTimeline(
+            source=source,
+            causes=[*_CAUSES],
+            start=[*start.values()],
+            phases=self._phases,
+            events=[(numbers[noted.cause or "rest"], by) for noted, by in self._events],
+            largest=[],
+            saved=_alike(saved)[:_MOST],
+            saved_bytes=sum(noted.bytes for noted in saved),
+            residual=_residual([noted for noted in self._noted if noted.cause == "activations"]),
+        )
+        at = timeline.peak_at  # events number `at - 1` and before have happened
+        alive = [noted for noted in self._noted if noted.born < at and (noted.died is None or noted.died >= at)]
+        return timeline.model_copy(update={"largest": _largest(alive)})
+
+
+def _largest(noted: Iterable[_Noted]) -> list[Allocation]:
+    largest = sorted(noted, key=lambda of: -of.bytes)[:_MOST]
+    return [of.allocation() for of in largest if of.bytes]
+
+
+def _alike(noted: Iterable[_Noted]) -> list[Allocation]:
+    """Return an allocation for those that differ in the index of their layer alone, the most bytes first."""
+    counts: Counter[str] = Counter()
+    first: dict[str, Allocation] = {}
+    for of in noted:
+        allocation = of.allocation()
+        module = None if allocation.module is None else re.sub(r"\d+", "*", allocation.module)
+        allocation = allocation.model_copy(update={"module": module})
+        counts[key := repr(allocation)] += 1
+        first[key] = allocation
+    rows = [of.model_copy(update={"count": counts[key]}) for key, of in first.items()]
+    return sorted(rows, key=lambda of: -of.bytes * of.count)
+
+
+def _residual(activations: Iterable[_Noted]) -> Allocation | None:
+    sums = [of for of in activations if (of.site.operator or "").startswith("aten.add.") and len(of.shape or ()) == 3]
+    shapes = Counter((*(of.shape or ()), of.dtype) for of in sums)
+    if not shapes:
+        return None
+    (*shape, dtype), count = shapes.most_common(1)[0]
+    first = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
+    return first.allocation().model_copy(update={"count": count, "module": None})
