@@ -198,11 +198,11 @@ def _git(*words: str, cwd: Path | None = None) -> str | None:
 
 def _numbered(folder: Path) -> Path:
     """Return ``folder``, or where it is there ``folder_2`` and so on: earlier calls are not mixed in."""
-    number, found = 1, folder
-    while found.exists():
+    number, free = 1, folder
+    while free.exists():
         number += 1
-        found = folder.with_name(f"{folder.name}_{number}")
-    return found
+        free = folder.with_name(f"{folder.name}_{number}")
+    return free
 
 
 def _decided(comparison: Comparison, sides: dict[str, list[Entry]], known: ProcessSpread, why: str) -> Comparison:

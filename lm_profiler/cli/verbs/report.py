@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -11,7 +11,7 @@ from lm_profiler.analysis.again import concluded_again, with_unfinished
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.verbs.report_options import Options, writable, write, write_text
 from lm_profiler.measure.boundary import say
-from lm_profiler.models.config import preset
+from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, collect
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
@@ -249,12 +249,11 @@ def _forward_s(entry: Entry) -> float | None:
 
 def _head_width(entry: Entry) -> int | None:
     """Return the numbers in a query of one head; None for a module that is not ours."""
-    given = {name: entry.option(f"model.{name}") for name in ("size", "d_model", "d_ff", "num_layers", "num_heads")}
+    given = {field.name: entry.option(f"model.{field.name}") for field in fields(TransformerConfig)}
     try:
-        config = preset(**given)
+        return preset(entry.option("model.size"), **given).head_dim
     except (TypeError, UsageError):
         return None
-    return config.d_model // config.num_heads
 
 
 def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:

@@ -27,7 +27,7 @@ _LEVELS = {"SLOWER": "error", "UNCLEAR": "warning"}
 
 
 @dataclass(frozen=True)
-class Measured:
+class CiFigure:
     """A figure of ``subject`` in SI units with the ends of its interval, and why a check of it fails, if it does."""
 
     subject: str
@@ -38,53 +38,53 @@ class Measured:
     failure: str | None = None
 
 
-def measured_in(comparison: Comparison) -> list[Measured]:
+def measured_in(comparison: Comparison) -> list[CiFigure]:
     """Return B's figures of ``comparison``. An interval is that of the ratio, applied to A's figure."""
     times = [(TIMES[row.part], row.a_s, row.b_s, row.interval, row.verdict) for row in _parts(comparison)]
     peaks = [(MEMORY[row.reading], row.a_bytes, row.b_bytes, row.interval, row.verdict) for row in comparison.memory]
-    found = []
+    figures = []
     for of, a, b, interval, verdict in [*times, *peaks]:
         low, high = (None, None) if interval is None else (a * interval.low, a * interval.high)
         failure = verdict if verdict in ("SLOWER", "MORE") else None
-        found.append(Measured("B", of, b, low, high, failure))
-    return found
+        figures.append(CiFigure("B", of, b, low, high, failure))
+    return figures
 
 
 def _parts(comparison: Comparison) -> list[PartChange]:
     return [comparison.step, *comparison.phases]
 
 
-def measured_by(entries: Iterable[Entry]) -> list[Measured]:
+def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
     """Return step, phases, tokens/s and peaks of each run; a run without a measured step has its failure alone."""
-    found = []
+    figures = []
     for entry in entries:
         name, record = str(entry.folder), entry.record
         step = None if record is None else record.time.get("step")
         if record is None or step is None or step.mean is None:
-            found.append(Measured(name, TIMES["step"], 0.0, failure=entry.status))
+            figures.append(CiFigure(name, TIMES["step"], 0.0, failure=entry.status))
             continue
         for part, of in record.time.items():
             if of.mean is not None and part in TIMES:
-                found.append(Measured(name, TIMES[part], of.mean, of.mean_low, of.mean_high))
+                figures.append(CiFigure(name, TIMES[part], of.mean, of.mean_low, of.mean_high))
         known = [(of, of.get(record)) for of in (TOKENS_PER_S, *MEMORY.values())]
-        found += [Measured(name, of, float(value)) for of, value in known if isinstance(value, (int, float))]
-    return found
+        figures += [CiFigure(name, of, float(value)) for of, value in known if isinstance(value, (int, float))]
+    return figures
 
 
-def ci_text(found: Sequence[Measured], kind: CiFormat) -> str:
-    """Return ``found`` in a format of CI services; figures without a value are tests that fail, and nothing else."""
+def ci_text(figures: Sequence[CiFigure], kind: CiFormat) -> str:
+    """Return ``figures`` in a format of CI services; figures without a value are tests that fail, and nothing else."""
     if kind == "junit":
-        return _junit(found)
-    found = [each for each in found if each.value]
-    content = _bmf(found) if kind == "bmf" else _action_benchmark(found)
+        return _junit(figures)
+    figures = [each for each in figures if each.value]
+    content = _bmf(figures) if kind == "bmf" else _action_benchmark(figures)
     return json.dumps(content, indent=1) + "\n"
 
 
-def _bmf(found: Iterable[Measured]) -> dict[str, dict[str, Mapping[str, float]]]:
+def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]]]:
     """Bencher Metric Format (bencher.dev, "Bencher Metric Format"): times in nanoseconds as ``latency``."""
     measures = {"s": ("latency", 1e9), "1/s": ("throughput", 1.0), "bytes": ("memory", 1.0)}
     content: dict[str, dict[str, Mapping[str, float]]] = {}
-    for each in found:
+    for each in figures:
         measure, scale = measures[each.of.unit]
         ends = {"value": each.value, "lower_value": each.low, "upper_value": each.high}
         metric = {name: scale * end for name, end in ends.items() if end is not None}
@@ -92,10 +92,10 @@ def _bmf(found: Iterable[Measured]) -> dict[str, dict[str, Mapping[str, float]]]
     return content
 
 
-def _action_benchmark(found: Iterable[Measured]) -> list[dict[str, str | float]]:
+def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float]]:
     """The ``customSmallerIsBetter`` list of github-action-benchmark; tokens/s, of which more is better, stay out."""
     content = []
-    for each in found:
+    for each in figures:
         if each.of.unit == "1/s":
             continue
         row: dict[str, str | float] = {"name": f"{each.subject} {each.of.title}", "value": each.value * each.of.scale}
@@ -106,11 +106,11 @@ def _action_benchmark(found: Iterable[Measured]) -> list[dict[str, str | float]]
     return content
 
 
-def _junit(found: Sequence[Measured]) -> str:
+def _junit(figures: Sequence[CiFigure]) -> str:
     """JUnit's XML: a test for each figure, which fails where B is slower or needs more, or where a run failed."""
-    failures = sum(each.failure is not None for each in found)
-    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(found)), failures=str(failures))
-    for each in found:
+    failures = sum(each.failure is not None for each in figures)
+    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures))
+    for each in figures:
         seconds = each.value if each.of.unit == "s" else 0.0
         case = ElementTree.SubElement(
             suite, "testcase", classname=printable(each.subject), name=each.of.title, time=f"{seconds:.9f}"
