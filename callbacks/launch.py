@@ -15,6 +15,7 @@ from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.watch.options import WatchOptions
 from lm_profiler.record.run import PlannedMemory, Verb
 
 
@@ -66,6 +67,7 @@ class ProfilingOptions:
     verb: Verb
     log_dir: Path
     whatif: WhatIfOptions
+    watch: WatchOptions | None = None
 
     def steps(self, collectives: int = 0) -> dict[str, int]:
         """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""

@@ -24,9 +24,11 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.watch.options import WatchOptions
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
+from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
     from lm_profiler.callbacks.attachment import Attachment
@@ -50,6 +52,7 @@ class TrainingProfiler(Callback):
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         whatif: what delays cost the step.
         actions: whose the time is that no phase covers.
+        watch: keep the marks until training ends, and tell when and why it gets slower; a fit is not ended then.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -69,9 +72,13 @@ class TrainingProfiler(Callback):
         log_dir: str | Path = "logs",
         whatif: WhatIfOptions | None = None,
         actions: ActionsOptions | None = None,
+        watch: WatchOptions | bool = False,
     ) -> None:
+        if watch and verb != "fit":
+            raise UsageError(f"watch: expected a fit, given {verb}; leave the option out")
+        stages = stages or StageOptions()
         self._options = ProfilingOptions(
-            stages or StageOptions(),
+            replace(stages, stop_when_done=False) if watch else stages,
             actions or ActionsOptions(),
             memory or MemoryOptions(),
             trace or TraceOptions(),
@@ -84,6 +91,7 @@ class TrainingProfiler(Callback):
             verb,
             Path(log_dir),
             whatif or WhatIfOptions(),
+            (WatchOptions() if watch is True else watch) or None,
         )
         self._run: Attachment | None = None
         self._last: Ending | None = None
@@ -167,12 +175,21 @@ class TrainingProfiler(Callback):
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
+            run.part.run(run.watch)
             run.part.run(run.meet)
             run.part.run(run.prepare)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             trainer.fit_loop.epoch_loop.max_steps = self._run.max_steps
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None and self._run.watching is not None:
+            self._run.watching.passed("set-up")
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None and self._run.watching is not None:
+            self._run.watching.passed("sanity check")
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
@@ -243,12 +260,16 @@ class TrainingProfiler(Callback):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if (run := self._run) is None or run.ending.over:
+        if (run := self._run) is None:
+            return
+        run.stop_watching()
+        if run.ending.over:
             return
         run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if (run := self._run) is not None:
+            run.stop_watching()
             run.ending.part.run(run.end)
             # Once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps

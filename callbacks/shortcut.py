@@ -12,6 +12,7 @@ from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.watch.options import WatchOptions
 from lm_profiler.record.run import Verb
 
 
@@ -26,6 +27,7 @@ def profiling_callbacks(
     log_dir: str | Path = "logs",
     action_steps: int = 3,
     verbose: bool = False,
+    watch: bool | WatchOptions = False,
 ) -> list[Callback]:
     """Return the callback that profiles your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
 
@@ -42,6 +44,7 @@ def profiling_callbacks(
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
         verbose: print all that is known at the end, not only what matters most.
+        watch: keep the marks when the stages are done, until training ends, and tell when and why it gets slower.
 
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
@@ -57,5 +60,6 @@ def profiling_callbacks(
             verbose=verbose,
             log_dir=log_dir,
             actions=ActionsOptions(steps=action_steps),
+            watch=watch,
         )
     ]

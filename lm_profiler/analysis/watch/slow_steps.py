@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 10  # steps whose median is their level; a slow step is above the blocks before and after it too
-_KEPT, _FEWEST = 4000, 400  # steps whose tail is known
+_KEPT, _FEWEST = 20_000, 1_000  # steps whose tail is known
 _TAIL = 0.05  # share of them that is the tail
 _RISK = 1e-8
 """How likely a steady step may be told: a hundredth of the aim, because the tail is known from few steps."""
-_LEAST_SHAPE, _MOST_SHAPE = 0.05, 0.9  # a tail that looks shorter by chance would promise too much: simulated
+_LEAST_SHAPE, _MOST_SHAPE = 0.05, 0.9  # a tail that looks shorter by chance would promise too much: simulated,
+# as is the standard error that the shape is raised by
+_ENORMOUS = math.log(5.0)  # what is told before the tail is known
 _SLOW = math.log(1.25)
 """A step that takes less than a quarter more is not worth an event."""
 
@@ -53,7 +55,7 @@ class SlowSteps:
         """Return how far above its level a step is, in logarithms, with a probability of ``_RISK``."""
         n = self._known.size
         if n < _FEWEST:
-            return math.inf
+            return _ENORMOUS if n >= _FEWEST // 10 else math.inf
         most = round(n * _TAIL)
         ordered = np.sort(self._known)
         base = float(ordered[-most - 1])
@@ -62,7 +64,8 @@ class SlowSteps:
         weighted = float((excess * (most - np.arange(most) - 0.65)).mean() / most)
         if mean <= 2.0 * weighted:
             return max(_SLOW, base)
-        shape = min(max(2.0 - mean / (mean - 2.0 * weighted), _LEAST_SHAPE), _MOST_SHAPE)
+        shape = max(2.0 - mean / (mean - 2.0 * weighted), _LEAST_SHAPE) + 1.0 / math.sqrt(most)
+        shape = min(shape, _MOST_SHAPE)
         scale = mean * (1.0 - shape)
         reach = scale / shape * ((_RISK / _TAIL) ** -shape - 1.0)
         return max(_SLOW, base + reach)
