@@ -149,6 +149,7 @@ class TrainingProfiler(Callback):
         return self._last is not None and self._last.last_words(status, why, followed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        began_ns = self._options.clock()
         # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
@@ -175,7 +176,7 @@ class TrainingProfiler(Callback):
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
-            run.part.run(run.watch)
+            run.part.run(run.watch, began_ns)
             run.part.run(run.meet)
             run.part.run(run.prepare)
 

@@ -61,6 +61,7 @@ class Watching:
         trainer: the run's.
         options: what may be traced.
         clock: the host's, in nanoseconds.
+        began_ns: when fit began.
         tell: reports a problem.
 
     ``part`` guards all of it: where it fails, training goes on without.
@@ -70,6 +71,7 @@ class Watching:
     trainer: Trainer
     options: WatchOptions
     clock: Callable[[], int]
+    began_ns: int
     tell: Callable[[str], object]
     part: Guard = UNGUARDED
     steps: int = 0
@@ -80,7 +82,7 @@ class Watching:
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
     _spans: list[NamedSpan] = field(default_factory=list)
-    _turns: int = 0
+    _validated_ns: int = 0
     _hand_ns: int = 0
     _read_ns: int = 0
     _tracer: Tracer | None = None
@@ -92,7 +94,7 @@ class Watching:
 
     def __post_init__(self) -> None:
         self.part = Guard("watch", self.tell, self._leave)
-        self.ledger = Ledger(self.clock())
+        self.ledger = Ledger(self.began_ns)
 
     def passed(self, what: str) -> None:
         """Note that ``what`` is over, which began where the last such thing ended: only before the first step."""
@@ -261,7 +263,7 @@ class Watching:
         handed = None if self.part.out else self.part.run(self._handed, self.clock())
         self._restore()
         if handed is not None:
-            self.part.run(writer.end, handed._replace(spans=()), handed.spans)
+            self.part.run(writer.end, handed)
 
     def _restore(self) -> None:
         if self._phases is not None:
@@ -329,9 +331,9 @@ class _ValidationEnds:
         self.span.__exit__(*given)
         watching = self.watching
         try:
-            if went := [at for at, what in watching._timeline.went_outside if what == VALIDATION]:
-                last = watching._spans[-1] if watching._spans else None
-                began = next((at for at in went if last is None or last.what != VALIDATION or at >= last.end_ns), went[-1])
-                watching._spans.append(NamedSpan(began, watching.clock(), VALIDATION))
+            went = (at for at, what in watching._timeline.went_outside if what == VALIDATION)
+            if (began := next((at for at in went if at > watching._validated_ns), None)) is not None:
+                watching._validated_ns = watching.clock()
+                watching._spans.append(NamedSpan(began, watching._validated_ns, VALIDATION))
         except BaseException as error:
             watching.part.failed(error)

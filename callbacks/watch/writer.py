@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.ledger import STALLED, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, Ledger, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.watch.options import WatchOptions
 from lm_profiler.measure.boundary import Guard, said
@@ -131,16 +131,16 @@ class Writer:
         """Hand over what passed since the last call."""
         self._queue.put(handed)
 
-    def end(self, last: Handed, spans: Sequence[NamedSpan] = ()) -> None:
+    def end(self, last: Handed) -> None:
         """Write what is left, and the last status."""
         self._queue.put(last)
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(timeout=30.0)
         if not self.part.out and not (self._thread is not None and self._thread.is_alive()):
-            now_ns = self.clock()
-            self.ledger.close(now_ns, spans)
+            self.ledger.close(last.now_ns)
             self._close_window()
+            self.ledger.until(now_ns := self.clock(), INSTRUMENTS)
             self._status(now_ns, ended=True)
 
     def stop(self) -> None:

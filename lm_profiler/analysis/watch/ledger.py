@@ -25,6 +25,18 @@ class NamedSpan(NamedTuple):
     what: str
 
 
+class _Later(NamedTuple):
+    """Spans, beginnings of epochs, and instants at which the loop left its steps."""
+
+    spans: Sequence[NamedSpan]
+    turns_ns: Sequence[int]
+    left_ns: Sequence[int]
+
+
+def _begin(of: NamedSpan | int) -> int:
+    return of if isinstance(of, int) else of.begin_ns
+
+
 @dataclass(eq=False)
 class Ledger:
     """Adds up where the time went since ``began_ns``.
@@ -40,6 +52,8 @@ class Ledger:
     longest: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each validation, checkpoint and turn of an epoch since somebody looked."""
 
+    _later: _Later = field(default_factory=lambda: _Later([], [], []))
+
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
 
@@ -48,9 +62,9 @@ class Ledger:
         self.seconds[what] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
 
-    def close(self, now_ns: int, spans: Sequence[NamedSpan]) -> None:
+    def close(self, now_ns: int) -> None:
         """Add the time from the last step to the end of fit."""
-        named_s = sum((span.end_ns - span.begin_ns) * 1e-9 for span in self._outer(spans))
+        named_s = sum((span.end_ns - span.begin_ns) * 1e-9 for span in self._outer(self._later.spans))
         self.until(now_ns, CLOSING)
         self.seconds[CLOSING] -= named_s
 
@@ -70,13 +84,15 @@ class Ledger:
             spans: named stretches since the last call, in the order of their ends.
             turns_ns, left_ns: when epochs began, and when the loop left its steps for anything else.
         """
+        self._later = _Later([*self._later.spans, *spans], [*self._later.turns_ns, *turns_ns], [*self._later.left_ns, *left_ns])
         if not len(begin_ns):
             return
+        spans, turns_ns, left_ns = self._up_to(int(end_ns[-1]))
         outer = self._outer(spans)
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside amid a step, as in validation
         left_at = np.searchsorted(begin_ns, left_ns, "right") - 1
-        away = {int(at): ns for at, ns in zip(left_at, left_ns, strict=True)}
+        away = {int(at): ns for at, ns in zip(left_at[::-1], left_ns[::-1], strict=True)}
         places = np.searchsorted(begin_ns, [span.begin_ns for span in outer], "right") - 1
         in_step_s, rest_away_s = 0.0, float(away_s.sum())
         gap_named_s = np.zeros(len(gaps_ns))
@@ -103,6 +119,11 @@ class Ledger:
         self.seconds[VALIDATION] += max(rest_away_s, 0.0)
         self.last_ns = int(end_ns[-1])
 
+    def _up_to(self, end_ns: int) -> _Later:
+        """Return what passed until ``end_ns``; what follows belongs to steps that are not known yet."""
+        all_, self._later = self._later, _Later(*([each for each in of if _begin(each) >= end_ns] for of in self._later))
+        return _Later(*([each for each in of if _begin(each) < end_ns] for of in all_))
+
     def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
         """Add each span's own time to its name, without that of spans within it; return those that lie in no other."""
         outer: list[NamedSpan] = []
@@ -120,5 +141,5 @@ class Ledger:
     def terms(self, now_ns: int) -> dict[str, float]:
         """Return seconds by what they went to, the largest first; they add up to the wall time until ``now_ns``."""
         wall_s = (now_ns - self.began_ns) * 1e-9
-        known = {what: seconds for what, seconds in self.seconds.most_common() if seconds > 0.0}
+        known = {what: seconds for what, seconds in self.seconds.most_common() if seconds}
         return {**known, UNEXPLAINED: wall_s - sum(known.values())}
