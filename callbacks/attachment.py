@@ -93,7 +93,9 @@ class Attachment:
     def watch(self, began_ns: int) -> None:
         """Begin the ledger of the whole fit, where that is asked for."""
         if self.options.watch is not None:
-            self.watching = Watching(self.callback, self.trainer, self.options.watch, self.options.clock, began_ns, self.tell)
+            self.watching = Watching(
+                self.callback, self.trainer, self.options.watch, self.options.clock, began_ns, self.tell
+            )
 
     def _stages_are_over(self) -> None:
         """Record the run, and watch what follows. What failed in the stages would fail again."""

@@ -91,7 +91,7 @@ class TrainingProfiler(Callback):
             verb,
             Path(log_dir),
             whatif or WhatIfOptions(),
-            (WatchOptions() if watch is True else watch) or None,
+            (WatchOptions() if watch is True else watch).checked() if watch else None,
         )
         self._run: Attachment | None = None
         self._last: Ending | None = None

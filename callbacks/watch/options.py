@@ -25,8 +25,14 @@ class WatchOptions:
     cooldown_s: float = 600.0
     signal: bool = False
 
-    def __post_init__(self) -> None:
+    def checked(self) -> WatchOptions:
+        """Return these options.
+
+        Raises:
+            UsageError: a budget is none. A parser that tries several types for an option would swallow it earlier.
+        """
         off = "; watch.traces=false leaves traces out"
         expect(self.traces_per_day > 0, "watch.traces_per_day", f"1 or more{off}", self.traces_per_day)
         expect(self.trace_mib > 0, "watch.trace_mib", f"a positive number{off}", self.trace_mib)
         expect(self.cooldown_s > 0, "watch.cooldown_s", f"a positive number{off}", self.cooldown_s)
+        return self

@@ -171,7 +171,12 @@ class Watching:
         if action_name.startswith(_HOOK) and action_name.endswith(".on_validation_model_train"):
             return _ValidationEnds(self, span)
         owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
-        if owner is None or owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span.__class__.__name__ != "Nothing":
+        if (
+            owner is None
+            or owner[0] in (LIGHTNING, OURS, "")
+            or not owner[1].startswith("on_")
+            or span.__class__.__name__ != "Nothing"
+        ):
             return span
         return _Named(self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}")
 
@@ -188,11 +193,11 @@ class Watching:
             self._hand_over(now_ns)
         return _ENDLESS
 
-    def _hand_over(self, now_ns: int, marks: Sequence[Any] | None = None, path: Callable[[], Path | None] | None = None) -> None:
+    def _hand_over(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> None:
         writer = self._writer
         assert writer is not None
         self._hand_ns = now_ns + _HAND_NS
-        writer.put(self._handed(now_ns, path))
+        writer.put(self._handed(now_ns, traced))
         if writer.asked:
             asked, writer.asked = writer.asked, 0
             self._trace(asked)
@@ -220,7 +225,9 @@ class Watching:
         trainer, writer = self.trainer, self._writer
         assert writer is not None
         label = f".step{self.steps + 2}"
-        taken = is_a(self._phases, "PyTorchProfiler") or is_a(getattr(self._phases, "_wrapped", None), "PyTorchProfiler")
+        taken = is_a(self._phases, "PyTorchProfiler") or is_a(
+            getattr(self._phases, "_wrapped", None), "PyTorchProfiler"
+        )
         tracer = Tracer(
             TraceOptions(steps=steps), trainer.strategy.root_device, self._timeline, writer.folder, writer.rank,
             lambda: trainer.lightning_module, taken, label,
@@ -241,7 +248,7 @@ class Watching:
         tracer.part.run(tracer.end, "trace")
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced
-        self._hand_over(self.clock(), path=partial(_kernels_of, tracer))
+        self._hand_over(self.clock(), partial(_kernels_of, tracer))
 
     def _asked_by_signal(self, signum: int, frame: object) -> None:
         """Ask for a trace; a signal may come at any line, so nothing else happens here."""

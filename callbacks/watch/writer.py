@@ -1,4 +1,4 @@
-"""Writes what a watched run leaves, in a thread beside training: reads the tape, asks the arithmetic, keeps the files."""
+"""Writes what a watched run leaves, in a thread beside training: reads the tape, asks the arithmetic, keeps files."""
 
 from __future__ import annotations
 
@@ -240,7 +240,12 @@ class Writer:
             return  # outside of steps: validation may take long
         self._stalled = True
         event = WatchEvent(
-            at_s=self._at_s(now_ns), rank=self.rank, step=self.run.steps + 1, kind="stall", part=PARTS[part], now=quiet_s
+            at_s=self._at_s(now_ns),
+            rank=self.rank,
+            step=self.run.steps + 1,
+            kind="stall",
+            part=PARTS[part],
+            now=quiet_s,
         )
         self._waiting.append((EVENTS, event))
         self._flush()

@@ -7,7 +7,6 @@ JSON that is replaced as a whole, so they can be read while the run goes on, als
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -102,7 +101,7 @@ class WatchEvent(Part):
     rank: int = 0
     step: int
     kind: Annotated[
-        Literal["slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn", "late rank", "silent rank"],
+        Literal["slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn"],
         Newer,
     ]
     part: str | None = None
@@ -150,7 +149,6 @@ class WatchStatus(Part):
     held_bytes: int | None = None
     traces: bool = True
     """Whether traces may be taken."""
-    notes: list[str] = Field(default_factory=list)
 
     @property
     def goodput(self) -> float | None:
@@ -238,7 +236,7 @@ def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> No
     """
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:
-            os.replace(path, _older(path))
+            path.replace(_older(path))
     with path.open("ab", buffering=0) as file:
         file.write(rows.tobytes())
 

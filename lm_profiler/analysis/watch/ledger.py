@@ -84,7 +84,9 @@ class Ledger:
             spans: named stretches since the last call, in the order of their ends.
             turns_ns, left_ns: when epochs began, and when the loop left its steps for anything else.
         """
-        self._later = _Later([*self._later.spans, *spans], [*self._later.turns_ns, *turns_ns], [*self._later.left_ns, *left_ns])
+        self._later = _Later(
+            [*self._later.spans, *spans], [*self._later.turns_ns, *turns_ns], [*self._later.left_ns, *left_ns]
+        )
         if not len(begin_ns):
             return
         spans, turns_ns, left_ns = self._up_to(int(end_ns[-1]))
@@ -121,7 +123,10 @@ class Ledger:
 
     def _up_to(self, end_ns: int) -> _Later:
         """Return what passed until ``end_ns``; what follows belongs to steps that are not known yet."""
-        all_, self._later = self._later, _Later(*([each for each in of if _begin(each) >= end_ns] for of in self._later))
+        all_, self._later = (
+            self._later,
+            _Later(*([each for each in of if _begin(each) >= end_ns] for of in self._later)),
+        )
         return _Later(*([each for each in of if _begin(each) < end_ns] for of in all_))
 
     def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
@@ -141,5 +146,5 @@ class Ledger:
     def terms(self, now_ns: int) -> dict[str, float]:
         """Return seconds by what they went to, the largest first; they add up to the wall time until ``now_ns``."""
         wall_s = (now_ns - self.began_ns) * 1e-9
-        known = {what: seconds for what, seconds in self.seconds.most_common() if seconds}
+        known = {what: seconds for what, seconds in self.seconds.most_common() if abs(seconds) >= 1e-6}
         return {**known, UNEXPLAINED: wall_s - sum(known.values())}

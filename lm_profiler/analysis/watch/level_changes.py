@@ -63,7 +63,7 @@ class LevelChanges:
             self._blocks.append(float(value))
             suspected = self._suspected() or suspected
             if len(self._blocks) > _REFERENCE + 2 * _RECENT:
-                del self._blocks[_REFERENCE : -_RECENT]
+                del self._blocks[_REFERENCE:-_RECENT]
         return None if suspected is None else suspected * BLOCK + self._left.size
 
     def _suspected(self) -> int | None:
@@ -108,11 +108,13 @@ def confirmed(first_step: int, seconds: NDArray[np.float64], ago: int) -> LevelC
     if len(seconds) < 4 * BLOCK:
         return None
     model = fit(seconds[:, -1], warms_up=False)
-    edges = [edge for edge in model.edges[1:-1]]
+    edges = model.edges[1:-1]
     if not edges:
         return None
     at = min(edges, key=lambda edge: abs(len(seconds) - ago - edge))
-    around = next((a, b, c) for (a, b), (_, c) in zip(pairwise(model.edges), pairwise(model.edges[1:]), strict=False) if b == at)
+    around = next(
+        (a, b, c) for (a, b), (_, c) in zip(pairwise(model.edges), pairwise(model.edges[1:]), strict=False) if b == at
+    )
     means = [seconds[a:b][~model.odd[a:b]].mean(axis=0) for a, b in pairwise(around)]
     if abs(math.log(means[1][-1] / means[0][-1])) < SMALLEST_EFFECT:
         return None
