@@ -75,7 +75,7 @@ class Sketch(Part):
         for at in sorted(self.buckets):
             below += self.buckets[at]
             if below >= share * self.count:
-                return min(max(_GROWTH ** (at + 0.5), self.min), self.max)
+                return min(max(float(_GROWTH ** (at + 0.5)), self.min), self.max)
         return None
 
 
@@ -225,7 +225,8 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
     path = folder / of_rank(LAST_STEPS, rank)
     kept = [each for each in (_older(path), path) if each.exists()]
     content = [read_plain(each) for each in kept]
-    return np.concatenate([np.frombuffer(c[: len(c) // ROW.itemsize * ROW.itemsize], ROW) for c in content] or [[]])
+    whole = [np.frombuffer(of[: len(of) // ROW.itemsize * ROW.itemsize], ROW) for of in content]
+    return np.concatenate([np.empty(0, ROW), *whole])
 
 
 def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,16 +25,7 @@ class NamedSpan(NamedTuple):
     what: str
 
 
-class _Later(NamedTuple):
-    """Spans, beginnings of epochs, and instants at which the loop left its steps."""
-
-    spans: Sequence[NamedSpan]
-    turns_ns: Sequence[int]
-    left_ns: Sequence[int]
-
-
-def _begin(of: NamedSpan | int) -> int:
-    return of if isinstance(of, int) else of.begin_ns
+_TURN, _LEFT = "an epoch began", "the loop left its steps"  # what has no duration
 
 
 @dataclass(eq=False)
@@ -47,12 +38,12 @@ class Ledger:
     """
 
     began_ns: int
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     last_ns: int = 0
     longest: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each validation, checkpoint and turn of an epoch since somebody looked."""
 
-    _later: _Later = field(default_factory=lambda: _Later([], [], []))
+    _later: list[NamedSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
@@ -64,7 +55,7 @@ class Ledger:
 
     def close(self, now_ns: int) -> None:
         """Add the time from the last step to the end of fit."""
-        named_s = sum((span.end_ns - span.begin_ns) * 1e-9 for span in self._outer(self._later.spans))
+        named_s = sum((span.end_ns - span.begin_ns) * 1e-9 for span in self._outer(self._later))
         self.until(now_ns, CLOSING)
         self.seconds[CLOSING] -= named_s
 
@@ -84,13 +75,18 @@ class Ledger:
             spans: named stretches since the last call, in the order of their ends.
             turns_ns, left_ns: when epochs began, and when the loop left its steps for anything else.
         """
-        self._later = _Later(
-            [*self._later.spans, *spans], [*self._later.turns_ns, *turns_ns], [*self._later.left_ns, *left_ns]
-        )
+        self._later += [
+            *spans,
+            *(NamedSpan(at, at, _TURN) for at in turns_ns),
+            *(NamedSpan(at, at, _LEFT) for at in left_ns),
+        ]
         if not len(begin_ns):
             return
-        spans, turns_ns, left_ns = self._up_to(int(end_ns[-1]))
-        outer = self._outer(spans)
+        # What follows the last step belongs to steps that are not known yet.
+        now = [span for span in self._later if span.begin_ns < end_ns[-1]]
+        self._later = [span for span in self._later if span.begin_ns >= end_ns[-1]]
+        turns_ns, left_ns = ([span.begin_ns for span in now if span.what == what] for what in (_TURN, _LEFT))
+        outer = self._outer(now)
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside amid a step, as in validation
         left_at = np.searchsorted(begin_ns, left_ns, "right") - 1
@@ -121,18 +117,12 @@ class Ledger:
         self.seconds[VALIDATION] += max(rest_away_s, 0.0)
         self.last_ns = int(end_ns[-1])
 
-    def _up_to(self, end_ns: int) -> _Later:
-        """Return what passed until ``end_ns``; what follows belongs to steps that are not known yet."""
-        all_, self._later = (
-            self._later,
-            _Later(*([each for each in of if _begin(each) >= end_ns] for of in self._later)),
-        )
-        return _Later(*([each for each in of if _begin(each) < end_ns] for of in all_))
-
     def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
         """Add each span's own time to its name, without that of spans within it; return those that lie in no other."""
         outer: list[NamedSpan] = []
-        for span in spans:  # what lies within a span ended before it
+        for span in (
+            each for each in spans if each.what not in (_TURN, _LEFT)
+        ):  # what lies within a span ended before it
             inside_ns = 0
             while outer and outer[-1].begin_ns >= span.begin_ns:
                 inner = outer.pop()
@@ -146,5 +136,9 @@ class Ledger:
     def terms(self, now_ns: int) -> dict[str, float]:
         """Return seconds by what they went to, the largest first; they add up to the wall time until ``now_ns``."""
         wall_s = (now_ns - self.began_ns) * 1e-9
-        known = {what: seconds for what, seconds in self.seconds.most_common() if abs(seconds) >= 1e-6}
+        known = {what: seconds for what, seconds in sorted(self.seconds.items(), key=_largest) if abs(seconds) >= 1e-6}
         return {**known, UNEXPLAINED: wall_s - sum(known.values())}
+
+
+def _largest(term: tuple[str, float]) -> float:
+    return -term[1]

@@ -10,7 +10,8 @@ _READINGS = 40  # of the least memory of equal stretches of time; pairs of stret
 _MOST = 2 * _READINGS
 _GREW = 0.02  # a share of what is held, and ...
 _GREW_BYTES = 32 * 2**20  # ... bytes, below which growth is that of caches and heaps
-_STEADY = 0.5  # the share of the first half's slope that the second half has, where nothing ends
+_LONG_S = 600.0  # seconds: what fills up in a minute looks like a line for half of it
+_STEADY = 0.7  # the share of the first half's slope that the second half has, where nothing ends
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ class MemorySlope:
         n = held.size
         grew = float(held[-1] - held[0])
         rising = float((np.sign(np.subtract.outer(held, held).T)[np.triu_indices(n, 1)]).mean())  # Kendall's tau
-        if grew < max(_GREW * float(held[0]), _GREW_BYTES) or rising < 0.8:
+        if times[-1] - times[0] < _LONG_S or grew < max(_GREW * float(held[0]), _GREW_BYTES) or rising < 0.8:
             return None
         quarters = held[[0, n // 4, n // 2, 3 * n // 4, n - 1]]
         each = np.diff(quarters) / np.diff(times[[0, n // 4, n // 2, 3 * n // 4, n - 1]])

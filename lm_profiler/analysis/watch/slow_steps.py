@@ -68,4 +68,4 @@ class SlowSteps:
         shape = min(shape, _MOST_SHAPE)
         scale = mean * (1.0 - shape)
         reach = scale / shape * ((_RISK / _TAIL) ** -shape - 1.0)
-        return max(_SLOW, base + reach)
+        return float(max(_SLOW, base + reach))

@@ -82,8 +82,8 @@ def _phases(windows: Sequence[WatchWindow]) -> list[Table]:
         for each in sketches:
             whole = whole.merged(each)
         if whole.count:
-            figures = (whole.mean, whole.quantile(0.5), whole.quantile(0.99), whole.max)
-            figures += (sketches[0].mean, sketches[-1].mean)
+            quantiles = (whole.quantile(0.5), whole.quantile(0.99))
+            figures = (whole.mean, *quantiles, whole.max, sketches[0].mean, sketches[-1].mean)
             rows.append([part, *("" if each is None else f"{each * 1e3:,.3f}" for each in figures)])
     titles = ("ms", "mean", "median", "p99", "longest", "first window", "last window")
     return [text_table(titles, rows)]
