@@ -101,9 +101,9 @@ class Attachment:
         """Record the run, and watch what follows. What failed in the stages would fail again."""
         session, ending = self.ending.session, self.ending
         rows = () if session is None else session.rows
-        ending.part.run(ending.finish, "ok")
+        ending.finish("ok")
         watching = self.watching
-        if watching is not None and ending.folder is not None and not (self.part.out or ending.part.out):
+        if watching is not None and ending.folder is not None and not self.part.out:
             rows = rows if session is None else session.rows  # the last ones are read at the end
             watching.part.run(watching.start, ending.folder, rows)
 
@@ -341,7 +341,7 @@ class Attachment:
             steps=sum(self._steps.values()),
             step_ended=(lambda: 0) if session is None else session.step_ended,
             follow=lambda left: following.run(self._follow, left, otherwise=left),
-            done=self._stages_are_over,
+            done=partial(recording.run, self._stages_are_over),
             stop=self.options.stages.stop_when_done,
             died=partial(recording.run, self.died),
             callback=self.callback,

@@ -99,7 +99,7 @@ class Watching:
     def passed(self, what: str) -> None:
         """Note that ``what`` is over, which began where the last such thing ended: only before the first step."""
         if self._writer is None and not self._done:
-            self.ledger.until(self.clock(), what)
+            self.part.run(lambda: self.ledger.until(self.clock(), what))
 
     def start(self, folder: Path, rows: Sequence[StepRow]) -> None:
         """Begin to watch, between two steps: the stages are over, and left ``rows``."""
@@ -275,7 +275,7 @@ class Watching:
     def _restore(self) -> None:
         if self._phases is not None:
             self._phases.restore()
-        self._timeline.stop()
+            self._timeline.stop()
         self._undo.close()
 
     def _leave(self) -> None:
