@@ -27,7 +27,7 @@ from lm_profiler.callbacks.instruments.trace import TraceOptions, Tracer
 from lm_profiler.callbacks.marks.methods import bracket
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.marks.spans import Marked
+from lm_profiler.callbacks.marks.spans import NOTHING, Marked
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.watch.options import WatchOptions
 from lm_profiler.callbacks.watch.writer import Handed, Writer
@@ -141,7 +141,7 @@ class Watching:
             callback=self.callback,
         )
         trainer.profiler = self._phases  # type: ignore[attr-defined]
-        self._phases.surround(self._named)
+        self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
         OptimizerMarks(timeline, self._undo).attach(trainer, trainer.lightning_module)
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
@@ -170,13 +170,8 @@ class Watching:
             return _Named(self, CHECKPOINTS)
         if action_name.startswith(_HOOK) and action_name.endswith(".on_validation_model_train"):
             return _ValidationEnds(self, span)
-        owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
-        if (
-            owner is None
-            or owner[0] in (LIGHTNING, OURS, "")
-            or not owner[1].startswith("on_")
-            or span.__class__.__name__ != "Nothing"
-        ):
+        owner = owner_of(action_name, self.trainer, self.callback)
+        if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
         return _Named(self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}")
 

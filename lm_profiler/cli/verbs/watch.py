@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lm_profiler.record.calls import OK
+from lm_profiler.record.run import RecordError
 from lm_profiler.record.watch import STATUS, read_status
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.terminal import lines, terminal
@@ -53,7 +54,7 @@ def watched_folder(run: Path | None) -> Path:
     """Return the folder of a watched run.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or its status is damaged.
     """
     if run is None or not run.is_dir():
         raise UsageError(f"RUN: expected the folder of a run, given {run}, which is not there")
@@ -62,6 +63,10 @@ def watched_folder(run: Path | None) -> Path:
             f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "
             "`lm_profiler fit --watch=true` writes it when the stages are over"
         )
+    try:
+        read_status(run)
+    except RecordError as error:
+        raise UsageError(str(error)) from None
     return run
 
 

@@ -164,14 +164,12 @@ class Harming(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == 20:
-            for path in folder().iterdir():
-                if self.how == "folder":
-                    path.unlink()
-                elif path.suffix in (".bin", ".jsonl"):
-                    path.unlink()
-                    path.mkdir()
+            here = folder()
             if self.how == "folder":
-                folder().rmdir()
+                here.rename(here.with_name("elsewhere"))
+            for path in here.glob("*.bin") if self.how == "files" else ():
+                path.unlink()
+                path.mkdir()
         if trainer.global_step > 20:
             time.sleep(0.002)
 
