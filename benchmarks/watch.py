@@ -37,14 +37,14 @@ from lm_profiler.callbacks import (
     TrainingProfiler,
     WatchOptions,
 )
-from lm_profiler.callbacks.watch.writer import Handed, Writer
+from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.chunks import ChunkReader
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import StepCounters
-from lm_profiler.record.watch import WatchEvent
+from lm_profiler.record.watch_files import WatchEvent
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 STEP_S = 0.1
@@ -93,7 +93,7 @@ def alarms(steps: int) -> None:
         step_s = STEP_S * np.exp(noise(kind, steps, 0))
         with tempfile.TemporaryDirectory() as name:
             now_ns, folder = 0, Path(name)
-            writer = Writer(
+            writer = WatchWriter(
                 folder, 0, 1, Timeline(), ChunkReader(), WatchedRun(), Ledger(0), WatchOptions(traces=False), print,
                 lambda: None, UNGUARDED, lambda: now_ns,  # noqa: B023 - called at once
             )  # fmt: skip

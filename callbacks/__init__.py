@@ -20,7 +20,7 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.shortcut import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.watch.options import WatchOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 
 __all__ = [
     "ActionsOptions",

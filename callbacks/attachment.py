@@ -41,7 +41,7 @@ from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.callbacks.watch.watching import Watching
+from lm_profiler.callbacks.watching import Watching
 from lm_profiler.lightning_names import TIMEOUT, TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
@@ -106,11 +106,6 @@ class Attachment:
         if watching is not None and ending.folder is not None and not self.part.out:
             rows = rows if session is None else session.rows  # the last ones are read at the end
             watching.part.run(watching.start, ending.folder, rows)
-
-    def stop_watching(self) -> None:
-        """End the watch, if there is one: the fit is over, whatever ended it."""
-        if self.watching is not None:
-            self.watching.part.run(self.watching.end)
 
     def prepare(self) -> None:
         """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.

@@ -15,7 +15,7 @@ from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.watch.options import WatchOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.record.run import PlannedMemory, Verb
 
 

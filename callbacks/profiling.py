@@ -24,7 +24,7 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.watch.options import WatchOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
@@ -186,11 +186,11 @@ class TrainingProfiler(Callback):
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
-            self._run.watching.passed("set-up")
+            self._run.watching.part.run(self._run.watching.passed, "set-up")
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
-            self._run.watching.passed("sanity check")
+            self._run.watching.part.run(self._run.watching.passed, "sanity check")
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
@@ -263,14 +263,16 @@ class TrainingProfiler(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if (run := self._run) is None:
             return
-        run.stop_watching()
+        if run.watching is not None:
+            run.watching.part.run(run.watching.end)
         if run.ending.over:
             return
         run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if (run := self._run) is not None:
-            run.stop_watching()
+            if run.watching is not None:
+                run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)
             # Once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps

@@ -12,7 +12,7 @@ from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.watch.options import WatchOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.record.run import Verb
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.watch import STEPS
+from lm_profiler.record.watch_files import STEPS
 
 VALIDATION, CHECKPOINTS, LOGGERS, EPOCH_TURN = "validation", "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"

@@ -25,7 +25,7 @@ from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import OddStep, Settings, StepCounters
 from lm_profiler.record.steps import StepTable
-from lm_profiler.record.watch import WatchEvent
+from lm_profiler.record.watch_files import WatchEvent
 
 _RING = 2400
 """Steps in memory: a change of level is confirmed in those around it, and a slow step is judged beside its

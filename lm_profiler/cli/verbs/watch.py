@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lm_profiler.record.calls import OK
 from lm_profiler.record.run import RecordError
-from lm_profiler.record.watch import STATUS, read_status
+from lm_profiler.record.watch_files import STATUS, read_status
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.terminal import lines, terminal
 from lm_profiler.usage_error import UsageError, expect

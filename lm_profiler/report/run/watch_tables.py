@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
-from lm_profiler.record.watch import (
+from lm_profiler.record.watch_files import (
     STATUS,
     Sketch,
     WatchEvent,

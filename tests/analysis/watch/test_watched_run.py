@@ -9,7 +9,7 @@ from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import StepCounters
-from lm_profiler.record.watch import WatchEvent
+from lm_profiler.record.watch_files import WatchEvent
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 N = 6000

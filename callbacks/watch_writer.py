@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, Ledger, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
-from lm_profiler.callbacks.watch.options import WatchOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.measure.boundary import Guard, said
 from lm_profiler.measure.clocks.chunks import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -27,7 +27,7 @@ from lm_profiler.measure.counts.step_reader import Raw, Reading
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
 from lm_profiler.record.run.part import Part, read_as
-from lm_profiler.record.watch import (
+from lm_profiler.record.watch_files import (
     EVENTS,
     LAST_STEPS,
     ROW,
@@ -72,7 +72,7 @@ class Handed(NamedTuple):
 
 
 @dataclass(eq=False)
-class Writer:
+class WatchWriter:
     """Reads and writes in a thread of its own; ``put`` is what training calls.
 
     Args:

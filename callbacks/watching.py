@@ -29,8 +29,8 @@ from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.marks.spans import NOTHING, Marked
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.watch.options import WatchOptions
-from lm_profiler.callbacks.watch.writer import Handed, Writer
+from lm_profiler.callbacks.watch_options import WatchOptions
+from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.chunks import ChunkReader
 from lm_profiler.measure.clocks.stream import stream_of
@@ -41,7 +41,7 @@ from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS
 from lm_profiler.record.steps import StepRow
-from lm_profiler.record.watch import STEPS
+from lm_profiler.record.watch_files import STEPS
 
 _HAND_NS, _READ_NS = 1_000_000_000, 5_000_000
 """Least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds."""
@@ -78,7 +78,7 @@ class Watching:
     ledger: Ledger = field(init=False)
     _timeline: Timeline = field(init=False)
     _phases: PhaseProfiler | None = None
-    _writer: Writer | None = None
+    _writer: WatchWriter | None = None
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
     _spans: list[NamedSpan] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Watching:
     def passed(self, what: str) -> None:
         """Note that ``what`` is over, which began where the last such thing ended: only before the first step."""
         if self._writer is None and not self._done:
-            self.part.run(lambda: self.ledger.until(self.clock(), what))
+            self.ledger.until(self.clock(), what)
 
     def start(self, folder: Path, rows: Sequence[StepRow]) -> None:
         """Begin to watch, between two steps: the stages are over, and left ``rows``."""
@@ -115,7 +115,7 @@ class Watching:
         loader = trainer.train_dataloader
         run = WatchedRun(getattr(loader, "num_workers", None), time.time() - self.clock() * 1e-9)
         run.skip(self.steps)
-        self._writer = Writer(
+        self._writer = WatchWriter(
             folder,
             trainer.global_rank,
             trainer.world_size,
@@ -146,7 +146,7 @@ class Watching:
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
                 with suppress(AttributeError):
-                    bracket(logger, name, _Named(self, LOGGERS), self.part, self._undo)
+                    bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
         if self.options.signal and threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGUSR1, self._asked_by_signal)
             self._undo.callback(signal.signal, signal.SIGUSR1, before)
@@ -167,13 +167,15 @@ class Watching:
     def _named(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
         if action_name == "save_checkpoint":
-            return _Named(self, CHECKPOINTS)
+            return _TimedByName(self, CHECKPOINTS)
         if action_name.startswith(_HOOK) and action_name.endswith(".on_validation_model_train"):
             return _ValidationEnds(self, span)
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
-        return _Named(self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}")
+        return _TimedByName(
+            self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}"
+        )
 
     def _step_ended(self) -> int:
         """Count a step; called in every one, so that it does nothing else but compare two clocks."""
@@ -296,7 +298,7 @@ def _free_bytes(device: torch.device) -> int | None:
 
 
 @dataclass(eq=False, slots=True)
-class _Named:
+class _TimedByName:
     """The context of something that has a name: adds its span when it is over. Entered again where it nests."""
 
     watching: Watching

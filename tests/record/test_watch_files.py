@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm_profiler.record.files import RecordError
-from lm_profiler.record.watch import (
+from lm_profiler.record.watch_files import (
     EVENTS,
     LAST_STEPS,
     ROW,

@@ -21,10 +21,11 @@ from lm_profiler.callbacks import (
     TraceOptions,
     TrainingProfiler,
     WatchOptions,
+    watch_writer,
+    watching,
 )
-from lm_profiler.callbacks.watch import watching, writer
 from lm_profiler.record.run import read_run
-from lm_profiler.record.watch import (
+from lm_profiler.record.watch_files import (
     STATUS,
     TraceRequest,
     WatchStatus,
@@ -44,7 +45,7 @@ STEPS = 60
 def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hand over after every millisecond, so that short runs do all that long ones do."""
     monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
-    monkeypatch.setattr(writer, "_STATUS_S", 0.0)
+    monkeypatch.setattr(watch_writer, "_STATUS_S", 0.0)
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
@@ -184,7 +185,7 @@ def test_what_cannot_be_written_harms_nothing(how: str, capsys: pytest.CaptureFi
 def test_a_fault_in_any_function_of_the_watch_harms_nothing() -> None:
     plain = train(Path(), [], max_steps=STEPS)
     seen = places(lambda: train(Path(), [watcher()], max_steps=STEPS))
-    ours = [place for place in seen if "callbacks/watch/" in place[0].co_filename]
+    ours = [place for place in seen if "callbacks/watch" in place[0].co_filename]
     assert len(ours) >= 10
     for place in ours:
         if place[0].co_name == "checked":
