@@ -23,7 +23,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
-from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
+from lm_profiler.callbacks.instruments.tracer import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import loader_watch, watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch

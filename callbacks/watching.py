@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, INSTRUMENTS, LOGGERS, VALIDATION, Ledger, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.instruments.actions import owner_of
-from lm_profiler.callbacks.instruments.trace import TraceOptions, Tracer
+from lm_profiler.callbacks.instruments.tracer import TraceOptions, Tracer
 from lm_profiler.callbacks.marks.methods import bracket
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
