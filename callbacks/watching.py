@@ -78,6 +78,7 @@ class Watching:
     ledger: Ledger = field(init=False)
     _timeline: Timeline = field(init=False)
     _phases: PhaseProfiler | None = None
+    _user: object = None
     _writer: WatchWriter | None = None
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
@@ -129,6 +130,7 @@ class Watching:
             self.part,
             self.clock,
         )
+        self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(
             trainer,
             timeline,
@@ -222,9 +224,7 @@ class Watching:
         trainer, writer = self.trainer, self._writer
         assert writer is not None
         label = f".step{self.steps + 2}"
-        taken = is_a(self._phases, "PyTorchProfiler") or is_a(
-            getattr(self._phases, "_wrapped", None), "PyTorchProfiler"
-        )
+        taken = is_a(self._user, "PyTorchProfiler")
         tracer = Tracer(
             TraceOptions(steps=steps), trainer.strategy.root_device, self._timeline, writer.folder, writer.rank,
             lambda: trainer.lightning_module, taken, label,

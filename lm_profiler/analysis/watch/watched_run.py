@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH_TURN, VALIDATION, NamedSpan
+from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.level_changes import LevelChanges, confirmed
 from lm_profiler.analysis.watch.memory_slope import MemorySlope
 from lm_profiler.analysis.watch.slow_steps import SlowSteps
@@ -176,13 +176,12 @@ class WatchedRun:
 
     def outside(self, what: str, seconds: Sequence[float], at_s: float) -> list[WatchEvent]:
         """Take how long the last validations, checkpoints or turns of an epoch (``what``) took."""
-        kinds: dict[str, Any] = {VALIDATION: VALIDATION, CHECKPOINTS: CHECKPOINTS, EPOCH_TURN: EPOCH_TURN}
         events, before = [], self._before[what]
         for each in seconds:
             usual = float(np.median(before)) if before else each
             long = each - usual >= max(_LEAST_S, _LEAST_STEPS * (self.levels.level_s or 0.0))
             if len(before) >= _FEWEST and each > _SLOW_ONCE * max(before) and long:
-                events.append(WatchEvent(at_s=at_s, step=self.steps, kind=kinds[what], now=each, against=usual))
+                events.append(WatchEvent(at_s=at_s, step=self.steps, kind=cast(Any, what), now=each, against=usual))
             else:
                 before.append(each)
         return self._emitted(events)
