@@ -15,12 +15,13 @@ if __name__ != "lm_profiler.callbacks":
 from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
-from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.tracer import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.shortcut import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trackers import ExportOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 
 __all__ = [
     "ActionsOptions",
@@ -30,6 +31,7 @@ __all__ = [
     "StageOptions",
     "TraceOptions",
     "TrainingProfiler",
+    "WatchOptions",
     "WhatIfOptions",
     "profiling_callbacks",
 ]

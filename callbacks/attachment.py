@@ -23,7 +23,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
-from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
+from lm_profiler.callbacks.instruments.tracer import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
@@ -41,6 +41,7 @@ from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
+from lm_profiler.callbacks.watching import Watching
 from lm_profiler.lightning_names import TIMEOUT, TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
@@ -84,10 +85,28 @@ class Attachment:
     samples: Guard = UNGUARDED
     samples_in: Samples | None = None
     phases: PhaseProfiler | None = None
+    watching: Watching | None = None
     _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
     _loader: DelayedLoader | None = None
     _too_few: str | None = None
+
+    def watch(self, began_ns: int) -> None:
+        """Begin the ledger of the whole fit, where that is asked for."""
+        if self.options.watch is not None:
+            self.watching = Watching(
+                self.callback, self.trainer, self.options.watch, self.options.clock, began_ns, self.tell
+            )
+
+    def _stages_are_over(self) -> None:
+        """Record the run, and watch what follows. What failed in the stages would fail again."""
+        session, ending = self.ending.session, self.ending
+        rows = () if session is None else session.rows
+        ending.finish("ok")
+        watching = self.watching
+        if watching is not None and ending.folder is not None and not self.part.out:
+            rows = rows if session is None else session.rows  # the last ones are read at the end
+            watching.part.run(watching.start, ending.folder, rows)
 
     def prepare(self) -> None:
         """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.
@@ -108,6 +127,8 @@ class Attachment:
 
     def start(self) -> None:
         """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
+        if self.watching is not None:
+            self.watching.passed("set-up")
         self.begin()
         compare = self.ending.exchange.compare_clocks
         Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(compare)
@@ -319,7 +340,7 @@ class Attachment:
             steps=sum(self._steps.values()),
             step_ended=(lambda: 0) if session is None else session.step_ended,
             follow=lambda left: following.run(self._follow, left, otherwise=left),
-            done=partial(recording.run, self.ending.finish, "ok"),
+            done=partial(recording.run, self._stages_are_over),
             stop=self.options.stages.stop_when_done,
             died=partial(recording.run, self.died),
             callback=self.callback,

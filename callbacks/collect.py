@@ -20,7 +20,7 @@ from lm_profiler.analysis.why.moved import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.sent_step import without_data
-from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
+from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, step_work
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured

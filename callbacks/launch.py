@@ -12,10 +12,11 @@ from typing import Any
 from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
-from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.tracer import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trackers import ExportOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.record.run import PlannedMemory, Verb
 
 
@@ -70,6 +71,7 @@ class ProfilingOptions:
     log_dir: Path
     whatif: WhatIfOptions
     export: ExportOptions = ExportOptions()  # noqa: RUF009 - frozen
+    watch: WatchOptions | None = None
 
     def steps(self, collectives: int = 0) -> dict[str, int]:
         """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""

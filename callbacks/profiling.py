@@ -19,15 +19,17 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
-from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.tracer import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trackers import ExportOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
+from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
     from lm_profiler.callbacks.admission import Admission
@@ -53,6 +55,7 @@ class TrainingProfiler(Callback):
         whatif: what delays cost the step.
         actions: whose the time is that no phase covers.
         export: where the results go beside the run's own folder.
+        watch: keep the marks until training ends, and tell when and why it gets slower; a fit is not ended then.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -73,9 +76,13 @@ class TrainingProfiler(Callback):
         whatif: WhatIfOptions | None = None,
         actions: ActionsOptions | None = None,
         export: ExportOptions | None = None,
+        watch: WatchOptions | bool = False,
     ) -> None:
+        if watch and verb != "fit":
+            raise UsageError(f"watch: expected a fit, given {verb}; leave the option out")
+        stages = stages or StageOptions()
         self._options = ProfilingOptions(
-            stages or StageOptions(),
+            replace(stages, stop_when_done=False) if watch else stages,
             actions or ActionsOptions(),
             memory or MemoryOptions(),
             trace or TraceOptions(),
@@ -89,6 +96,7 @@ class TrainingProfiler(Callback):
             Path(log_dir),
             whatif or WhatIfOptions(),
             export or ExportOptions(),
+            (WatchOptions() if watch is True else watch).checked() if watch else None,
         )
         self._run: Attachment | None = None
         self._last: Ending | None = None
@@ -148,6 +156,7 @@ class TrainingProfiler(Callback):
         return self._last is not None and self._last.last_words(status, why, followed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        began_ns = self._options.clock()
         # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
@@ -178,12 +187,21 @@ class TrainingProfiler(Callback):
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
+            run.part.run(run.watch, began_ns)
             run.part.run(run.meet)
             run.part.run(run.prepare)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             trainer.fit_loop.epoch_loop.max_steps = self._run.max_steps
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None and self._run.watching is not None:
+            self._run.watching.part.run(self._run.watching.passed, "set-up")
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None and self._run.watching is not None:
+            self._run.watching.part.run(self._run.watching.passed, "sanity check")
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
@@ -254,12 +272,18 @@ class TrainingProfiler(Callback):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if (run := self._run) is None or run.ending.over:
+        if (run := self._run) is None:
+            return
+        if run.watching is not None:
+            run.watching.part.run(run.watching.end)
+        if run.ending.over:
             return
         run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if (run := self._run) is not None:
+            if run.watching is not None:
+                run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)
             # Once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps

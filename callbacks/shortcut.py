@@ -12,11 +12,12 @@ from lightning.pytorch import Callback
 from lm_profiler.callbacks.admission import Admission
 from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
-from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.tracer import TraceOptions
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trackers import ExportOptions
+from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.external_callbacks import MADE
 from lm_profiler.record.run import Verb
 
@@ -36,6 +37,7 @@ def profiling_callbacks(
     action_steps: int = 3,
     verbose: bool = False,
     export_trackers: bool = False,
+    watch: bool | WatchOptions = False,
 ) -> list[Callback]:
     """Return the callback that profiles your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
 
@@ -53,6 +55,7 @@ def profiling_callbacks(
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
         verbose: print all that is known at the end, not only what matters most.
         export_trackers: log the figures to the Trainer's own loggers, as ``lm_profiler/<name>``, after the stages.
+        watch: keep the marks when the stages are done, until training ends, and tell when and why it gets slower.
 
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
@@ -69,6 +72,7 @@ def profiling_callbacks(
             log_dir=log_dir,
             actions=ActionsOptions(steps=action_steps),
             export=ExportOptions(trackers=export_trackers),
+            watch=watch,
         )
     ]
 

@@ -112,23 +112,11 @@ class OwnersWatch:
         if isinstance(span, (Epoch, Died)) or (isinstance(span, Span) and span._code != at.OTHER):
             return span  # phases keep their own time, and these two take none within a step
         assert self._owners is not None
-        owner = self.part.run(self._owner_of, action_name)
+        owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
         if owner is None:
             return span
         loop = span.loop if isinstance(span, (Done, OptimizerStep)) else None
         return Owned(self._owners, owner, None if span is NOTHING else span, loop)
-
-    def _owner_of(self, action_name: str) -> Owner:
-        bracketed = _BRACKETED.fullmatch(action_name)
-        if bracketed is None:
-            return (LIGHTNING if action_name in _LIGHTNINGS else "", action_name)
-        kind, _, hook = bracketed.groups()
-        owners_of_hook = candidates(self.trainer, kind, action_name, hook)
-        if any(owner is self.callback for owner in owners_of_hook):
-            return (OURS, hook)
-        if not any(overrides(owner, hook) for owner in owners_of_hook):
-            return _EMPTY if hook.startswith("on_") else (LIGHTNING, hook)
-        return (type(owners_of_hook[0]).__name__, hook)
 
     def _calls_without_action(self) -> Iterator[tuple[Any, str, Owner]]:
         """Yield objects, methods and owners of what Lightning calls without an action around it."""
@@ -144,3 +132,17 @@ class OwnersWatch:
         if not is_exactly(self.user, "PassThroughProfiler"):
             for name in ("start", "stop"):
                 yield self.user, name, (type(self.user).__name__, name)
+
+
+def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
+    """Return the class whose code runs in an action, and its hook; ``callback`` is ours."""
+    bracketed = _BRACKETED.fullmatch(action_name)
+    if bracketed is None:
+        return (LIGHTNING if action_name in _LIGHTNINGS else "", action_name)
+    kind, _, hook = bracketed.groups()
+    owners_of_hook = candidates(trainer, kind, action_name, hook)
+    if any(owner is callback for owner in owners_of_hook):
+        return (OURS, hook)
+    if not any(overrides(owner, hook) for owner in owners_of_hook):
+        return _EMPTY if hook.startswith("on_") else (LIGHTNING, hook)
+    return (type(owners_of_hook[0]).__name__, hook)

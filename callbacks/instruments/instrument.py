@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
-from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 
 

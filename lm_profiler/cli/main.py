@@ -24,6 +24,8 @@ VERBS = {
     "improve": "try what would be faster, and prove it",
     "plan": "what memory a run would need, on any GPU, before it runs",
     "report": "tables, plots and pages of any runs",
+    "watch": "a training that goes on: where its time goes, and what happened to it",
+    "trace": "ask a training that is watched for a trace of its next steps",
     "compare": "is B faster than A?",
     "ab": "run two trees of a repository in turns, until it is clear which is faster",
     "numerics": "what low precision does to a sum",

@@ -196,6 +196,7 @@ class ProfilerCLI(OptionsCLI):
             verb=self.verb,
             log_dir=log_dir,
             **{key: self._get(self.config_init, key) for key in INSTRUMENTS},
+            watch=self._get(self.config_init, "watch"),
         )
         losses = self._get(self.config_init, "numerics").losses
         theirs = config["callbacks"] or []

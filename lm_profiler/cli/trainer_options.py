@@ -20,6 +20,7 @@ from lm_profiler.callbacks import (
     NumericsOptions,
     StageOptions,
     TraceOptions,
+    WatchOptions,
     WhatIfOptions,
 )
 from lm_profiler.cli.call import OURS, Call
@@ -110,6 +111,10 @@ class OptionsCLI(LightningCLI):
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
         for key, kind in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(kind, key)
+        text = (
+            "Keep the marks until training ends, and tell when and why it gets slower; --watch.signal=true and so on."
+        )
+        parser.add_argument("--watch", type=bool | WatchOptions, default=False, help=text)
         super().add_core_arguments_to_parser(parser)
         for key, title in _TITLES.items():
             (parser.groups or {})[key].title = title

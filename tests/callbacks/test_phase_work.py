@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
-from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.tracer import TraceOptions
 from lm_profiler.callbacks.instruments.work import SeenFlops, StepWork, step_work
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work

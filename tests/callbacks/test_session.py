@@ -14,7 +14,7 @@ from lm_profiler.callbacks import StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
-from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.measured import Measured

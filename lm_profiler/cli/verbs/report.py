@@ -26,6 +26,7 @@ from lm_profiler.report.run.ci import CiFormat, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.run.run_page import run_page
+from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
 from lm_profiler.report.tables.layouts import devices, modes, pivot, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
@@ -144,7 +145,9 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
 def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:
     """Return tables of the runs outside of searches, and the problems of some of them."""
     if len(entries) == 1 and plain and entries[0].record is not None:
-        return [*run_page(entries[0].record, entries[0].folder), Table(above=remedies(entries))], []
+        folder = entries[0].folder
+        watched = watch_tables(folder) if is_watched(folder) else []
+        return [*run_page(entries[0].record, folder), Table(above=remedies(entries)), *watched], []
     if options.kernels:
         traced, problems = _readable_kernels(entries)
         people = kind in ("terminal", "markdown")

@@ -25,6 +25,9 @@ _APART_S = 1e-3
 
 _of_process = partial(getrusage, RUSAGE_SELF)
 
+Reading = tuple[int, Any, bytes, Sequence[int]]
+"""A step's number, usage of the process, times of the thread, the allocator's retries and segments."""
+
 Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
 """A step's number, begin and end, usage of the process, times of the thread, the allocator's retries and segments."""
 
@@ -45,7 +48,7 @@ class StepReader:
     allocator: Callable[[], Sequence[int]] = tuple
     usage: Callable[[], Any] = _of_process
     compilations: Sequence[TimedCompilation] | None = None
-    _read: list[tuple[int, Any, bytes, Sequence[int]]] = field(default_factory=list)
+    _read: list[Reading] = field(default_factory=list)
     _when: dict[int, tuple[int, int]] = field(default_factory=dict)
     _file: int | None = None
     _began_s: float = 0.0
@@ -92,6 +95,14 @@ class StepReader:
         if (held := self._garbage.held) is not None:
             self._garbage.held = None
             raise held
+
+    def take(self) -> tuple[list[Reading], Sequence[GarbageCollection], Sequence[TimedCompilation] | None]:
+        """Return the readings, collections and compilations since the last call, and forget them."""
+        read, self._read = self._read, []
+        collections, self._garbage.collections = self._garbage.collections, []
+        compiled = self._compilations()
+        self._began_s, self._ahead_s = time.time(), self._ahead()
+        return read, collections, compiled
 
     def stop(self) -> None:
         """Stop reading; calling it twice does no harm."""

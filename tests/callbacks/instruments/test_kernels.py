@@ -150,7 +150,7 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkey
     def broken(events: Any) -> None:
         raise KeyError("args")
 
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", broken)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.tracer.kernel_table", broken)
     profiler = instruments(1, 2, trace=1)
     trainer_with([profiler], tmp_path).fit(BoringModel())
     assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
@@ -167,7 +167,7 @@ def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
     def impatient(events: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", impatient)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.tracer.kernel_table", impatient)
     profiler = instruments(1, 5, trace=1)
     with pytest.raises(SystemExit):  # what Lightning makes of it
         trainer_with([profiler], tmp_path).fit(BoringModel())

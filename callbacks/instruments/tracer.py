@@ -101,6 +101,7 @@ class Tracer:
         rank: this process's.
         module: returns the module whose parts are named in the trace; called once it is built.
         taken: whether the user has a profiler of torch's own, which may begin at any time.
+        label: what the file's name has after the rank, as ``.step500`` of a trace amid training.
     """
 
     options: TraceOptions
@@ -110,6 +111,7 @@ class Tracer:
     rank: int
     module: Callable[[], nn.Module]
     taken: bool = False
+    label: str = ""
     part: Guard = UNGUARDED
     _profile: profile | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -117,8 +119,8 @@ class Tracer:
     facts: ClassVar[Mapping[str, Any]] = {}  # they are in the trace's own files
 
     @property
-    def _path(self) -> Path:
-        return self.folder / "trace" / f"rank{self.rank}.pt.trace.json.gz"
+    def path(self) -> Path:
+        return self.folder / "trace" / f"rank{self.rank}{self.label}.pt.trace.json.gz"
 
     def begin(self, stage: str) -> None:
         if stage != "trace":
@@ -180,16 +182,16 @@ class Tracer:
         self.discard()
         if running is None:
             return
-        self._path.parent.mkdir(exist_ok=True)
+        self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
         # it is given, and leaves it there when the disk is full.
-        with TemporaryDirectory(dir=self._path.parent, prefix=".writing-", ignore_cleanup_errors=True) as own:
-            plain, aside = Path(own, "trace.json"), Path(own, self._path.name)
+        with TemporaryDirectory(dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True) as own:
+            plain, aside = Path(own, "trace.json"), Path(own, self.path.name)
             running.export_chrome_trace(str(plain))
             # Compressed here: torch itself would take six times as long, for a file that is a tenth smaller.
             with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target)
-            aside.replace(self._path)
+            aside.replace(self.path)
 
     def work(self, notes: list[str]) -> TracedWork | None:
         """Return what ran in the traced steps; None without a trace, or with a note where the trace has no whole step.
@@ -198,9 +200,9 @@ class Tracer:
             ValueError: the trace is not whole.
             OSError: it cannot be read.
         """
-        if not self._path.exists():
+        if not self.path.exists():
             return None
-        packed = Packed(trace_events(self._path))
+        packed = Packed(trace_events(self.path))
         if packed.steps and packed.phases:
             return traced_work(packed)
         notes.append("no kernels, no waterfall: the run ended before a traced step was over")
@@ -215,7 +217,7 @@ class Tracer:
         if work is None:
             return None
         table = kernel_table(work)
-        table.write(kernels_file(self._path))
+        table.write(kernels_file(self.path))
         return table
 
     def discard(self) -> None:

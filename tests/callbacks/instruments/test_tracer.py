@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
-from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps

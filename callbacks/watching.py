@@ -1,0 +1,343 @@
+"""The training thread's part of a watched run: marks, one comparison a step, and a hand-over once a second.
+
+It begins where the stages end, with marks and files of its own, so that the record of the stages is what it is without.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, INSTRUMENTS, LOGGERS, VALIDATION, Ledger, NamedSpan
+from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.callbacks.instruments.actions import owner_of
+from lm_profiler.callbacks.instruments.tracer import TraceOptions, Tracer
+from lm_profiler.callbacks.marks.methods import bracket
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.marks.spans import NOTHING, Marked
+from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.watch_options import WatchOptions
+from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks.chunks import ChunkReader
+from lm_profiler.measure.clocks.stream import stream_of
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.memory.limits import left_bytes
+from lm_profiler.measure.memory.peaks import Probe, probe_of
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import LIGHTNING, OURS
+from lm_profiler.record.steps import StepRow
+from lm_profiler.record.watch_files import STEPS
+
+_HAND_NS, _READ_NS = 1_000_000_000, 5_000_000
+"""Least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds."""
+
+_ENDLESS = 1 << 60  # steps that are left: training ends, and not the watch
+_STATM = "/proc/self/statm"
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_HOOK = "[LightningModule]"
+
+
+@dataclass(eq=False)
+class Watching:
+    """Watches one fit from its set-up on. The constructor asks nothing.
+
+    Args:
+        callback: ours, whose time is named apart.
+        trainer: the run's.
+        options: what may be traced.
+        clock: the host's, in nanoseconds.
+        began_ns: when fit began.
+        tell: reports a problem.
+
+    ``part`` guards all of it: where it fails, training goes on without.
+    """
+
+    callback: Callback
+    trainer: Trainer
+    options: WatchOptions
+    clock: Callable[[], int]
+    began_ns: int
+    tell: Callable[[str], object]
+    part: Guard = UNGUARDED
+    steps: int = 0
+    ledger: Ledger = field(init=False)
+    _timeline: Timeline = field(init=False)
+    _phases: PhaseProfiler | None = None
+    _user: object = None
+    _writer: WatchWriter | None = None
+    _reader: StepReader = field(init=False)
+    _probe: Probe = field(init=False)
+    _spans: list[NamedSpan] = field(default_factory=list)
+    _validated_ns: int = 0
+    _hand_ns: int = 0
+    _read_ns: int = 0
+    _tracer: Tracer | None = None
+    _traced: int = 0
+    _left: int = 0
+    _passed_over: int = 0
+    _undo: ExitStack = field(default_factory=ExitStack)
+    _done: bool = False
+
+    def __post_init__(self) -> None:
+        self.part = Guard("watch", self.tell, self._leave)
+        self.ledger = Ledger(self.began_ns)
+
+    def passed(self, what: str) -> None:
+        """Note that ``what`` is over, which began where the last such thing ended: only before the first step."""
+        if self._writer is None and not self._done:
+            self.ledger.until(self.clock(), what)
+
+    def start(self, folder: Path, rows: Sequence[StepRow]) -> None:
+        """Begin to watch, between two steps: the stages are over, and left ``rows``."""
+        self._book_stages(rows)
+        trainer, device = self.trainer, self.trainer.strategy.root_device
+        self.steps = len(rows)
+        stream = stream_of(device)
+        self._timeline = timeline = Timeline(self.clock, stream, self.part)
+        self._probe = probe = probe_of(device)
+        self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
+        self._reader.start()
+        self._undo.callback(self._reader.stop)
+        loader = trainer.train_dataloader
+        run = WatchedRun(getattr(loader, "num_workers", None), time.time() - self.clock() * 1e-9)
+        run.skip(self.steps)
+        self._writer = WatchWriter(
+            folder,
+            trainer.global_rank,
+            trainer.world_size,
+            timeline,
+            ChunkReader(stream),
+            run,
+            self.ledger,
+            self.options,
+            self.tell,
+            partial(_free_bytes, device),
+            self.part,
+            self.clock,
+        )
+        self._user = trainer.profiler  # type: ignore[attr-defined]
+        self._phases = PhaseProfiler(
+            trainer,
+            timeline,
+            steps=_ENDLESS,
+            step_ended=self._step_ended,
+            follow=lambda left: left,
+            done=lambda: None,
+            stop=False,
+            died=lambda error: None,
+            callback=self.callback,
+        )
+        trainer.profiler = self._phases  # type: ignore[attr-defined]
+        self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
+        OptimizerMarks(timeline, self._undo).attach(trainer, trainer.lightning_module)
+        for logger in trainer.loggers:
+            for name in ("log_metrics", "save"):
+                with suppress(AttributeError):
+                    bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
+        if self.options.signal and threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGUSR1, self._asked_by_signal)
+            self._undo.callback(signal.signal, signal.SIGUSR1, before)
+        self._writer.start()
+
+    def _book_stages(self, rows: Sequence[StepRow]) -> None:
+        """Book the stages: their steps by part, the first one apart; the rest of that time is the instruments'."""
+        for row in rows:
+            if row.step == 1:
+                self.ledger.seconds["first step"] += row.time("step", "host")
+                continue
+            for part in PARTS:
+                self.ledger.seconds[f"{STEPS}{part}"] += row.time(part, "host")
+        steps_s = sum(row.time("step", "host") for row in rows)
+        self.passed(INSTRUMENTS)
+        self.ledger.seconds[INSTRUMENTS] -= steps_s
+
+    def _named(self, action_name: str, span: Marked) -> Marked:
+        """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
+        if action_name == "save_checkpoint":
+            return _TimedByName(self, CHECKPOINTS)
+        if action_name.startswith(_HOOK) and action_name.endswith(".on_validation_model_train"):
+            return _ValidationEnds(self, span)
+        owner = owner_of(action_name, self.trainer, self.callback)
+        if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
+            return span
+        return _TimedByName(
+            self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}"
+        )
+
+    def _step_ended(self) -> int:
+        """Count a step; called in every one, so that it does nothing else but compare two clocks."""
+        self.steps += 1
+        now_ns = self.clock()
+        if now_ns >= self._read_ns:
+            self._read_ns = now_ns + _READ_NS
+            self._reader.read(self.steps)
+        if self._tracer is not None:
+            self._trace_on()
+        elif now_ns >= self._hand_ns:
+            self._hand_over(now_ns)
+        return _ENDLESS
+
+    def _hand_over(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> None:
+        writer = self._writer
+        assert writer is not None
+        self._hand_ns = now_ns + _HAND_NS
+        writer.put(self._handed(now_ns, traced))
+        if writer.asked:
+            asked, writer.asked = writer.asked, 0
+            self._trace(asked)
+
+    def _handed(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> Handed:
+        timeline = self._timeline
+        marks = timeline.take()
+        spans, self._spans = self._spans, []
+        went, timeline.went_outside[:] = list(timeline.went_outside), []
+        timeline.saved.clear()
+        passed, self._passed_over = self._passed_over, 0
+        turns = [at for at, what in went if what != VALIDATION]
+        left = [at for at, what in went if what == VALIDATION]
+        return Handed(now_ns, marks, passed, spans, turns, left, *self._reader.take(), self._held_bytes(), traced)
+
+    def _held_bytes(self) -> int | None:
+        held = self._probe.held()
+        if held is None:
+            with suppress(OSError, ValueError), open(_STATM) as file:  # noqa: PTH123 - half the time of Path.read_text
+                return int(file.read().split()[1]) * _PAGE
+        return held
+
+    def _trace(self, steps: int) -> None:
+        """Trace the next ``steps`` whole steps, after one in which torch's profiler warms up."""
+        trainer, writer = self.trainer, self._writer
+        assert writer is not None
+        label = f".step{self.steps + 2}"
+        taken = is_a(self._user, "PyTorchProfiler")
+        tracer = Tracer(
+            TraceOptions(steps=steps), trainer.strategy.root_device, self._timeline, writer.folder, writer.rank,
+            lambda: trainer.lightning_module, taken, label,
+        )  # fmt: skip
+        tracer.part = Guard("a trace on demand", self.tell, tracer.discard)
+        tracer.part.run(tracer.begin, "trace")
+        self._tracer, self._left, self._traced = tracer, steps + 1, 0
+
+    def _trace_on(self) -> None:
+        """Go on with a trace after each of its steps, and end it after the last."""
+        tracer = self._tracer
+        assert tracer is not None
+        self._traced += 1
+        if self._traced < self._left and not tracer.part.out:
+            tracer.part.run(tracer.step)
+            return
+        self._tracer = None
+        tracer.part.run(tracer.end, "trace")
+        self._timeline.restart()  # traced steps are in no figure
+        self._passed_over += self._traced
+        self._hand_over(self.clock(), partial(_kernels_of, tracer))
+
+    def _asked_by_signal(self, signum: int, frame: object) -> None:
+        """Ask for a trace; a signal may come at any line, so nothing else happens here."""
+        if self._writer is not None and self.options.traces:
+            self._writer.asked = 2
+
+    def end(self) -> None:
+        """Write what is left: the fit is over."""
+        if self._done:
+            return
+        self._done = True
+        writer, tracer = self._writer, self._tracer
+        if writer is None:
+            return
+        if self._phases is not None:
+            self.part.run(self._phases.close_step)
+        if tracer is not None:
+            tracer.part.run(tracer.discard)
+        handed = None if self.part.out else self.part.run(self._handed, self.clock())
+        self._restore()
+        if handed is not None:
+            self.part.run(writer.end, handed)
+
+    def _restore(self) -> None:
+        if self._phases is not None:
+            self._phases.restore()
+            self._timeline.stop()
+        self._undo.close()
+
+    def _leave(self) -> None:
+        """Leave training as it would be without: something here failed."""
+        if self._writer is not None:
+            self._writer.stop()
+            self._restore()
+
+
+def _kernels_of(tracer: Tracer) -> Path | None:
+    """Make the table of kernels of a trace that was taken, and return the trace's path; None where there is none."""
+    if not tracer.path.exists():
+        return None
+    tracer.part.run(lambda: tracer.kernels(tracer.work([])))
+    return tracer.path
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    machine = int(psutil.virtual_memory().available)
+    return min(machine, left_bytes() or machine)
+
+
+@dataclass(eq=False, slots=True)
+class _TimedByName:
+    """The context of something that has a name: adds its span when it is over. Entered again where it nests."""
+
+    watching: Watching
+    what: str
+    _begun: list[int] = field(default_factory=list)
+
+    def __enter__(self) -> None:
+        watching = self.watching
+        try:
+            self._begun.append(watching.clock())
+        except BaseException as error:
+            watching.part.failed(error)
+
+    def __exit__(self, *_: object) -> None:
+        watching = self.watching
+        try:
+            if self._begun:
+                watching._spans.append(NamedSpan(self._begun.pop(), watching.clock(), self.what))
+        except BaseException as error:
+            watching.part.failed(error)
+
+
+@dataclass(eq=False, slots=True)
+class _ValidationEnds:
+    """The last action of validation: adds the span of all of it, from where the loop left the step."""
+
+    watching: Watching
+    span: Marked
+
+    def __enter__(self) -> None:
+        self.span.__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        self.span.__exit__(*given)
+        watching = self.watching
+        try:
+            went = (at for at, what in watching._timeline.went_outside if what == VALIDATION)
+            if (began := next((at for at in went if at > watching._validated_ns), None)) is not None:
+                watching._validated_ns = watching.clock()
+                watching._spans.append(NamedSpan(began, watching._validated_ns, VALIDATION))
+        except BaseException as error:
+            watching.part.failed(error)

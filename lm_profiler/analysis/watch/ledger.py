@@ -1,0 +1,144 @@
+"""Where the wall time of a whole fit went, in terms that add up to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.record.parts import PARTS
+from lm_profiler.record.watch_files import STEPS
+
+VALIDATION, CHECKPOINTS, LOGGERS, EPOCH_TURN = "validation", "checkpoints", "loggers", "epoch turn"
+INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"
+
+
+class NamedSpan(NamedTuple):
+    """A stretch of time that has a name, as of a callback; others may lie within it."""
+
+    begin_ns: int
+    end_ns: int
+    what: str
+
+
+_TURN, _LEFT = "an epoch began", "the loop left its steps"  # what has no duration
+
+
+@dataclass(eq=False)
+class Ledger:
+    """Adds up where the time went since ``began_ns``.
+
+    Time belongs to the innermost name: a checkpoint that a callback writes after validation is a checkpoint's. What has
+    no name and no part of a step is ``own instruments`` right after a step, where the loop did not leave it, and the
+    turn of an epoch where one began there; else it is unexplained.
+    """
+
+    began_ns: int
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    last_ns: int = 0
+    longest: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each validation, checkpoint and turn of an epoch since somebody looked."""
+
+    _later: list[NamedSpan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.last_ns = self.last_ns or self.began_ns
+
+    def until(self, now_ns: int, what: str) -> None:
+        """Add all that passed since the last entry to ``what``."""
+        self.seconds[what] += max(now_ns - self.last_ns, 0) * 1e-9
+        self.last_ns = max(now_ns, self.last_ns)
+
+    def close(self, now_ns: int) -> None:
+        """Add the time from the last step to the end of fit."""
+        named_s = sum((span.end_ns - span.begin_ns) * 1e-9 for span in self._outer(self._later))
+        self.until(now_ns, CLOSING)
+        self.seconds[CLOSING] -= named_s
+
+    def add(
+        self,
+        begin_ns: NDArray[np.int64],
+        end_ns: NDArray[np.int64],
+        host_s: NDArray[np.float64],
+        spans: Sequence[NamedSpan],
+        turns_ns: Sequence[int],
+        left_ns: Sequence[int],
+    ) -> None:
+        """Add n steps, and what passed between them.
+
+        Args:
+            begin_ns, end_ns: (n,) their instants; (n, TIMED) ``host_s`` their seconds.
+            spans: named stretches since the last call, in the order of their ends.
+            turns_ns, left_ns: when epochs began, and when the loop left its steps for anything else.
+        """
+        self._later += [
+            *spans,
+            *(NamedSpan(at, at, _TURN) for at in turns_ns),
+            *(NamedSpan(at, at, _LEFT) for at in left_ns),
+        ]
+        if not len(begin_ns):
+            return
+        # What follows the last step belongs to steps that are not known yet.
+        now = [span for span in self._later if span.begin_ns < end_ns[-1]]
+        self._later = [span for span in self._later if span.begin_ns >= end_ns[-1]]
+        turns_ns, left_ns = ([span.begin_ns for span in now if span.what == what] for what in (_TURN, _LEFT))
+        outer = self._outer(now)
+        gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
+        away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside amid a step, as in validation
+        left_at = np.searchsorted(begin_ns, left_ns, "right") - 1
+        away = {int(at): ns for at, ns in zip(left_at[::-1], left_ns[::-1], strict=True)}
+        places = np.searchsorted(begin_ns, [span.begin_ns for span in outer], "right") - 1
+        in_step_s, rest_away_s = 0.0, float(away_s.sum())
+        gap_named_s = np.zeros(len(gaps_ns))
+        for place, span in zip(places.tolist(), outer, strict=True):
+            seconds = (span.end_ns - span.begin_ns) * 1e-9
+            if place in away and 0 <= span.begin_ns - away[place] < away_s[place] * 1e9:
+                rest_away_s -= seconds
+            elif place >= 0 and span.begin_ns < end_ns[place]:
+                in_step_s += seconds
+            else:
+                gap_named_s[min(place + 1, len(gaps_ns) - 1)] += seconds
+        for at, part in enumerate(PARTS):
+            self.seconds[f"{STEPS}{part}"] += float(host_s[:, at].sum())
+        self.seconds[f"{STEPS}other"] -= in_step_s
+        turned, left = (np.unique(np.searchsorted(begin_ns, ns)) for ns in (turns_ns, left_ns))
+        rest_s = np.maximum(gaps_ns * 1e-9 - gap_named_s, 0.0)
+        for at in turned[turned < len(rest_s)].tolist():
+            self.seconds[EPOCH_TURN] += float(rest_s[at])
+            self.longest.setdefault(EPOCH_TURN, []).append(float(gaps_ns[at]) * 1e-9)
+            rest_s[at] = 0.0
+        rest_s[left[left < len(rest_s)]] = 0.0  # unexplained: the loop was elsewhere
+        self.seconds[INSTRUMENTS] += float(rest_s.sum())
+        # What the loop does after validation until it asks for the next batch is the end of validation.
+        self.seconds[VALIDATION] += max(rest_away_s, 0.0)
+        self.last_ns = int(end_ns[-1])
+
+    def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
+        """Add each span's own time to its name, without that of spans within it; return those that lie in no other."""
+        outer: list[NamedSpan] = []
+        for span in (
+            each for each in spans if each.what not in (_TURN, _LEFT)
+        ):  # what lies within a span ended before it
+            inside_ns = 0
+            while outer and outer[-1].begin_ns >= span.begin_ns:
+                inner = outer.pop()
+                inside_ns += inner.end_ns - inner.begin_ns
+            outer.append(span)
+            self.seconds[span.what] += (span.end_ns - span.begin_ns - inside_ns) * 1e-9
+            if span.what in (VALIDATION, CHECKPOINTS):
+                self.longest.setdefault(span.what, []).append((span.end_ns - span.begin_ns) * 1e-9)
+        return outer
+
+    def terms(self, now_ns: int) -> dict[str, float]:
+        """Return seconds by what they went to, the largest first; they add up to the wall time until ``now_ns``."""
+        wall_s = (now_ns - self.began_ns) * 1e-9
+        known = {what: seconds for what, seconds in sorted(self.seconds.items(), key=_largest) if abs(seconds) >= 1e-6}
+        return {**known, UNEXPLAINED: wall_s - sum(known.values())}
+
+
+def _largest(term: tuple[str, float]) -> float:
+    return -term[1]

@@ -1,0 +1,214 @@
+"""Events of a run that goes on: what its steps, its validations and its memory say as they come.
+
+Times of single steps and levels are judged on the device's clock where there is one. A slow step is told where
+``conclude`` finds it odd in the steps around it, with the cause that the counters show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.conclude import FINDINGS, conclude
+from lm_profiler.analysis.evidence import Evidence
+from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED
+from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
+from lm_profiler.analysis.watch.level_changes import LevelChanges, confirmed
+from lm_profiler.analysis.watch.memory_slope import MemorySlope
+from lm_profiler.analysis.watch.slow_steps import SlowSteps
+from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.quantities import MEMORY
+from lm_profiler.record.run import OddStep, Settings, StepCounters
+from lm_profiler.record.steps import StepTable
+from lm_profiler.record.watch_files import WatchEvent
+
+_RING = 2400
+"""Steps in memory: a change of level is confirmed in those around it, and a slow step is judged beside its
+neighbours."""
+_BEFORE = 1000  # steps before a suspected change that it is confirmed against
+_AROUND = 200  # steps on either side of a slow one
+_APART_S = 60.0
+"""Seconds between two events alike; what happens meanwhile is counted."""
+_SLOW_ONCE, _FEWEST = 1.5, 4  # times the longest of as many before: a validation, a checkpoint, the turn of an epoch
+_LEAST_S, _LEAST_STEPS = 0.1, 10.0  # ... and longer by so many seconds, and steps, or nobody minds
+_ASKED = [each for each in FINDINGS if each[0] in ("steps", "figures", "causes of odd steps")]
+
+
+@dataclass(eq=False)
+class WatchedRun:
+    """Takes what a run leaves as it comes, and returns events.
+
+    Args:
+        workers: processes of the loader; None where it does not say.
+        epoch_s: seconds since 1970 at 0 of the clock of the steps.
+    """
+
+    workers: int | None = None
+    epoch_s: float = 0.0
+    steps: int = 0
+    levels: LevelChanges = field(default_factory=LevelChanges)
+    slow: SlowSteps = field(default_factory=SlowSteps)
+    memory: MemorySlope = field(default_factory=MemorySlope)
+    _seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
+    _ns: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    _counters: deque[StepCounters] = field(default_factory=lambda: deque(maxlen=_RING))
+    _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_RING))
+    _before: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=20)))
+    _told: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _seen: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    _since: Counter[tuple[object, ...]] = field(default_factory=Counter)
+
+    def add(
+        self,
+        ns: NDArray[np.int64],
+        seconds: NDArray[np.float64],
+        counters: Sequence[StepCounters] = (),
+        spans: Sequence[NamedSpan] = (),
+    ) -> list[WatchEvent]:
+        """Take the next n steps: (n, 2) when they began and ended, and their (n, TIMED) seconds."""
+        if not len(ns):
+            return []
+        known = np.where(np.isnan(seconds), 0.0, seconds)
+        self.steps += len(ns)
+        self._ns = np.concatenate([self._ns, ns])[-_RING:]
+        self._seconds = np.concatenate([self._seconds, known])[-_RING:]
+        self._counters.extend(counters)
+        self._spans.extend(spans)
+        slow = self.slow.add(known[:, -1])
+        events = [*self._level(known[:, -1]), *(e for at, _ in slow if (e := self._slow_step(at + 1)) is not None)]
+        return self._emitted(events)
+
+    def skip(self, steps: int) -> None:
+        """Pass over some steps that are in no figure: traced ones."""
+        self.steps += steps
+        self.slow.judged += steps
+        self._seconds, self._ns = self._seconds[:0], self._ns[:0]
+
+    @property
+    def _first(self) -> int:
+        """The number of the first step in memory, from 1."""
+        return self.steps - len(self._seconds) + 1
+
+    def at_s(self, step: int) -> float:
+        """Return when ``step``, one of those in memory, ended, in seconds since 1970."""
+        return self.epoch_s + float(self._ns[min(max(step - self._first, 0), len(self._ns) - 1), 1]) * 1e-9
+
+    def _level(self, step_s: NDArray[np.float64]) -> list[WatchEvent]:
+        ago = self.levels.add(step_s)
+        if ago is None:
+            return []
+        start = max(len(self._seconds) - ago - _BEFORE, 0)
+        change = confirmed(self._first + start, self._seconds[start:], ago)
+        if change is None:
+            self.levels.doubt()
+            return []
+        self.levels.restart(self._seconds[change.step - self._first :, -1])
+        by = np.abs(change.after_s - change.before_s)[:-1]
+        part = int(by.argmax())
+        before_s, after_s = float(change.before_s[-1]), float(change.after_s[-1])
+        event = WatchEvent(
+            at_s=self.at_s(change.step),
+            step=self.steps,
+            kind="level",
+            part=PARTS[part] if by[part] >= EXPLAINED * abs(after_s - before_s) else None,
+            now=after_s,
+            against=before_s,
+            since_step=change.step,
+        )
+        return [event]
+
+    def _slow_step(self, step: int) -> WatchEvent | None:
+        at = step - self._first
+        begin, end = max(at - _AROUND, 0), min(at + _AROUND, len(self._seconds))
+        if not 0 <= at < len(self._seconds):
+            return None
+        numbers = np.arange(begin, end) + self._first
+        nothing = np.full(end - begin, np.nan)
+        rows = StepTable(
+            step=numbers,
+            stage=np.full(end - begin, "measure"),
+            seconds=self._seconds[begin:end],
+            host_seconds=self._seconds[begin:end],
+            tokens=nothing,
+            memory=np.full((end - begin, len(MEMORY)), np.nan),
+            rank=np.zeros(end - begin, np.int64),
+        )
+        near = [each for each in self._counters if each.step is not None and numbers[0] <= each.step <= numbers[-1]]
+        settings = Settings(precision="", num_workers=self.workers)
+        record = conclude(Evidence(rows=rows, counters=near, settings=settings), _ASKED)
+        odd = next((each for each in record.odd_steps if each.step == step), None)
+        return None if odd is None else self._told_of(odd, step)
+
+    def _told_of(self, odd: OddStep, step: int) -> WatchEvent:
+        excess_s = odd.step_s * (1.0 - 1.0 / odd.ratio) if odd.ratio else 0.0
+        cause, cause_s = odd.cause, odd.cause_s
+        named = self._named_in(*self._ns[step - self._first].tolist())
+        if named is not None and named[1] >= max(EXPLAINED * excess_s, cause_s or 0.0):
+            cause, cause_s = named
+        return WatchEvent(
+            at_s=self.at_s(step),
+            step=step,
+            kind="slow step",
+            part=odd.part,
+            now=odd.step_s,
+            against=odd.step_s / odd.ratio if odd.ratio else None,
+            cause=cause,
+            cause_s=None if cause_s is None else min(cause_s, excess_s),
+            beside=odd.beside if cause is None else None,
+        )
+
+    def _named_in(self, begin_ns: int, end_ns: int) -> tuple[str, float] | None:
+        """Return the innermost name that took longest between two instants, with its seconds."""
+        inside = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns and span.what != VALIDATION]
+        longest = max(inside, key=lambda span: (span.end_ns - span.begin_ns, -span.begin_ns), default=None)
+        if longest is None:
+            return None
+        within = [s for s in inside if s is not longest and longest.begin_ns <= s.begin_ns < longest.end_ns]
+        inner = max(within, key=lambda span: span.end_ns - span.begin_ns, default=longest)
+        if inner.end_ns - inner.begin_ns > EXPLAINED * (longest.end_ns - longest.begin_ns):
+            longest = inner
+        return longest.what, (longest.end_ns - longest.begin_ns) * 1e-9
+
+    def outside(self, what: str, seconds: Sequence[float], at_s: float) -> list[WatchEvent]:
+        """Take how long the last validations, checkpoints or turns of an epoch (``what``) took."""
+        events, before = [], self._before[what]
+        for each in seconds:
+            usual = float(np.median(before)) if before else each
+            long = each - usual >= max(_LEAST_S, _LEAST_STEPS * (self.levels.level_s or 0.0))
+            if len(before) >= _FEWEST and each > _SLOW_ONCE * max(before) and long:
+                events.append(WatchEvent(at_s=at_s, step=self.steps, kind=cast(Any, what), now=each, against=usual))
+            else:
+                before.append(each)
+        return self._emitted(events)
+
+    def held(self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]) -> list[WatchEvent]:
+        """Take the bytes that are held between steps; ``free_bytes`` asks what the machine has left."""
+        per_s = self.memory.add(at_s, held_bytes)
+        if per_s is None:
+            return []
+        self.memory.restart()
+        free = free_bytes()
+        full_in_s = None if free is None else free / per_s
+        grew = WatchEvent(at_s=at_s, step=self.steps, kind="memory", now=per_s * 3600.0, full_in_s=full_in_s)
+        return self._emitted([grew])
+
+    def _emitted(self, events: Iterable[WatchEvent]) -> list[WatchEvent]:
+        """Return those of ``events`` that are worth a line: of those alike two, and then one a minute."""
+        told = []
+        for event in events:
+            key = (event.kind, event.part, event.cause)
+            self._seen[key] += 1
+            self._since[key] += 1
+            if self._seen[key] <= 2 or event.at_s - self._told[key] >= _APART_S:
+                told.append(event.model_copy(update={"times": self._since[key]}))
+                self._told[key], self._since[key] = event.at_s, 0
+        return told
+
+    def repeats(self, event: WatchEvent) -> bool:
+        """Return whether something like ``event`` was told before it."""
+        return self._seen[event.kind, event.part, event.cause] > 1

@@ -1,0 +1,270 @@
+"""The files of a run that is watched until it ends: windows of steps, events, what each rank does now, its last steps.
+
+Every rank writes its own files, so that no rank waits for another. All but the last steps are lines of JSON or one
+JSON that is replaced as a whole, so they can be read while the run goes on, also on another machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from lm_profiler.record.files import RecordError, read_plain
+from lm_profiler.record.parts import TIMED
+from lm_profiler.record.run.part import Newer, Part, json_of, read_as
+
+ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
+"""A row of the last steps: 52 bytes. Seconds are those of each of ``TIMED``, on the device where there is one."""
+
+_GROWTH = 1.04
+"""A bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
+12:2195)."""
+
+
+class Sketch(Part):
+    """The distribution of some durations in seconds, mergeable: sums add up, buckets add up."""
+
+    count: int = 0
+    sum: float = 0.0
+    min: float = math.inf
+    max: float = 0.0
+    buckets: dict[int, int] = Field(default_factory=dict)
+    """Durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds, by k; those below a nanosecond count as one."""
+
+    @staticmethod
+    def of(seconds: NDArray[np.float64]) -> Sketch:
+        """Return the sketch of ``seconds``; unknown ones (NaN) do not count."""
+        known = seconds[~np.isnan(seconds)]
+        if not known.size:
+            return Sketch()
+        at = np.floor(np.log(np.maximum(known, 1e-9)) / math.log(_GROWTH)).astype(int)
+        buckets = dict(zip(*(each.tolist() for each in np.unique(at, return_counts=True)), strict=True))
+        return Sketch(
+            count=known.size, sum=float(known.sum()), min=float(known.min()), max=float(known.max()), buckets=buckets
+        )
+
+    def merged(self, other: Sketch) -> Sketch:
+        """Return the sketch of both."""
+        buckets = dict(self.buckets)
+        for at, count in other.buckets.items():
+            buckets[at] = buckets.get(at, 0) + count
+        return Sketch(
+            count=self.count + other.count,
+            sum=self.sum + other.sum,
+            min=min(self.min, other.min),
+            max=max(self.max, other.max),
+            buckets=buckets,
+        )
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None of nothing."""
+        return self.sum / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """Return the duration below which ``share`` of all lie, right to 2 %; None of nothing."""
+        below = 0
+        for at in sorted(self.buckets):
+            below += self.buckets[at]
+            if below >= share * self.count:
+                return min(max(float(_GROWTH ** (at + 0.5)), self.min), self.max)
+        return None
+
+
+class WatchWindow(Part):
+    """Some consecutive steps, a thousand once it is complete."""
+
+    first_step: int
+    steps: int
+    began_s: float
+    """Seconds since 1970."""
+    seconds: dict[str, Sketch]
+    """Of each of the parts of a step that took time, and of the step."""
+    held_bytes: int | None = None
+    """The least memory that was seen between steps: the device's, else what the process keeps resident."""
+    peak_bytes: int | None = None
+
+
+class WatchEvent(Part):
+    """Something that happened to a watched run."""
+
+    at_s: float = 0.0
+    """Seconds since 1970."""
+    rank: int = 0
+    step: int
+    kind: Annotated[
+        Literal["slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn"],
+        Newer,
+    ]
+    part: str | None = None
+    """The part of the step that differs most; None where the whole does, or where it is outside of steps."""
+    now: float
+    """What was seen, in seconds; bytes an hour of ``memory``."""
+    against: float | None = None
+    """What was to be expected, in the same unit."""
+    since_step: int | None = None
+    """The step at which a level began."""
+    cause: str | None = None
+    cause_s: float | None = None
+    beside: str | None = None
+    full_in_s: float | None = None
+    """Seconds until memory is full, where it grows on like that."""
+    times: int = 1
+    """How often the same has happened since the last event like it."""
+    trace: str | None = None
+    """The folder of the trace that was taken because of it."""
+
+    @property
+    def ratio(self) -> float | None:
+        """``now`` over ``against``; None where that is unknown."""
+        return self.now / self.against if self.against else None
+
+
+class WatchStatus(Part):
+    """What a rank does now, and where the time of the whole fit went by now."""
+
+    schema_version: Literal[1] = 1
+    rank: int = 0
+    world_size: int = 1
+    began_s: float
+    """When fit began, in seconds since 1970."""
+    written_s: float
+    ended: bool = False
+    steps: int = 0
+    phase: str = ""
+    """The part of the step that runs now."""
+    ledger: dict[str, float] = Field(default_factory=dict)
+    """Seconds by what they went to; they add up to ``wall_s``."""
+    wall_s: float = 0.0
+    window: WatchWindow | None = None
+    """The steps that are in no complete window yet."""
+    held_bytes: int | None = None
+    traces: bool = True
+    """Whether traces may be taken."""
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the wall time that passed in training steps, the first one aside; None before anything."""
+        steps_s = sum(seconds for what, seconds in self.ledger.items() if what.startswith(STEPS))
+        return steps_s / self.wall_s if self.wall_s else None
+
+
+STEPS = "step: "
+"""How terms of the ledger begin that passed in steps."""
+
+
+class TraceRequest(Part):
+    """What ``lm_profiler trace`` asks of a run."""
+
+    steps: int = 2
+    rank: int = 0
+
+
+def of_rank(name: str, rank: int) -> str:
+    """Return the name of the file ``name`` of ``rank``, as in ``events.rank3.jsonl``."""
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}.rank{rank}{dot}{suffix}" if rank else name
+
+
+WINDOWS, EVENTS, STATUS, LAST_STEPS = "watch.jsonl", "events.jsonl", "watch.json", "watch_steps.bin"
+
+
+def request_file(folder: Path, rank: int) -> Path:
+    """Return where a trace of ``rank`` is asked for."""
+    return folder / of_rank("trace_request.json", rank)
+
+
+def ranks_watched(folder: Path) -> list[int]:
+    """Return the ranks that left a status in ``folder``, in order."""
+    names = [re.fullmatch(r"watch(?:\.rank(\d+))?\.json", path.name) for path in folder.glob("watch*.json")]
+    return sorted(int(match[1] or 0) for match in names if match)
+
+
+def read_status(folder: Path, rank: int = 0) -> WatchStatus:
+    """Return what ``rank`` does.
+
+    Raises:
+        RecordError: it is not there, or damaged.
+    """
+    return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+
+
+def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
+    """Return the complete windows of ``rank``.
+
+    Raises:
+        RecordError: the file cannot be read.
+    """
+    return _lines(folder / of_rank(WINDOWS, rank), WatchWindow)
+
+
+def read_events(folder: Path) -> list[WatchEvent]:
+    """Return the events of all ranks in the order of time.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    files = [path for path in folder.glob("events*.jsonl") if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name)]
+    return sorted((event for path in files for event in _lines(path, WatchEvent)), key=lambda event: event.at_s)
+
+
+def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
+    """Return the rows (``ROW``) of the last steps of ``rank``, as many as were kept.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    path = folder / of_rank(LAST_STEPS, rank)
+    kept = [each for each in (_older(path), path) if each.exists()]
+    content = [read_plain(each) for each in kept]
+    whole = [np.frombuffer(of[: len(of) // ROW.itemsize * ROW.itemsize], ROW) for of in content]
+    return np.concatenate([np.empty(0, ROW), *whole])
+
+
+def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:
+    """Add ``rows`` to ``path`` and keep half to all of ``most_bytes`` of the last ones in it and the file before it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with suppress(FileNotFoundError):
+        if path.stat().st_size >= most_bytes // 2:
+            path.replace(_older(path))
+    with path.open("ab", buffering=0) as file:
+        file.write(rows.tobytes())
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
+
+
+def append_lines(path: Path, parts: Sequence[Part]) -> None:
+    """Add a line for each of ``parts`` in one go: whatever kills the process leaves whole lines.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        file.write("".join(f"{json_of(part)}\n" for part in parts).encode())
+
+
+P = TypeVar("P", bound=Part)
+
+
+def _lines(path: Path, form: type[P]) -> list[P]:
+    """Return the lines of ``path``; the last one may be being written."""
+    if not path.exists():
+        return []
+    whole = read_plain(path).split(b"\n")[:-1]
+    try:
+        return [form.model_validate_json(line) for line in whole]
+    except ValidationError as error:
+        raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None

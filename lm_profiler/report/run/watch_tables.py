@@ -1,0 +1,134 @@
+"""What is shown of a run that is watched until it ends: the ledger, the phases, events, and each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from lm_profiler.record.parts import TIMED
+from lm_profiler.record.quantities import bytes_text, counted, duration_text
+from lm_profiler.record.watch_files import (
+    STATUS,
+    Sketch,
+    WatchEvent,
+    WatchStatus,
+    WatchWindow,
+    ranks_watched,
+    read_events,
+    read_status,
+    read_windows,
+)
+from lm_profiler.report.tables.table import Table, text_table
+
+_EVENTS = 12
+_SILENT_S = 60.0
+
+
+def is_watched(folder: Path) -> bool:
+    """Return whether the run in ``folder`` was watched."""
+    return (folder / STATUS).exists()
+
+
+def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
+    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks.
+
+    Raises:
+        RecordError: a file of it is damaged.
+    """
+    status, windows, told = read_status(folder), read_windows(folder), read_events(folder)
+    ranks = [read_status(folder, rank) for rank in ranks_watched(folder)]
+    return [
+        Table(title="Watch", above=[_state(status), *_memory(status, windows)]),
+        _ledger(status),
+        *_phases([*windows, *([status.window] if status.window is not None else [])]),
+        *([_ranks(ranks)] if len(ranks) > 1 else []),
+        Table(above=[f"{counted(len(told), 'event')}{', the last of them:' if told else ''}"]),
+        *([_events(told[-events:])] if told else []),
+    ]
+
+
+def _state(status: WatchStatus) -> str:
+    good = "" if status.goodput is None else f", {status.goodput:.1%} of it in training steps after the first"
+    how = "ended" if status.ended else f"in {status.phase} at {_clock(status.written_s)}"
+    return f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}"
+
+
+def _memory(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
+    held = [each.held_bytes for each in windows if each.held_bytes is not None]
+    if status.held_bytes is None:
+        return []
+    since = f", {bytes_text(held[0])} in the first thousand steps" if held else ""
+    return [f"held between steps: {bytes_text(status.held_bytes)}{since}"]
+
+
+def _ledger(status: WatchStatus) -> Table:
+    """Return the terms of the wall time, the largest first."""
+    rows = [
+        [what, f"{seconds:,.1f}", f"{seconds / status.wall_s:.1%}" if status.wall_s else ""]
+        for what, seconds in sorted(status.ledger.items(), key=lambda each: -each[1])
+    ]
+    return text_table(("where the time went", "s", "share"), [*rows, ["wall time", f"{status.wall_s:,.1f}", "100.0%"]])
+
+
+def _phases(windows: Sequence[WatchWindow]) -> list[Table]:
+    """Return the step and its parts over all windows, and the mean of the first and the last of them."""
+    if not windows:
+        return []
+    rows = []
+    for part in TIMED:
+        sketches = [each.seconds.get(part, Sketch()) for each in windows]
+        whole = Sketch()
+        for each in sketches:
+            whole = whole.merged(each)
+        if whole.count:
+            quantiles = (whole.quantile(0.5), whole.quantile(0.99))
+            figures = (whole.mean, *quantiles, whole.max, sketches[0].mean, sketches[-1].mean)
+            rows.append([part, *("" if each is None else f"{each * 1e3:,.3f}" for each in figures)])
+    titles = ("ms", "mean", "median", "p99", "longest", "first window", "last window")
+    return [text_table(titles, rows)]
+
+
+def _ranks(ranks: Sequence[WatchStatus]) -> Table:
+    latest_s = max(status.written_s for status in ranks)  # of the ranks' own clocks, not of this machine's
+    rows = []
+    for status in ranks:
+        silent = not status.ended and latest_s - status.written_s > _SILENT_S
+        doing = "ended" if status.ended else f"silent since {_clock(status.written_s)} in {status.phase}"
+        rows.append([str(status.rank), f"{status.steps:,}", doing if status.ended or silent else status.phase])
+    return text_table(("rank", "steps", "now"), rows)
+
+
+def _events(events: Sequence[WatchEvent]) -> Table:
+    return text_table(
+        ("when", "step", "what"), [[_clock(e.at_s), f"{e.step:,}", event_text(e)] for e in events], left=3
+    )
+
+
+def event_text(event: WatchEvent) -> str:
+    """Return an event in a sentence."""
+    part = "" if event.part is None else f" in {event.part}"
+    against = "" if event.against is None else f", not {duration_text(event.against)}"
+    words = {
+        "slow step": f"slow step: {duration_text(event.now)}{against}{part}",
+        "stall": f"stalled for {duration_text(event.now)}{part}",
+        "memory": f"memory grows by {bytes_text(round(event.now))} an hour" if event.kind == "memory" else "",
+    }
+    text = words.get(event.kind, f"{event.kind}: {duration_text(event.now)}{against}{part}")
+    if event.kind == "level" and event.ratio is not None:
+        change = "slower" if event.ratio > 1 else "faster"
+        since = f"since step {event.since_step:,}"
+        text = f"{abs(event.ratio - 1):.1%} {change} {since}: {duration_text(event.now)}{against}{part}"
+    if event.full_in_s is not None:
+        text += f": full in {duration_text(event.full_in_s)}"
+    if event.cause is not None:
+        text += f": {event.cause}"
+    elif event.beside:
+        text += f" ({event.beside})"
+    times = f" ({event.times} times)" if event.times > 1 else ""
+    rank = f", rank {event.rank}" if event.rank else ""
+    return f"{text}{times}{rank}{f'; trace: {event.trace}' if event.trace else ''}"
+
+
+def _clock(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")

@@ -1,0 +1,95 @@
+"""Planted faults are told by kind, part and cause."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
+from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.run import StepCounters
+from lm_profiler.record.watch_files import WatchEvent
+
+SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
+N = 6000
+
+
+class Loop:
+    """A made-up loop of steps of 0.1 s, whose parts vary by 1 %."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.parts_s = 0.1 * SHARES * np.exp(0.01 * np.random.default_rng(seed).standard_normal((N, len(PARTS))))
+        self.counters: list[StepCounters] = []
+        self.spans: list[tuple[int, str, float]] = []
+
+    def events(self) -> list[WatchEvent]:
+        seconds = np.column_stack([self.parts_s, self.parts_s.sum(axis=1)])
+        ends = np.cumsum(seconds[:, -1] * 1e9).astype(np.int64)
+        ns = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
+        run, told = WatchedRun(workers=0), []
+        for at in range(0, N, 50):
+            here = range(at, at + 50)
+            counters = [each for each in self.counters if each.step is not None and each.step - 1 in here]
+            spans = [NamedSpan(ns[s, 1] - round(d * 1e9), ns[s, 1] - 1, what) for s, what, d in self.spans if s in here]
+            told += run.add(ns[at : at + 50], seconds[at : at + 50], counters, spans)
+        return told
+
+
+@pytest.mark.parametrize("part", ["data", "forward", "backward"])
+@pytest.mark.parametrize("by", [0.02, 0.05, 0.2])
+def test_a_level_that_changes_and_goes_back(part: str, by: float) -> None:
+    loop = Loop()
+    loop.parts_s[3000:4500, PARTS.index(part)] += 0.1 * by
+    there, back = loop.events()
+    assert [there.kind, there.part, back.kind, back.part] == ["level", part] * 2
+    assert there.step - 3000 <= 500
+    assert there.since_step == pytest.approx(3001, abs=30)
+    assert there.ratio == pytest.approx(1 + by, rel=0.01)
+    assert back.ratio == pytest.approx(1 / (1 + by), rel=0.01)
+
+
+def test_a_phase_that_is_slow_now_and_then() -> None:
+    loop = Loop()
+    loop.parts_s[2500::500, PARTS.index("optimizer")] += 0.08
+    events = loop.events()
+    assert {(each.kind, each.part) for each in events} == {("slow step", "optimizer")}
+    assert sum(each.times for each in events) >= 6
+    assert events[0].step == 2501
+
+
+def test_garbage_collection_is_the_cause() -> None:
+    loop = Loop()
+    loop.parts_s[4000, PARTS.index("backward")] += 0.1
+    usual = {"wall_s": 0.1, "between_s": 0.0, "gc_s": 0.0, "cpu_s": 0.1}
+    loop.counters = [StepCounters(step=step, rank=0, **usual) for step in range(3900, 4100)]
+    loop.counters[101] = StepCounters(step=4001, rank=0, **usual | {"gc_s": 0.099, "wall_s": 0.2}, gc_generation=2)
+    (event,) = loop.events()
+    assert (event.step, event.part) == (4001, "backward")
+    assert event.cause is not None
+    assert "garbage" in event.cause
+
+
+def test_a_checkpoint_is_the_cause() -> None:
+    loop = Loop()
+    loop.parts_s[2999::1000, PARTS.index("other")] += 0.5
+    loop.spans = [(at, CHECKPOINTS, 0.5) for at in range(2999, N, 1000)]
+    assert {(each.kind, each.part, each.cause) for each in loop.events()} == {("slow step", "other", CHECKPOINTS)}
+
+
+def test_a_steady_loop_has_no_event() -> None:
+    assert [Loop(seed).events() for seed in range(3)] == [[]] * 3
+
+
+def test_a_slow_validation_and_a_leak() -> None:
+    run = WatchedRun()
+    assert run.outside(VALIDATION, [2.0, 2.1, 1.9, 2.2, 2.3], 0.0) == []
+    (event,) = run.outside(VALIDATION, [5.0], 1.0)
+    assert (event.kind, event.now, event.against) == (VALIDATION, 5.0, 2.1)
+    events = [e for at in range(4000) for e in run.held(at, 2**31 + 2**20 * at, lambda: 2**30)]
+    assert events[0].kind == "memory"
+    assert events[0].full_in_s == pytest.approx(1024, rel=0.1)
+
+
+def test_the_parts_of_a_step_are_those_of_the_record() -> None:
+    assert len(TIMED) == len(PARTS) + 1 == len(SHARES) + 1

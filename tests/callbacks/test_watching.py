@@ -1,0 +1,224 @@
+"""A fit that is watched: the ledger, the files, traces on demand, and a training that is as without."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import Manual, Tiny, assert_same_weights, fault, places, train
+from lightning.pytorch import Callback, Trainer
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+    WatchOptions,
+    watch_writer,
+    watching,
+)
+from lm_profiler.record.run import read_run
+from lm_profiler.record.watch_files import (
+    STATUS,
+    TraceRequest,
+    WatchStatus,
+    read_events,
+    read_last_steps,
+    read_status,
+    read_windows,
+    request_file,
+)
+from lm_profiler.usage_error import UsageError
+
+pytestmark = pytest.mark.usefixtures("no_rates")
+STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hand over after every millisecond, so that short runs do all that long ones do."""
+    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
+    monkeypatch.setattr(watch_writer, "_STATUS_S", 0.0)
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def watcher(**options: Any) -> TrainingProfiler:
+    return TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=3),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0),
+        quiet=True,
+        watch=WatchOptions(**options),
+    )
+
+
+def folder() -> Path:
+    return max(Path("logs").glob("*/version_*"), key=lambda path: path.stat().st_mtime)
+
+
+class Sleeper(Callback):
+    """Something that takes time at a known place."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step % 10 == 0:
+            time.sleep(0.02)
+
+
+class Validated(Tiny):
+    """Two epochs with validation, of which each batch takes 10 ms."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        time.sleep(0.01)
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(torch.randn(30, 4), batch_size=1)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(torch.randn(5, 4), batch_size=1)  # type: ignore[arg-type]
+
+
+def told_of(began_s: float, took_s: float) -> WatchStatus:
+    """The last status, whose ledger adds up to what the fit took from outside."""
+    status = read_status(folder())
+    assert status.ended
+    assert sum(status.ledger.values()) == pytest.approx(status.wall_s, abs=1e-4)
+    assert abs(status.ledger.get("unexplained", 0.0)) <= 0.01 * status.wall_s
+    assert status.wall_s == pytest.approx(took_s, rel=0.01, abs=0.05)
+    assert status.began_s == pytest.approx(began_s, abs=0.1)
+    return status
+
+
+def test_the_ledger_of_epochs_with_validation_and_a_slow_callback(tmp_path: Path) -> None:
+    began_s, began = time.time(), time.perf_counter()
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[Sleeper(), watcher()], default_root_dir=tmp_path, num_sanity_val_steps=2,
+    )  # fmt: skip
+    trainer.fit(Validated())
+    status = told_of(began_s, time.perf_counter() - began)
+    assert status.steps == 90
+    assert status.ledger["sanity check"] >= 0.02
+    assert 0.15 <= status.ledger["validation"] <= 0.15 + 0.15
+    assert 0.16 <= status.ledger["callback: Sleeper"] <= 0.18 + 0.1
+    assert {"checkpoints", "epoch turn", "first step", "set-up", "own instruments"} <= status.ledger.keys()
+    assert read_run(folder()).steps["measure"] == 3  # the record of the stages is what it is without
+
+
+def test_files_of_a_plain_run() -> None:
+    train(Path(), [watcher()], max_steps=STEPS)
+    assert read_status(folder()).steps == STEPS
+    assert read_last_steps(folder())["step"].tolist() == list(range(5, STEPS + 1))
+    (window,) = read_windows(folder())
+    assert (window.first_step, window.steps) == (5, STEPS - 4)
+    assert window.seconds["step"].sum == pytest.approx(
+        sum(of.sum for part, of in window.seconds.items() if part != "step")
+    )
+    assert not (folder() / "events.jsonl").exists() or read_events(folder())
+
+
+@pytest.mark.parametrize("make", [Tiny, Manual])
+def test_a_watched_training_is_as_without(make: type[Tiny]) -> None:
+    plain = train(Path(), [], make, max_steps=STEPS)
+    assert_same_weights(plain, train(Path(), [watcher()], make, max_steps=STEPS))
+
+
+class Asking(Callback):
+    """Asks for a trace after the tenth step, by a file or by a signal."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 10 and self.by == "file":
+            TraceRequest(steps=2).write(request_file(folder(), 0))
+        elif trainer.global_step == 10:
+            signal.raise_signal(signal.SIGUSR1)
+        if trainer.global_step > 10:
+            time.sleep(0.04)
+
+
+@pytest.mark.parametrize("by", ["file", "signal"])
+def test_a_trace_on_demand(by: str) -> None:
+    plain = train(Path(), [], max_steps=STEPS)
+    module = train(Path(), [Asking(by), watcher(signal=True)], max_steps=STEPS)
+    assert_same_weights(plain, module)
+    (_trace,) = (folder() / "trace").glob("rank0.step*.kernels.json")
+    assert not request_file(folder(), 0).exists()
+    assert read_status(folder()).steps == STEPS
+
+
+class Harming(Callback):
+    """Takes the run's folder away, or puts a folder where its files are, amid training."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 20:
+            here = folder()
+            if self.how == "folder":
+                here.rename(here.with_name("elsewhere"))
+            for path in here.glob("*.bin") if self.how == "files" else ():
+                path.unlink()
+                path.mkdir()
+        if trainer.global_step > 20:
+            time.sleep(0.002)
+
+
+@pytest.mark.parametrize("how", ["folder", "files"])
+def test_what_cannot_be_written_harms_nothing(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = train(Path(), [], max_steps=STEPS)
+    assert_same_weights(plain, train(Path(), [Harming(how), watcher()], max_steps=STEPS))
+    assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_a_fault_in_any_function_of_the_watch_harms_nothing() -> None:
+    plain = train(Path(), [], max_steps=STEPS)
+    seen = places(lambda: train(Path(), [watcher()], max_steps=STEPS))
+    ours = [place for place in seen if "callbacks/watch" in place[0].co_filename]
+    assert len(ours) >= 10
+    for place in ours:
+        if place[0].co_name == "checked":
+            continue
+        callback = watcher()
+        with fault(place, RuntimeError("planted"), time=min(seen[place], 3)):
+            module = train(Path(), [callback], max_steps=STEPS)
+        assert module.steps == STEPS, place
+        assert_same_weights(plain, module)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("theirs"), KeyboardInterrupt()])
+def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
+    class Failing(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if self.steps == 30:
+                raise error
+            return super().training_step(batch, batch_idx)
+
+    began_s, began = time.time(), time.perf_counter()
+    with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
+        train(Path(), [watcher()], Failing, max_steps=STEPS)
+    assert told_of(began_s, time.perf_counter() - began).steps == 30
+
+
+@pytest.mark.parametrize("option", ["traces_per_day", "trace_mib", "cooldown_s"])
+def test_a_budget_of_nothing_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        watcher(**{option: 0})
+    with pytest.raises(UsageError, match="watch"):
+        TrainingProfiler(verb="validate", watch=True)
+
+
+def test_a_run_that_ends_within_its_stages_is_not_watched() -> None:
+    train(Path(), [watcher()], max_steps=2)
+    assert not (folder() / STATUS).exists()

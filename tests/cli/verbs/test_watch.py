@@ -1,0 +1,69 @@
+"""The verbs ``watch`` and ``trace``: what they show and ask, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.watch_files import (
+    EVENTS,
+    STATUS,
+    WINDOWS,
+    Sketch,
+    WatchEvent,
+    WatchStatus,
+    WatchWindow,
+    append_lines,
+    request_file,
+)
+
+
+def left(folder: Path, **known: object) -> Path:
+    """A watched run of two ranks, of which rank 1 fell silent."""
+    ledger = {"step: forward": 90.0, "validation": 9.0, "unexplained": 1.0}
+    for rank, written_s in ((0, 1000.0), (1, 800.0)):
+        status = WatchStatus(
+            **{"rank": rank, "began_s": 900.0, "written_s": written_s, "steps": 7000, "phase": "backward",
+               "ledger": ledger, "wall_s": 100.0, **known}
+        )  # fmt: skip
+        status.write(folder / (f"watch.rank{rank}.json" if rank else STATUS))
+    step = Sketch.of(np.full(1000, 0.0129))
+    append_lines(folder / WINDOWS, [WatchWindow(first_step=1, steps=1000, began_s=900.0, seconds={"step": step})])
+    level = WatchEvent(at_s=950.0, step=4200, kind="level", part="data", now=0.102, against=0.1, since_step=4000)
+    append_lines(folder / EVENTS, [level])
+    return folder
+
+
+def test_what_is_there_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(left(tmp_path))]) == OK
+    shown = capsys.readouterr().out
+    for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
+        assert words in shown
+
+
+@pytest.mark.parametrize("verb", ["watch", "trace"])
+def test_a_run_that_is_not_there_or_not_watched(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, str(tmp_path / "no")]) == WRONG_CALL
+    assert main([verb, str(tmp_path)]) == WRONG_CALL
+    assert main([verb]) == WRONG_CALL
+    (tmp_path / STATUS).write_text("{")
+    assert main([verb, str(tmp_path)]) == WRONG_CALL
+    assert capsys.readouterr().err.count("lm_profiler: ") == 4
+
+
+@pytest.mark.parametrize(
+    "known, options",
+    [({"ended": True}, []), ({"traces": False}, []), ({}, ["--rank", "2"]), ({}, ["--steps", "0"])],
+)
+def test_no_trace_can_be_had(known: dict[str, bool], options: list[str], tmp_path: Path) -> None:
+    assert main(["trace", str(left(tmp_path, **known)), *options]) == WRONG_CALL
+    assert not request_file(tmp_path, 0).exists()
+
+
+def test_nobody_takes_the_request(tmp_path: Path) -> None:
+    assert main(["trace", str(left(tmp_path)), "--patience_s", "0.2"]) == FAILED
+    assert not request_file(tmp_path, 0).exists()

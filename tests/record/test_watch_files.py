@@ -1,0 +1,66 @@
+"""Files of a watched run: sketches that merge, last steps in bounded files, lines that are being written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm_profiler.record.files import RecordError
+from lm_profiler.record.watch_files import (
+    EVENTS,
+    LAST_STEPS,
+    ROW,
+    Sketch,
+    WatchEvent,
+    append_last_steps,
+    append_lines,
+    read_events,
+    read_last_steps,
+    read_status,
+)
+
+DRAWS = np.random.default_rng(0).lognormal(-3.0, 1.0, 5000)
+
+
+def test_quantiles_are_right_to_two_percent_however_windows_are_merged() -> None:
+    whole, pieces = Sketch.of(DRAWS), Sketch()
+    for piece in np.split(DRAWS, 10):
+        pieces = pieces.merged(Sketch.model_validate_json(Sketch.of(piece).model_dump_json()))
+    assert pieces.buckets == whole.buckets
+    assert pieces.mean == pytest.approx(DRAWS.mean())
+    assert (pieces.count, pieces.min, pieces.max) == (5000, DRAWS.min(), DRAWS.max())
+    for share in (0.01, 0.5, 0.99):
+        assert pieces.quantile(share) == pytest.approx(np.quantile(DRAWS, share, method="lower"), rel=0.021)
+
+
+def test_nothing_has_no_quantile() -> None:
+    empty = Sketch.of(np.array([np.nan]))
+    assert (empty.mean, empty.quantile(0.5), empty.count) == (None, None, 0)
+
+
+def test_the_last_steps_are_kept_in_bounded_files(tmp_path: Path) -> None:
+    rows = np.zeros(100, ROW)
+    for first in range(0, 5000, 100):
+        rows["step"] = np.arange(first, first + 100)
+        append_last_steps(tmp_path / LAST_STEPS, rows, 1000 * ROW.itemsize)
+    kept = read_last_steps(tmp_path)["step"]
+    assert kept.tolist() == list(range(kept[0], 5000))
+    assert 500 <= len(kept) <= 1100
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1100 * ROW.itemsize
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    event = WatchEvent(step=3, kind="stall", now=61.0, at_s=2.0)
+    append_lines(tmp_path / EVENTS, [event])
+    append_lines(tmp_path / "events.rank1.jsonl", [event.model_copy(update={"rank": 1, "at_s": 1.0})])
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"step": 4, "ki')
+    assert [each.rank for each in read_events(tmp_path)] == [1, 0]
+
+
+def test_a_damaged_line_and_a_missing_status_are_told(tmp_path: Path) -> None:
+    (tmp_path / EVENTS).write_text("{}\n")
+    with pytest.raises(RecordError, match="damaged"):
+        read_events(tmp_path)
+    with pytest.raises(RecordError):
+        read_status(tmp_path)
