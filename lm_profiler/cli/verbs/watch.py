@@ -51,13 +51,16 @@ class Options:
 
 
 def watched_folder(run: Path | None) -> Path:
-    """Return the folder of a watched run.
+    """Return the folder of a watched run: the given one, or the latest version below it.
 
     Raises:
         UsageError: there is none, or its status is damaged.
     """
     if run is None or not run.is_dir():
         raise UsageError(f"RUN: expected the folder of a run, given {run}, which is not there")
+    versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
+    if versions and not is_watched(run):
+        run = versions[-1].parent
     if not is_watched(run):
         raise UsageError(
             f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "

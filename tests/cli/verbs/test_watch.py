@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs.watch import watched_folder
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.watch_files import (
     EVENTS,
@@ -43,6 +45,14 @@ def test_what_is_there_is_shown_once_without_a_terminal(tmp_path: Path, capsys: 
     shown = capsys.readouterr().out
     for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
         assert words in shown
+
+
+def test_the_latest_version_below_a_folder_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for age, version in ((2, "version_10"), (1, "version_9")):
+        (tmp_path / version).mkdir()
+        status = left(tmp_path / version, steps=age) / STATUS
+        os.utime(status, (1e9 - age, 1e9 - age))
+    assert watched_folder(tmp_path) == tmp_path / "version_9"
 
 
 @pytest.mark.parametrize("verb", ["watch", "trace"])
