@@ -5,11 +5,19 @@ once. The instruments for your own ``Trainer`` are in ``lm_profiler.callbacks``.
 """
 
 import os
-from importlib.metadata import version
 
 if os.name != "posix":
     raise ImportError("lm_profiler: expected a POSIX system such as Linux or macOS, given another; on Windows use WSL")
 
 __all__ = ["__version__"]
 
-__version__ = version("lm_profiler")
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        # Only when asked for: reading it takes 4 ms, and every Trainer of an environment with this package imports it.
+        from importlib.metadata import version
+
+        return version("lm_profiler")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
