@@ -283,7 +283,9 @@ ASKED_VALUE = PrivateName(
 ASKED_SHAPE = PrivateName(
     "torch._subclasses.fake_tensor.DynamicOutputShapeException", "a step asks for a size", "plan unknown"
 )
-NO_MODES = PrivateName("torch.utils._mode_utils.no_dispatch", "computes one small value for real", "plan unknown")
+NO_MODES = PrivateName(
+    "torch.utils._python_dispatch._disable_current_modes", "computes unseen, and small values for real", "plan unknown"
+)
 BACKWARD_NODE = PrivateName(
     "torch._C._current_autograd_node", "whose backward runs now", "allocations of backward have no module"
 )
@@ -292,6 +294,11 @@ NEXT_NODE_NUMBER = PrivateName("torch.autograd._get_sequence_nr", "the number of
 APPLY = PrivateName("Module._apply", "moves a module; torch's own fails for fake tensors", "plan unknown")
 FAKE_GROUP = PrivateName(
     "torch.testing._internal.distributed.fake_pg.FakeStore", "a process group of one", "plan of several ranks unknown"
+)
+WHOLE_SHAPES = PrivateName(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
+    "tells the shape of all shards together, of tensors that nobody holds",
+    "a plan counts them as held",
 )
 NO_SCRIPTS = PrivateName("torch.jit._state.disable", "runs scripts as Python", "plan of ZeRO's optimizer unknown")
 FOREACH_TYPES = PrivateName(

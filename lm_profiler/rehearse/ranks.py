@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import (
 
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.rehearse.one_device import CPU, FakeDevice, FakeStrategy
-from lm_profiler.torch_names import FAKE_GROUP, NO_SCRIPTS
+from lm_profiler.torch_names import FAKE_GROUP, NO_MODES, NO_SCRIPTS, WHOLE_SHAPES
 from lm_profiler.training.data_parallel import WrappedDDP
 from lm_profiler.usage_error import UsageError
 
@@ -93,6 +93,7 @@ def join(world: FakeWorld, ranks: int) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not exported
     dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
     world.live.follow_resizes()
+    _hide_whole_shapes()
     construct = FullyShardedDataParallel.__init__
 
     def on_cpu(wrapper: Any, *args: Any, **kwargs: Any) -> None:
@@ -100,6 +101,22 @@ def join(world: FakeWorld, ranks: int) -> None:
 
     # It refuses modules on a CPU unless it is told that they stay there.
     setattr(FullyShardedDataParallel, construct.__name__, on_cpu)
+
+
+def _hide_whole_shapes() -> None:
+    """Have DTensors ask for the shape of all shards together out of sight: they make fake tensors of it to ask.
+
+    Torch does so once for each operator and shape in a run, but each time where tensors are fake.
+    """
+    ask = WHOLE_SHAPES.find_or(None)
+    if ask is None:
+        return
+
+    def unseen(*args: Any) -> Any:
+        with NO_MODES.find()():
+            return ask(*args)
+
+    setattr(ask.__globals__["ShardingPropagator"], WHOLE_SHAPES.name, unseen)
 
 
 def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool) -> Strategy:

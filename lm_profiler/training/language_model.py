@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -196,7 +196,9 @@ class LanguageModel(LightningModule):
                 f"{self.trainer.gradient_clip_val}, since Lightning cannot clip for a fused optimizer under "
                 "mixed precision, given true; leave model.fused out, or do not clip"
             )
-        if self.shard_optimizer_states and not isinstance(self.trainer.strategy, DDPStrategy):
+        # A plan of DDP rehearses one device that has a `world_size`.
+        among = (DDPStrategy, SingleDeviceStrategy) if hasattr(self.trainer.strategy, "world_size") else DDPStrategy
+        if self.shard_optimizer_states and not isinstance(self.trainer.strategy, among):
             raise UsageError(
                 "model.shard_optimizer_states: expected processes that hold all parameters (--trainer.devices=2 "
                 f"--trainer.strategy=ddp), given {type(self.trainer.strategy).__name__}"
@@ -232,7 +234,7 @@ class LanguageModel(LightningModule):
         make = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
-        # A rehearsal of the step has no other processes: it keeps all states.
+        # Where nobody else is there, as in a search for slow batches, it keeps all states.
         if self.shard_optimizer_states and torch.distributed.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer
 

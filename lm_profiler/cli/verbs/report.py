@@ -30,7 +30,7 @@ from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
 from lm_profiler.report.tables.layouts import devices, modes, pivot, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
-from lm_profiler.report.tables.remedies import remedies
+from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 from lm_profiler.report.tables.rows import raw_rows, rows
 from lm_profiler.report.tables.step_layouts import blocks, warmup_rows, warmups
 from lm_profiler.report.tables.table import Heading, Table, TableCell
@@ -156,7 +156,9 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         told, problems = _timelines(entries)
         return (_allocations_of_each if kind in ("terminal", "markdown") else _allocations_of_all)(told), problems
     table, problems = _make_table(entries, options)
-    return [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])], problems
+    return [] if table is None else [
+        replace(table, below=[*table.below, *best_checkpoints(entries), *remedies(entries)])
+    ], problems
 
 
 # -- which table -------------------------------------------------------------------------------------------------------

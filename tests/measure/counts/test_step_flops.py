@@ -57,15 +57,28 @@ def test_fused_attention_on_the_cpu(causal: bool, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_transformer_on_real_tensors_is_the_closed_form(attention: Any, checkpointing: bool) -> None:
-    c = TransformerConfig(16, 48, 3, 2, 31, attention=attention, activation_checkpointing=checkpointing)
+@pytest.mark.parametrize(
+    "every, whole, stopped",
+    [
+        ((), 0, 0),
+        ((1,), 0, 3),
+        ((2,), 1, 2),
+        ((3,), 2, 1),
+        ((2, 1), 1, 3),  # the outer one runs up to the input of its last inner one, then each inner one runs
+        ((3, 1), 2, 3),
+        ((3, 2), 3, 2),
+    ],
+)
+def test_a_transformer_on_real_tensors_is_the_closed_form(
+    attention: Any, every: tuple[int, ...], whole: int, stopped: int
+) -> None:
+    """Blocks are computed once more as a whole, or but for their last product, behind which nothing is saved."""
+    c = TransformerConfig(16, 48, 3, 2, 31, attention=attention, checkpoint_every=every)
     ids = torch.randint(31, (2, 8))
     model = Transformer(c)
-    blocks = 3 * (2 * (4 * 16**2 + 3 * 16 * 48) * 16 + 4 * 2 * 8**2 * 16)
-    forward = blocks + 2 * 31 * 16 * 16
-    # Of a recomputed block torch leaves out its last product, behind which nothing is saved.
-    again = blocks - 3 * 2 * 16 * 48 * 16 if checkpointing else 0
+    block = 2 * (4 * 16**2 + 3 * 16 * 48) * 16 + 4 * 2 * 8**2 * 16
+    forward = 3 * block + 2 * 31 * 16 * 16
+    again = (whole + stopped) * block - stopped * 2 * 16 * 48 * 16
     found = counted(lambda: F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward())
     assert found == (forward, 2 * forward, again)
 

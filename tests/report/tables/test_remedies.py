@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import yaml
 from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import Failure
+from lm_profiler.record.run import Failure, MemoryFacts, MemoryReading, PlannedMemory
 from lm_profiler.record.sweep import Cell
-from lm_profiler.report.tables.remedies import remedies
+from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 
 COMMAND = "python -m lm_profiler fit --config a.yaml"
 
@@ -39,3 +42,47 @@ def test_what_would_fit_is_offered_as_stored() -> None:
 
 def test_no_other_run_is_offered_anything() -> None:
     assert remedies([failed("failed"), failed("interrupted")]) == []
+
+
+PEAKS = {"null": 9.0, "1": 5.0, "2": 3.0, "3": 4.0, "[3, 1]": 3.5}
+"""GiB by the swept option."""
+
+
+def checkpointed(every: str, peak_gib: float, measured: bool, status: str = "ok", **other: str) -> Entry:
+    step_s = 0.2 if every == "null" else 0.25
+    entry = run(every, [(step_s / 2, step_s / 2)] * 12)
+    name, peak = "model.checkpoint_every", int(peak_gib * 2**30)
+    cell = Cell(id=every, overrides={name: every, **other}, repeat=0, arguments=["fit"])
+    assert entry.record is not None
+    config = dict(entry.record.config)
+    config["model"] = {"init_args": {"checkpoint_every": yaml.safe_load(every)}}
+    memory = MemoryFacts(measured=MemoryReading(allocated_peak=peak), parts={})
+    update = {"memory": memory} if measured else {"planned": PlannedMemory(peaks={"forward": peak})}
+    record = entry.record.model_copy(update={"config": config, "status": status, **update})
+    made = replace(entry, record=record, cell=cell)
+    made.__dict__["rows"] = entry.rows
+    return made
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_smallest_peak_of_checkpoints_is_named_with_its_neighbours_and_its_cost(measured: bool) -> None:
+    (line,) = best_checkpoints([checkpointed(every, peak, measured) for every, peak in PEAKS.items()])
+    best, beside, cost = line.split("; ")
+    assert best.startswith("checkpoint_every=2 ")
+    assert best.endswith("3.00 GiB")
+    assert ("measured" if measured else "planned") in best
+    assert beside == "null 9.00 GiB, 1 5.00 GiB, 3 4.00 GiB"
+    ratio, low, high = map(float, re.findall(r"\d\.\d{3}", cost))
+    assert low < ratio == 1.25 < high
+
+
+def test_cells_that_differ_in_more_are_told_apart_and_equal_peaks_are_no_gain() -> None:
+    alike = [checkpointed(every, 3.0, True, **{"data.batch_size": "4"}) for every in ("2", "null")]
+    others = [checkpointed(every, peak, True, **{"data.batch_size": "8"}) for every, peak in PEAKS.items()]
+    none, two = best_checkpoints([*alike, *others])
+    assert none.startswith("data.batch_size=4: checkpoint_every=null ")
+    assert two.startswith("data.batch_size=8: checkpoint_every=2 ")
+    assert best_checkpoints(others[:1]) == best_checkpoints([run("a")]) == []
+    refused = checkpointed("null", 1.0, True, status="refused")
+    (line,) = best_checkpoints([replace(refused, record=None), *others[1:]])
+    assert line.count("; ") == 1  # nothing to hold its time against
