@@ -101,7 +101,17 @@ class WatchEvent(Part):
     rank: int = 0
     step: int
     kind: Annotated[
-        Literal["slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn"],
+        Literal[
+            "slow step",
+            "level",
+            "memory",
+            "stall",
+            "validation",
+            "checkpoints",
+            "epoch turn",
+            "rank late",
+            "silent rank",
+        ],
         Newer,
     ]
     part: str | None = None
@@ -119,6 +129,10 @@ class WatchEvent(Part):
     """Seconds until memory is full, where it grows on like that."""
     times: int = 1
     """How often the same has happened since the last event like it."""
+    cost_s: float | None = None
+    """Seconds that the others have waited for a late rank while it has been late."""
+    chronic: bool | None = None
+    """Whether the rank was late time and again, and not once."""
     trace: str | None = None
     """The folder of the trace that was taken because of it."""
 
@@ -149,6 +163,11 @@ class WatchStatus(Part):
     held_bytes: int | None = None
     traces: bool = True
     """Whether traces may be taken."""
+    timed: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Seconds of all ``timed`` steps by part, on the device's clock where there is one."""
+    silent: dict[int, float] = Field(default_factory=dict)
+    """Of rank 0: the ranks that do not report, and since when on its own clock."""
 
     @property
     def goodput(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import pytest
 import torch
 from faults import Manual, Tiny, assert_same_weights, fault, places, train
 from lightning.pytorch import Callback, Trainer
+from scripts import SUPPORT
 from torch.utils.data import DataLoader
+from warm import run
 
 from lm_profiler.callbacks import (
     ActionsOptions,
@@ -217,6 +220,19 @@ def test_a_budget_of_nothing_is_refused(option: str) -> None:
         watcher(**{option: 0})
     with pytest.raises(UsageError, match="watch"):
         TrainingProfiler(verb="validate", watch=True)
+
+
+def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:
+    done = run(str(SUPPORT / "watched_ranks.py"), str(tmp_path), environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    (left,) = tmp_path.glob("*/version_0")
+    status, late_s = read_status(left), 56 * 0.02
+    assert sum(status.ledger.values()) == pytest.approx(status.wall_s, abs=1e-4)
+    assert status.wall_s == pytest.approx(float(done.stdout.split()[-1]), rel=0.01, abs=0.1)
+    assert 0.7 * late_s <= status.ledger["waiting for ranks"] <= 1.5 * late_s
+    told = [event for event in read_events(left) if event.kind == "rank late"]
+    assert {(event.rank, event.part) for event in told} == {(1, "data")}
+    assert told[-1].cost_s is not None
 
 
 def test_a_run_that_ends_within_its_stages_is_not_watched() -> None:

@@ -15,6 +15,7 @@ from lm_profiler.record.watch_files import STEPS
 
 VALIDATION, CHECKPOINTS, LOGGERS, EPOCH_TURN = "validation", "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"
+WAITING = "waiting for ranks"
 
 
 class NamedSpan(NamedTuple):
@@ -52,6 +53,14 @@ class Ledger:
         """Add all that passed since the last entry to ``what``."""
         self.seconds[what] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
+
+    def move(self, seconds: float, what: str, parts: Sequence[str]) -> None:
+        """Move ``seconds``, or as many as there are, from ``parts`` of steps to ``what``; the last part gives first."""
+        for part in reversed(parts):
+            given_s = min(seconds, max(self.seconds[f"{STEPS}{part}"], 0.0))
+            self.seconds[f"{STEPS}{part}"] -= given_s
+            self.seconds[what] += given_s
+            seconds -= given_s
 
     def close(self, now_ns: int) -> None:
         """Add the time from the last step to the end of fit."""
