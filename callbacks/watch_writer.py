@@ -47,6 +47,7 @@ from lm_profiler.record.watch_files import (
     ranks_watched,
     read_status,
     request_file,
+    steps_repeated,
 )
 
 _WINDOW = 1000  # steps
@@ -72,6 +73,7 @@ class Handed(NamedTuple):
     collections: Sequence[GarbageCollection] = ()
     compilations: Sequence[TimedCompilation] | None = ()
     held_bytes: int | None = None
+    global_step: int = 0
     traced: Callable[[], Path | None] | None = None
     """Makes the table of a trace that was taken, and returns the trace's path."""
 
@@ -89,6 +91,7 @@ class WatchWriter:
         ledger: where the time goes.
         options: how many traces may be taken.
         tell: reports a problem.
+        resumed_at: the Trainer's count of steps when fit began.
         free_bytes: asks how much memory is left.
         part: guards the thread.
 
@@ -107,7 +110,10 @@ class WatchWriter:
     free_bytes: Callable[[], int | None]
     part: Guard
     clock: Callable[[], int] = time.perf_counter_ns
+    resumed_at: int = 0
     asked: int = 0
+    _global_step: int = 0
+    _repeated: int | None = None
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _window: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=list)
@@ -133,6 +139,7 @@ class WatchWriter:
     def start(self) -> None:
         """Begin to write."""
         self._handed_ns = self._looked_ns = self.clock()
+        self._repeated = steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(target=self.part.run, args=(self._loop,), name="lm_profiler watch", daemon=True)
         self._thread.start()
 
@@ -174,13 +181,15 @@ class WatchWriter:
 
     def take(self, handed: Handed) -> None:
         """Read what was handed over, and write what it says."""
+        self._global_step = handed.global_step
         if handed.passed_over:
             self.run.skip(handed.passed_over)
         timed = self.reader.read(handed.marks)
         ns = np.column_stack([timed.begin_ns, timed.end_ns])
         first = self.run.steps + 1
         self.ledger.add(*timed[:3], handed.spans, handed.turns_ns, handed.left_ns)
-        events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), handed.spans)
+        others = [span for span in handed.spans if span.what != INSTRUMENTS]
+        events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, self._at_s(handed.now_ns))
         self.ledger.longest.clear()
@@ -360,6 +369,9 @@ class WatchWriter:
             timed=self._timed,
             seconds=dict(zip(TIMED, self._seconds.tolist(), strict=True)),
             silent=self._reports.silent,
+            global_step=self._global_step,
+            resumed_at=self.resumed_at,
+            repeated=self._repeated,
         )
         self._write(lambda: status.write(self.folder / of_rank(STATUS, self.rank)))
 

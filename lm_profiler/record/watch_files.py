@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, computed_field
 
 from lm_profiler.record.files import RecordError, read_plain
 from lm_profiler.record.parts import TIMED
@@ -169,6 +169,14 @@ class WatchStatus(Part):
     silent: dict[int, float] = Field(default_factory=dict)
     """Of rank 0: the ranks that do not report, and since when on its own clock."""
 
+    global_step: int = 0
+    """The Trainer's count of steps, which goes on where a checkpoint left it."""
+    resumed_at: int = 0
+    """That count when this fit began; 0 unless it goes on from a checkpoint."""
+    repeated: int | None = None
+    """The steps after that checkpoint that the run before this one had already taken; None where none is known."""
+
+    @computed_field  # type: ignore[prop-decorator]  # a property below it is what pydantic asks for
     @property
     def goodput(self) -> float | None:
         """The share of the wall time that passed in training steps, the first one aside; None before anything."""
@@ -214,6 +222,20 @@ def read_status(folder: Path, rank: int = 0) -> WatchStatus:
         RecordError: it is not there, or damaged.
     """
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+
+
+def steps_repeated(folder: Path, resumed_at: int) -> int | None:
+    """Return how many steps after ``resumed_at`` the run before ``folder``, of the same name, took; None of none."""
+    earlier: list[tuple[float, int]] = []
+    for other in folder.parent.glob("version_*"):
+        with suppress(RecordError, OSError, IndexError):
+            if other != folder and resumed_at:
+                status = read_status(other)
+                rows = read_last_steps(other)  # a status may be ten seconds old, rows are of the last second
+                last = status.global_step + max(int(rows["step"][-1]) - status.steps if len(rows) else 0, 0)
+                if status.resumed_at <= resumed_at <= last:
+                    earlier.append((status.began_s, last))
+    return max(earlier)[1] - resumed_at if earlier else None
 
 
 def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:

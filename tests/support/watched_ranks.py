@@ -1,6 +1,6 @@
 """Two ranks train under DDP and are watched, of which rank 1 waits 20 ms for each batch; started by test_watching.py.
 
-Argument: a folder, where the run's files are left. Prints the seconds that ``fit`` took on rank 0 once its ranks had met.
+Argument: a folder for the files of the run. Prints the seconds that ``fit`` took on rank 0 once its ranks had met.
 """
 
 from __future__ import annotations

@@ -48,9 +48,12 @@ def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
 
 
 def _state(status: WatchStatus) -> str:
-    good = "" if status.goodput is None else f", {status.goodput:.1%} of it in training steps after the first"
+    good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
     how = "ended" if status.ended else f"in {status.phase} at {_clock(status.written_s)}"
-    return f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}"
+    resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
+    if status.repeated is not None:
+        resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
+    return f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}{resumed}"
 
 
 def _memory(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
