@@ -309,6 +309,16 @@ def test_a_budget_of_nothing_is_refused(option: str) -> None:
         TrainingProfiler(verb="validate", watch=True)
 
 
+def test_a_run_may_be_watched_and_not_measured() -> None:
+    none = StageOptions(warmup_steps=1, measure_steps=0)
+    only = {"memory": MemoryOptions(steps=0), "trace": TraceOptions(steps=0), "actions": ActionsOptions(steps=0)}
+    train(Path(), [TrainingProfiler(none, quiet=True, watch=True, **only)], max_steps=STEPS)  # type: ignore[arg-type]
+    assert read_status(folder()).steps == STEPS
+    for stages, watch in ((none, False), (StageOptions(warmup_steps=0, measure_steps=0), True)):
+        with pytest.raises(UsageError, match="measure_steps"):
+            TrainingProfiler(stages, watch=watch)
+
+
 def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:
     done = run(str(SUPPORT / "watched_ranks.py"), str(tmp_path), environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
