@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from lm_profiler.analysis.watch.ledger import INSTRUMENTS
 from lm_profiler.callbacks.instruments.actions import OwnersWatch
 from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
@@ -101,12 +102,10 @@ class Attachment:
     def _stages_are_over(self) -> None:
         """Record the run, and watch what follows. What failed in the stages would fail again."""
         session, ending = self.ending.session, self.ending
-        rows = () if session is None else session.rows
         ending.finish("ok")
         watching = self.watching
-        if watching is not None and ending.folder is not None and not self.part.out:
-            rows = rows if session is None else session.rows  # the last ones are read at the end
-            watching.part.run(watching.start, ending.folder, rows)
+        if watching is not None and ending.folder is not None and session is not None and not self.part.out:
+            watching.part.run(watching.start, ending.folder, session.rows, session.instants_ns, session.timeline)
 
     def prepare(self) -> None:
         """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.
@@ -129,9 +128,12 @@ class Attachment:
         """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
         if self.watching is not None:
             self.watching.passed("set-up")
+            self.watching.resumed_at = self.trainer.global_step
         self.begin()
         compare = self.ending.exchange.compare_clocks
         Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(compare)
+        if self.watching is not None:
+            self.watching.passed(INSTRUMENTS)
 
     def begin(self) -> None:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
@@ -332,13 +334,16 @@ class Attachment:
         waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
         return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
 
+    def _timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
+        return step_ended if self.watching is None else self.watching.timed(step_ended)
+
     def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part
         self.phases = PhaseProfiler(
             self.trainer,
             timeline,
             steps=sum(self._steps.values()),
-            step_ended=(lambda: 0) if session is None else session.step_ended,
+            step_ended=(lambda: 0) if session is None else self._timed(session.step_ended),
             follow=lambda left: following.run(self._follow, left, otherwise=left),
             done=partial(recording.run, self._stages_are_over),
             stop=self.options.stages.stop_when_done,

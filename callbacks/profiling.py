@@ -80,7 +80,7 @@ class TrainingProfiler(Callback):
     ) -> None:
         if watch and verb != "fit":
             raise UsageError(f"watch: expected a fit, given {verb}; leave the option out")
-        stages = stages or StageOptions()
+        stages = (stages or StageOptions()).checked(bool(watch))
         self._options = ProfilingOptions(
             replace(stages, stop_when_done=False) if watch else stages,
             actions or ActionsOptions(),

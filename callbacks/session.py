@@ -69,6 +69,8 @@ class Session:
     batches: int = 0
     samples: int | None = 0
     steps: int = 0
+    instants_ns: list[tuple[int, int]] = field(default_factory=list)
+    """When each row's step began and ended."""
     _kept: int = 0
     _read_ns: int = 0
     _planned: int = 0
@@ -241,6 +243,7 @@ class Session:
             seconds = marks.stream_seconds(self.stream) if alive else None
             self.stream.release(marks.instants)  # reused, so that steps make no new events
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
+        self.instants_ns.append((marks.host_ns[0], marks.host_ns[-1]))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
             self._outside += outside_of(marks, self._measured_ns[-1] if self._measured_ns else None)

@@ -18,7 +18,7 @@ class StageOptions:
 
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
-        measure_steps: Steps to measure.
+        measure_steps: Steps to measure; 0 where a run is only watched.
         until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
             both sides of it, such as 0.005: after at least 10 steps, looking again after a quarter more.
         max_steps: Most steps to measure under until_ci.
@@ -35,12 +35,22 @@ class StageOptions:
 
     def __post_init__(self) -> None:
         expect(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
-        expect(self.measure_steps >= 1, "stages.measure_steps", "1 or more", self.measure_steps)
+        expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
         if self.until_ci is not None:
             share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
             expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
         expect(self.max_steps >= FEWEST_STEPS, "stages.max_steps", f"{FEWEST_STEPS} or more", self.max_steps)
         expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
+
+    def checked(self, watch: bool) -> StageOptions:
+        """Return these options.
+
+        Raises:
+            UsageError: nothing is measured, and the run is not watched, or no step comes before that.
+        """
+        least = "1 or more, or 0 with watch and a step of warm-up"
+        expect(self.planned_steps > 0 or (watch and self.warmup_steps > 0), "stages.measure_steps", least, 0)
+        return self
 
     @property
     def planned_steps(self) -> int:

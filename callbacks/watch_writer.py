@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, WAITING, Ledger, NamedSpan
+from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.measure.boundary import Guard, said
@@ -42,12 +44,16 @@ from lm_profiler.record.watch_files import (
     append_last_steps,
     append_lines,
     of_rank,
+    ranks_watched,
+    read_status,
     request_file,
+    steps_repeated,
 )
 
 _WINDOW = 1000  # steps
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
 _STATUS_S = 10.0
+_RANKS_S = 30.0  # between two looks at the other ranks' reports
 _STALL_S, _STALL_STEPS = 60.0, 20.0
 """A step is stalled after a minute, and after twenty times the usual step."""
 _DAY_S = 86_400.0
@@ -67,6 +73,7 @@ class Handed(NamedTuple):
     collections: Sequence[GarbageCollection] = ()
     compilations: Sequence[TimedCompilation] | None = ()
     held_bytes: int | None = None
+    global_step: int = 0
     traced: Callable[[], Path | None] | None = None
     """Makes the table of a trace that was taken, and returns the trace's path."""
 
@@ -84,6 +91,7 @@ class WatchWriter:
         ledger: where the time goes.
         options: how many traces may be taken.
         tell: reports a problem.
+        resumed_at: the Trainer's count of steps when fit began.
         free_bytes: asks how much memory is left.
         part: guards the thread.
 
@@ -102,7 +110,10 @@ class WatchWriter:
     free_bytes: Callable[[], int | None]
     part: Guard
     clock: Callable[[], int] = time.perf_counter_ns
+    resumed_at: int = 0
     asked: int = 0
+    _global_step: int = 0
+    _repeated: int | None = None
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _window: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=list)
@@ -114,6 +125,10 @@ class WatchWriter:
     _waiting: deque[tuple[str, Part]] = field(default_factory=lambda: deque(maxlen=10_000))
     _handed_ns: int = 0
     _written_ns: int = 0
+    _looked_ns: int = 0
+    _reports: RankReports = field(default_factory=RankReports)
+    _timed: int = 0
+    _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _stalled: bool = False
     _why: WatchEvent | None = None
     _traces: deque[tuple[int, int]] = field(default_factory=deque)
@@ -123,7 +138,8 @@ class WatchWriter:
 
     def start(self) -> None:
         """Begin to write."""
-        self._handed_ns = self.clock()
+        self._handed_ns = self._looked_ns = self.clock()
+        self._repeated = steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(target=self.part.run, args=(self._loop,), name="lm_profiler watch", daemon=True)
         self._thread.start()
 
@@ -138,6 +154,8 @@ class WatchWriter:
         if self._thread is not None:
             self._thread.join(timeout=30.0)
         if not self.part.out and not (self._thread is not None and self._thread.is_alive()):
+            self._status(last.now_ns)
+            self._look_at_ranks(last.now_ns, last=True)
             self.ledger.close(last.now_ns)
             self._close_window()
             self.ledger.until(now_ns := self.clock(), INSTRUMENTS)
@@ -158,16 +176,20 @@ class WatchWriter:
                     return
                 self.take(handed)
             self._look_for_request()
+            if (now_ns := self.clock()) - self._looked_ns >= _RANKS_S * 1e9:
+                self._look_at_ranks(now_ns)
 
     def take(self, handed: Handed) -> None:
         """Read what was handed over, and write what it says."""
+        self._global_step = handed.global_step
         if handed.passed_over:
             self.run.skip(handed.passed_over)
         timed = self.reader.read(handed.marks)
         ns = np.column_stack([timed.begin_ns, timed.end_ns])
         first = self.run.steps + 1
         self.ledger.add(*timed[:3], handed.spans, handed.turns_ns, handed.left_ns)
-        events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), handed.spans)
+        others = [span for span in handed.spans if span.what != INSTRUMENTS]
+        events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, self._at_s(handed.now_ns))
         self.ledger.longest.clear()
@@ -260,6 +282,21 @@ class WatchWriter:
         self.ledger.seconds[STALLED] += excess_s
         self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
 
+    def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
+        """On rank 0, read the ranks' reports: who is late, who is silent. One that cannot be read is passed over."""
+        self._looked_ns = now_ns
+        if self.rank or self.world_size < 2:
+            return
+        reports = {}
+        for rank in ranks_watched(self.folder):
+            with suppress(RecordError, OSError):
+                reports[rank] = read_status(self.folder, rank)
+        events = self._reports.look(self._at_s(now_ns), reports, last)
+        self._waiting.extend((EVENTS, event) for event in events)
+        self.ledger.move(self._reports.waited_s, WAITING, WAITED_IN)
+        self._reports.waited_s = 0.0
+        self._flush()
+
     def _look_for_request(self) -> None:
         """Take a request for a trace from the run's folder."""
         path = request_file(self.folder, self.rank)
@@ -277,6 +314,8 @@ class WatchWriter:
         """Write the steps as rows, and each thousand as a window."""
         rows = np.empty(len(ns), ROW)
         rows["step"], rows["begin_ns"], rows["seconds"] = np.arange(first, first + len(ns)), ns[:, 0], seconds
+        self._timed += len(ns)
+        self._seconds += np.nan_to_num(seconds).sum(axis=0)
         path = self.folder / of_rank(LAST_STEPS, self.rank)
         self._write(lambda: append_last_steps(path, rows, _LAST_BYTES))
         while len(ns):
@@ -327,6 +366,12 @@ class WatchWriter:
             window=self._open_window(),
             held_bytes=self._held_last,
             traces=self.options.traces,
+            timed=self._timed,
+            seconds=dict(zip(TIMED, self._seconds.tolist(), strict=True)),
+            silent=self._reports.silent,
+            global_step=self._global_step,
+            resumed_at=self.resumed_at,
+            repeated=self._repeated,
         )
         self._write(lambda: status.write(self.folder / of_rank(STATUS, self.rank)))
 

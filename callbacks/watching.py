@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -38,13 +39,16 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.measure.memory.peaks import Probe, probe_of
-from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import LIGHTNING, OURS
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import STEPS
 
 _HAND_NS, _READ_NS = 1_000_000_000, 5_000_000
 """Least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds."""
+
+_NAMED_NS = 5_000
+"""The least nanoseconds between two steps that are noted as our own: a note for each step would fill memory."""
 
 _ENDLESS = 1 << 60  # steps that are left: training ends, and not the watch
 _STATM = "/proc/self/statm"
@@ -75,6 +79,7 @@ class Watching:
     tell: Callable[[str], object]
     part: Guard = UNGUARDED
     steps: int = 0
+    resumed_at: int = 0
     ledger: Ledger = field(init=False)
     _timeline: Timeline = field(init=False)
     _phases: PhaseProfiler | None = None
@@ -88,6 +93,7 @@ class Watching:
     _read_ns: int = 0
     _tracer: Tracer | None = None
     _traced: int = 0
+    _trace_ns: int = 0
     _left: int = 0
     _passed_over: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -102,9 +108,23 @@ class Watching:
         if self._writer is None and not self._done:
             self.ledger.until(self.clock(), what)
 
-    def start(self, folder: Path, rows: Sequence[StepRow]) -> None:
-        """Begin to watch, between two steps: the stages are over, and left ``rows``."""
-        self._book_stages(rows)
+    def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
+        """Return the stages' ``step_ended``, whose time is noted as our own."""
+
+        def noted() -> int:
+            began_ns = self.clock()
+            try:
+                return step_ended()
+            finally:
+                self._spans.append(NamedSpan(began_ns, self.clock(), INSTRUMENTS))
+
+        return noted
+
+    def start(
+        self, folder: Path, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline
+    ) -> None:
+        """Begin to watch, between two steps: the stages are over, and left ``rows``, their instants and a timeline."""
+        self._book_stages(rows, instants_ns, stages)
         trainer, device = self.trainer, self.trainer.strategy.root_device
         self.steps = len(rows)
         stream = stream_of(device)
@@ -129,6 +149,7 @@ class Watching:
             partial(_free_bytes, device),
             self.part,
             self.clock,
+            self.resumed_at,
         )
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(
@@ -154,17 +175,22 @@ class Watching:
             self._undo.callback(signal.signal, signal.SIGUSR1, before)
         self._writer.start()
 
-    def _book_stages(self, rows: Sequence[StepRow]) -> None:
-        """Book the stages: their steps by part, the first one apart; the rest of that time is the instruments'."""
-        for row in rows:
-            if row.step == 1:
-                self.ledger.seconds["first step"] += row.time("step", "host")
-                continue
-            for part in PARTS:
-                self.ledger.seconds[f"{STEPS}{part}"] += row.time(part, "host")
-        steps_s = sum(row.time("step", "host") for row in rows)
+    def _book_stages(self, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline) -> None:
+        """Book the stages like all other steps, the first one apart, and their end as our own."""
+        saved = [NamedSpan(*ends, CHECKPOINTS) for ends in zip(stages.saved[::2], stages.saved[1::2], strict=False)]
+        spans, self._spans = sorted([*self._spans, *saved], key=lambda span: span.end_ns), []
+        begin_ns, end_ns = np.array(instants_ns, np.int64).reshape(-1, 2).T
+        host_s = np.array([row.host_seconds for row in rows]).reshape(-1, len(TIMED))
+        spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in their end
+        turns = [at for at, what in stages.went_outside if what != VALIDATION]
+        left = [at for at, what in stages.went_outside if what == VALIDATION]
+        self.ledger.add(begin_ns, end_ns, host_s, spans, turns, left)
+        if len(host_s):
+            self.ledger.longest.clear()
+            for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
+                self.ledger.seconds[f"{STEPS}{part}"] -= seconds
+                self.ledger.seconds["first step"] += seconds
         self.passed(INSTRUMENTS)
-        self.ledger.seconds[INSTRUMENTS] -= steps_s
 
     def _named(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
@@ -187,9 +213,11 @@ class Watching:
             self._read_ns = now_ns + _READ_NS
             self._reader.read(self.steps)
         if self._tracer is not None:
-            self._trace_on()
+            self._trace_on(now_ns)
         elif now_ns >= self._hand_ns:
             self._hand_over(now_ns)
+        if self._tracer is None and (ended_ns := self.clock()) - now_ns >= _NAMED_NS:
+            self._spans.append(NamedSpan(now_ns, ended_ns, INSTRUMENTS))
         return _ENDLESS
 
     def _hand_over(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> None:
@@ -199,7 +227,7 @@ class Watching:
         writer.put(self._handed(now_ns, traced))
         if writer.asked:
             asked, writer.asked = writer.asked, 0
-            self._trace(asked)
+            self._trace(asked, now_ns)
 
     def _handed(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> Handed:
         timeline = self._timeline
@@ -210,7 +238,8 @@ class Watching:
         passed, self._passed_over = self._passed_over, 0
         turns = [at for at, what in went if what != VALIDATION]
         left = [at for at, what in went if what == VALIDATION]
-        return Handed(now_ns, marks, passed, spans, turns, left, *self._reader.take(), self._held_bytes(), traced)
+        seen = (*self._reader.take(), self._held_bytes(), self.trainer.global_step)
+        return Handed(now_ns, marks, passed, spans, turns, left, *seen, traced)
 
     def _held_bytes(self) -> int | None:
         held = self._probe.held()
@@ -219,7 +248,7 @@ class Watching:
                 return int(file.read().split()[1]) * _PAGE
         return held
 
-    def _trace(self, steps: int) -> None:
+    def _trace(self, steps: int, now_ns: int) -> None:
         """Trace the next ``steps`` whole steps, after one in which torch's profiler warms up."""
         trainer, writer = self.trainer, self._writer
         assert writer is not None
@@ -231,9 +260,9 @@ class Watching:
         )  # fmt: skip
         tracer.part = Guard("a trace on demand", self.tell, tracer.discard)
         tracer.part.run(tracer.begin, "trace")
-        self._tracer, self._left, self._traced = tracer, steps + 1, 0
+        self._tracer, self._left, self._traced, self._trace_ns = tracer, steps + 1, 0, now_ns
 
-    def _trace_on(self) -> None:
+    def _trace_on(self, now_ns: int) -> None:
         """Go on with a trace after each of its steps, and end it after the last."""
         tracer = self._tracer
         assert tracer is not None
@@ -242,6 +271,7 @@ class Watching:
             tracer.part.run(tracer.step)
             return
         self._tracer = None
+        self._spans.append(NamedSpan(self._trace_ns, now_ns, INSTRUMENTS))
         tracer.part.run(tracer.end, "trace")
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, computed_field
 
 from lm_profiler.record.files import RecordError, read_plain
 from lm_profiler.record.parts import TIMED
@@ -101,7 +101,17 @@ class WatchEvent(Part):
     rank: int = 0
     step: int
     kind: Annotated[
-        Literal["slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn"],
+        Literal[
+            "slow step",
+            "level",
+            "memory",
+            "stall",
+            "validation",
+            "checkpoints",
+            "epoch turn",
+            "rank late",
+            "silent rank",
+        ],
         Newer,
     ]
     part: str | None = None
@@ -119,6 +129,10 @@ class WatchEvent(Part):
     """Seconds until memory is full, where it grows on like that."""
     times: int = 1
     """How often the same has happened since the last event like it."""
+    cost_s: float | None = None
+    """Seconds that the others have waited for a late rank while it has been late."""
+    chronic: bool | None = None
+    """Whether the rank was late time and again, and not once."""
     trace: str | None = None
     """The folder of the trace that was taken because of it."""
 
@@ -149,7 +163,20 @@ class WatchStatus(Part):
     held_bytes: int | None = None
     traces: bool = True
     """Whether traces may be taken."""
+    timed: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Seconds of all ``timed`` steps by part, on the device's clock where there is one."""
+    silent: dict[int, float] = Field(default_factory=dict)
+    """Of rank 0: the ranks that do not report, and since when on its own clock."""
 
+    global_step: int = 0
+    """The Trainer's count of steps, which goes on where a checkpoint left it."""
+    resumed_at: int = 0
+    """That count when this fit began; 0 unless it goes on from a checkpoint."""
+    repeated: int | None = None
+    """The steps after that checkpoint that the run before this one had already taken; None where none is known."""
+
+    @computed_field  # type: ignore[prop-decorator]  # a property below it is what pydantic asks for
     @property
     def goodput(self) -> float | None:
         """The share of the wall time that passed in training steps, the first one aside; None before anything."""
@@ -195,6 +222,20 @@ def read_status(folder: Path, rank: int = 0) -> WatchStatus:
         RecordError: it is not there, or damaged.
     """
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+
+
+def steps_repeated(folder: Path, resumed_at: int) -> int | None:
+    """Return how many steps after ``resumed_at`` the run before ``folder``, of the same name, took; None of none."""
+    earlier: list[tuple[float, int]] = []
+    for other in folder.parent.glob("version_*"):
+        with suppress(RecordError, OSError, IndexError):
+            if other != folder and resumed_at:
+                status = read_status(other)
+                rows = read_last_steps(other)  # a status may be ten seconds old, rows are of the last second
+                last = status.global_step + max(int(rows["step"][-1]) - status.steps if len(rows) else 0, 0)
+                if status.resumed_at <= resumed_at <= last:
+                    earlier.append((status.began_s, last))
+    return max(earlier)[1] - resumed_at if earlier else None
 
 
 def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:

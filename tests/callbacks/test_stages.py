@@ -57,7 +57,7 @@ def test_a_stage_can_be_ended_early() -> None:
     "options, message",
     [
         ({"warmup_steps": -1}, r"stages\.warmup_steps: expected 0 or more, given -1"),
-        ({"measure_steps": 0}, r"stages\.measure_steps: expected 1 or more, given 0"),
+        ({"measure_steps": -1}, r"stages\.measure_steps: expected 0 or more, given -1"),
     ],
 )
 def test_impossible_stages_are_refused(options: dict[str, int], message: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,10 @@ import pytest
 import torch
 from faults import Manual, Tiny, assert_same_weights, fault, places, train
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from scripts import SUPPORT
 from torch.utils.data import DataLoader
+from warm import run
 
 from lm_profiler.callbacks import (
     ActionsOptions,
@@ -92,8 +98,9 @@ def told_of(began_s: float, took_s: float) -> WatchStatus:
     status = read_status(folder())
     assert status.ended
     assert sum(status.ledger.values()) == pytest.approx(status.wall_s, abs=1e-4)
-    assert abs(status.ledger.get("unexplained", 0.0)) <= 0.01 * status.wall_s
-    assert status.wall_s == pytest.approx(took_s, rel=0.01, abs=0.05)
+    # A percent of fits that are long enough: an idle machine loses 1 ms here, a busy one up to 20.
+    assert abs(status.ledger.get("unexplained", 0.0)) <= max(0.01 * status.wall_s, 0.03)
+    assert status.wall_s == pytest.approx(took_s, rel=0.01, abs=0.3)
     assert status.began_s == pytest.approx(began_s, abs=0.1)
     return status
 
@@ -130,6 +137,89 @@ def test_files_of_a_plain_run() -> None:
 def test_a_watched_training_is_as_without(make: type[Tiny]) -> None:
     plain = train(Path(), [], make, max_steps=STEPS)
     assert_same_weights(plain, train(Path(), [watcher()], make, max_steps=STEPS))
+
+
+def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = watching.Watching._step_ended
+
+    def sleeping(self: watching.Watching) -> int:
+        left = ours(self)
+        if self.steps == 30:
+            time.sleep(0.1)
+        return left
+
+    monkeypatch.setattr(watching.Watching, "_step_ended", sleeping)
+    train(Path(), [watcher()], max_steps=STEPS)
+    assert 0.095 <= read_status(folder()).ledger["unexplained"] <= 0.14
+
+
+class Fitted(Validated):
+    """Steps of 4 ms, so that a fit is long enough for a percent of it to mean something."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        time.sleep(0.004)
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+
+class Several(Fitted):
+    def train_dataloader(self) -> Any:
+        return {"one": super().train_dataloader(), "other": super().train_dataloader()}
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:  # type: ignore[override]
+        return super().training_step(batch["one"], batch_idx)
+
+
+KINDS: dict[str, tuple[type[Tiny], dict[str, Any], list[Callback], int | None]] = {
+    "max_time": (Fitted, {"max_time": {"seconds": 2}, "max_epochs": -1}, [], None),
+    "EarlyStopping": (Fitted, {"max_epochs": 9}, [EarlyStopping("loss", patience=0, stopping_threshold=1e9)], 30),
+    "several loaders": (Several, {"max_epochs": 3}, [], 90),
+    "validation within accumulation": (
+        Fitted, {"max_epochs": 3, "accumulate_grad_batches": 4, "val_check_interval": 6}, [], 24,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_ledger_of_all_kinds_of_fits(kind: str, tmp_path: Path) -> None:
+    make, options, callbacks, steps = KINDS[kind]
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, default_root_dir=tmp_path, callbacks=[*callbacks, watcher()], **options,
+    )  # fmt: skip
+    began_s, began = time.time(), time.perf_counter()
+    trainer.fit(make())
+    status = told_of(began_s, time.perf_counter() - began)
+    assert status.steps == (trainer.global_step if steps is None else steps)
+    kept = json.loads((folder() / STATUS).read_text())
+    assert kept["goodput"] == pytest.approx(
+        sum(seconds for what, seconds in kept["ledger"].items() if what.startswith("step: ")) / kept["wall_s"]
+    )
+
+
+def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> None:
+    class Crashing(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if self.steps == 37:
+                raise RuntimeError("crashed")
+            return super().training_step(batch, batch_idx)
+
+    def fit(module: Tiny, steps: int, **options: Any) -> WatchStatus:
+        saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=20, save_top_k=-1)
+        trainer = Trainer(
+            accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[saving, watcher()],
+        )  # fmt: skip
+        trainer.fit(module, **options)
+        return read_status(folder())
+
+    warnings.simplefilter("ignore")  # of the folder, which has a checkpoint by then
+    with pytest.raises(RuntimeError, match="crashed"):
+        fit(Crashing(), STEPS)
+    status = fit(Tiny(), STEPS, ckpt_path=tmp_path / "step=20.ckpt")
+    assert (status.resumed_at, status.steps, status.global_step, status.repeated) == (20, 40, 60, 17)
+    assert "checkpoints" in status.ledger
 
 
 class Asking(Callback):
@@ -217,6 +307,29 @@ def test_a_budget_of_nothing_is_refused(option: str) -> None:
         watcher(**{option: 0})
     with pytest.raises(UsageError, match="watch"):
         TrainingProfiler(verb="validate", watch=True)
+
+
+def test_a_run_may_be_watched_and_not_measured() -> None:
+    none = StageOptions(warmup_steps=1, measure_steps=0)
+    only = {"memory": MemoryOptions(steps=0), "trace": TraceOptions(steps=0), "actions": ActionsOptions(steps=0)}
+    train(Path(), [TrainingProfiler(none, quiet=True, watch=True, **only)], max_steps=STEPS)  # type: ignore[arg-type]
+    assert read_status(folder()).steps == STEPS
+    for stages, watch in ((none, False), (StageOptions(warmup_steps=0, measure_steps=0), True)):
+        with pytest.raises(UsageError, match="measure_steps"):
+            TrainingProfiler(stages, watch=watch)
+
+
+def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:
+    done = run(str(SUPPORT / "watched_ranks.py"), str(tmp_path), environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    (left,) = tmp_path.glob("*/version_0")
+    status, late_s = read_status(left), 56 * 0.02
+    assert sum(status.ledger.values()) == pytest.approx(status.wall_s, abs=1e-4)
+    assert status.wall_s == pytest.approx(float(done.stdout.split()[-1]), rel=0.01, abs=0.1)
+    assert 0.5 * late_s <= status.ledger["waiting for ranks"] <= 1.5 * late_s
+    told = [event for event in read_events(left) if event.kind == "rank late"]
+    assert {(event.rank, event.part) for event in told} == {(1, "data")}
+    assert told[-1].cost_s is not None
 
 
 def test_a_run_that_ends_within_its_stages_is_not_watched() -> None:

@@ -15,6 +15,7 @@ from lm_profiler.record.watch_files import STEPS
 
 VALIDATION, CHECKPOINTS, LOGGERS, EPOCH_TURN = "validation", "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"
+WAITING = "waiting for ranks"
 
 
 class NamedSpan(NamedTuple):
@@ -33,8 +34,7 @@ class Ledger:
     """Adds up where the time went since ``began_ns``.
 
     Time belongs to the innermost name: a checkpoint that a callback writes after validation is a checkpoint's. What has
-    no name and no part of a step is ``own instruments`` right after a step, where the loop did not leave it, and the
-    turn of an epoch where one began there; else it is unexplained.
+    no name and no part of a step is the turn of an epoch where one began there; else it is unexplained.
     """
 
     began_ns: int
@@ -52,6 +52,14 @@ class Ledger:
         """Add all that passed since the last entry to ``what``."""
         self.seconds[what] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
+
+    def move(self, seconds: float, what: str, parts: Sequence[str]) -> None:
+        """Move ``seconds``, or as many as there are, from ``parts`` of steps to ``what``; the last part gives first."""
+        for part in reversed(parts):
+            given_s = min(seconds, max(self.seconds[f"{STEPS}{part}"], 0.0))
+            self.seconds[f"{STEPS}{part}"] -= given_s
+            self.seconds[what] += given_s
+            seconds -= given_s
 
     def close(self, now_ns: int) -> None:
         """Add the time from the last step to the end of fit."""
@@ -105,14 +113,11 @@ class Ledger:
         for at, part in enumerate(PARTS):
             self.seconds[f"{STEPS}{part}"] += float(host_s[:, at].sum())
         self.seconds[f"{STEPS}other"] -= in_step_s
-        turned, left = (np.unique(np.searchsorted(begin_ns, ns)) for ns in (turns_ns, left_ns))
+        turned = np.unique(np.searchsorted(begin_ns, turns_ns))
         rest_s = np.maximum(gaps_ns * 1e-9 - gap_named_s, 0.0)
         for at in turned[turned < len(rest_s)].tolist():
             self.seconds[EPOCH_TURN] += float(rest_s[at])
             self.longest.setdefault(EPOCH_TURN, []).append(float(gaps_ns[at]) * 1e-9)
-            rest_s[at] = 0.0
-        rest_s[left[left < len(rest_s)]] = 0.0  # unexplained: the loop was elsewhere
-        self.seconds[INSTRUMENTS] += float(rest_s.sum())
         # What the loop does after validation until it asks for the next batch is the end of validation.
         self.seconds[VALIDATION] += max(rest_away_s, 0.0)
         self.last_ns = int(end_ns[-1])

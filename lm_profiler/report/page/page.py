@@ -19,7 +19,7 @@ from lm_profiler.record.entry import Collection, Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.report.page import answers
-from lm_profiler.report.page.views import memory, ranks, searched, why
+from lm_profiler.report.page.views import memory, ranks, searched, watch, why
 from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -118,6 +118,7 @@ def _answers(collection: Collection, table: Table | None) -> dict[str, answers.J
         "why": {name: why(entry) for name, entry in recorded.items()},
         "memory": {name: memory(entry, places) for name, entry in recorded.items()},
         "ranks": {name: ranks(entry) for name, entry in recorded.items()},
+        "watch": {name: watch(entry, places) for name, entry in recorded.items()},
         "kernels": {
             name: answers.kernels(entry, rows) if number < _KERNEL_RUNS else left_out
             for number, (name, entry) in enumerate(recorded.items())

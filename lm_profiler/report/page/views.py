@@ -1,9 +1,12 @@
-"""The Improve, Memory, Ranks and Why views, as plain JSON."""
+"""The Improve, Memory, Ranks, Watch and Why views, as plain JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import reduce
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -14,11 +17,13 @@ from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines
 from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMES, bytes_text, counted, term_title
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord, Waterfall
+from lm_profiler.record.watch_files import Sketch, WatchWindow, read_events, read_last_steps, read_status, read_windows
 from lm_profiler.report.page.answers import Json, table_of
 from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.improve_table import improve_table, way_texts
 from lm_profiler.report.run.rank_lines import communication_lines, who_waits
 from lm_profiler.report.run.sections import contributors, known_table
+from lm_profiler.report.run.watch_tables import event_text, is_watched, watch_tables
 from lm_profiler.report.run.waterfall_text import (
     Rung,
     ceiling_text,
@@ -168,6 +173,51 @@ def _no_ranks(record: RunRecord) -> str:
     if world > 1:
         return f"{world:,} ranks, but nothing says who waited for whom: see the notes of the Run view."
     return "One rank: nobody waits for another."
+
+
+_WATCHED = {"where the time went": "Where the time went", "ms": "Phases", "rank": "Ranks", "when": "Events"}
+_EVENTS = 200
+
+
+def watch(entry: Entry, most_points: int = 500) -> Json:
+    """Return the step's time over a watched run in seconds, its last events and its tables, or ``why`` there are none.
+
+    Raises:
+        RecordError: a file is damaged.
+    """
+    folder = entry.folder
+    if not is_watched(folder):
+        return {"why": "Not watched: `fit --watch=true` keeps the marks until training ends."}
+    status, tables = read_status(folder), watch_tables(folder, _EVENTS)
+    sketches = _step_sketches(folder, [*read_windows(folder), *([status.window] if status.window else [])], most_points)
+    curves = {"median": [of.quantile(0.5) for _, of in sketches], "mean": [of.mean for _, of in sketches]}
+    return {
+        "why": None,
+        "state": tables[0].above,
+        "step": [step for step, _ in sketches],
+        "curves": {**curves, "99 % are below": [of.quantile(0.99) for _, of in sketches]},
+        "events": [
+            {"kind": event.kind, "step": event.since_step or event.step, "text": event_text(event, status.world_size)}
+            for event in read_events(folder)[-_EVENTS:]
+        ],
+        "tables": [
+            {"heading": _WATCHED[of.headings[0].title], "table": table_of(of)} for of in tables[1:] if of.headings
+        ],
+    }
+
+
+def _step_sketches(folder: Path, windows: Sequence[WatchWindow], most: int) -> list[tuple[int, Sketch]]:
+    """Return first steps with the distribution from there on, at most so many: from rows where all are kept."""
+    rows = read_last_steps(folder)
+    if len(rows) and (not windows or rows["step"][0] <= windows[0].first_step):
+        return [
+            (int(part["step"][0]), Sketch.of(part["seconds"][:, -1].astype(float)))
+            for part in np.array_split(rows, min(most, math.ceil(len(rows) / 10)))
+        ]
+    every = math.ceil(len(windows) / most) or 1
+    known = [(of.first_step, of.seconds["step"]) for of in windows if "step" in of.seconds]
+    merged = (known[at : at + every] for at in range(0, len(known), every))
+    return [(part[0][0], reduce(Sketch.merged, (of for _, of in part))) for part in merged]
 
 
 def why(entry: Entry) -> Json:

@@ -22,7 +22,6 @@ from lm_profiler.record.watch_files import (
 from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12
-_SILENT_S = 60.0
 
 
 def is_watched(folder: Path) -> bool:
@@ -44,14 +43,17 @@ def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
         *_phases([*windows, *([status.window] if status.window is not None else [])]),
         *([_ranks(ranks)] if len(ranks) > 1 else []),
         Table(above=[f"{counted(len(told), 'event')}{', the last of them:' if told else ''}"]),
-        *([_events(told[-events:])] if told else []),
+        *([_events(told[-events:], status.world_size)] if told else []),
     ]
 
 
 def _state(status: WatchStatus) -> str:
-    good = "" if status.goodput is None else f", {status.goodput:.1%} of it in training steps after the first"
+    good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
     how = "ended" if status.ended else f"in {status.phase} at {_clock(status.written_s)}"
-    return f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}"
+    resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
+    if status.repeated is not None:
+        resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
+    return f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}{resumed}"
 
 
 def _memory(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
@@ -90,29 +92,29 @@ def _phases(windows: Sequence[WatchWindow]) -> list[Table]:
 
 
 def _ranks(ranks: Sequence[WatchStatus]) -> Table:
-    latest_s = max(status.written_s for status in ranks)  # of the ranks' own clocks, not of this machine's
+    silent = ranks[0].silent  # as rank 0 saw it: neither the other ranks' clocks nor this machine's need agree
     rows = []
     for status in ranks:
-        silent = not status.ended and latest_s - status.written_s > _SILENT_S
-        doing = "ended" if status.ended else f"silent since {_clock(status.written_s)} in {status.phase}"
-        rows.append([str(status.rank), f"{status.steps:,}", doing if status.ended or silent else status.phase])
+        since = f"silent since {_clock(silent[status.rank])} in {status.phase}" if status.rank in silent else None
+        rows.append([str(status.rank), f"{status.steps:,}", "ended" if status.ended else since or status.phase])
     return text_table(("rank", "steps", "now"), rows)
 
 
-def _events(events: Sequence[WatchEvent]) -> Table:
-    return text_table(
-        ("when", "step", "what"), [[_clock(e.at_s), f"{e.step:,}", event_text(e)] for e in events], left=3
-    )
+def _events(events: Sequence[WatchEvent], world_size: int) -> Table:
+    rows = [[_clock(event.at_s), f"{event.step:,}", event_text(event, world_size)] for event in events]
+    return text_table(("when", "step", "what"), rows, left=3)
 
 
-def event_text(event: WatchEvent) -> str:
-    """Return an event in a sentence."""
+def event_text(event: WatchEvent, world_size: int = 1) -> str:
+    """Return an event of a run of so many ranks in a sentence."""
     part = "" if event.part is None else f" in {event.part}"
     against = "" if event.against is None else f", not {duration_text(event.against)}"
     words = {
         "slow step": f"slow step: {duration_text(event.now)}{against}{part}",
         "stall": f"stalled for {duration_text(event.now)}{part}",
         "memory": f"memory grows by {bytes_text(round(event.now))} an hour" if event.kind == "memory" else "",
+        "silent rank": f"no report: stalled{part} since {_clock(event.at_s - event.now)}",
+        "rank late": f"{'always' if event.chronic else 'once'} late{part}: {duration_text(event.now)}{against}",
     }
     text = words.get(event.kind, f"{event.kind}: {duration_text(event.now)}{against}{part}")
     if event.kind == "level" and event.ratio is not None:
@@ -121,12 +123,14 @@ def event_text(event: WatchEvent) -> str:
         text = f"{abs(event.ratio - 1):.1%} {change} {since}: {duration_text(event.now)}{against}{part}"
     if event.full_in_s is not None:
         text += f": full in {duration_text(event.full_in_s)}"
+    if event.cost_s is not None:
+        text += f"; the others waited {duration_text(event.cost_s)}"
     if event.cause is not None:
         text += f": {event.cause}"
     elif event.beside:
         text += f" ({event.beside})"
     times = f" ({event.times} times)" if event.times > 1 else ""
-    rank = f", rank {event.rank}" if event.rank else ""
+    rank = f", rank {event.rank}{f' of {world_size}' if world_size > 1 else ''}" if world_size > 1 or event.rank else ""
     return f"{text}{times}{rank}{f'; trace: {event.trace}' if event.trace else ''}"
 
 

@@ -58,6 +58,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/why": self._json(lambda root, request: why(root, _argument(request, "run"))),
             "/memory": self._json(lambda root, request: memory(root, _argument(request, "run"))),
             "/ranks": self._json(lambda root, request: ranks(root, _argument(request, "run"))),
+            "/watch": self._json(lambda root, request: watch(root, _argument(request, "run"))),
             "/kernels": self._json(lambda root, request: kernels(root, _argument(request, "run"))),
             "/compare": self._json(lambda root, request: comparison(root, *map(request.args.getlist, "ab"))),
             "/traces": self._json(lambda root, request: traces(root, _argument(request, "run"))),
@@ -158,6 +159,11 @@ def memory(logdir: Path, name: str) -> Json:
 def ranks(logdir: Path, name: str) -> Json:
     """Return which of the run's ranks work and which wait."""
     return views.ranks(_entry(logdir, name))
+
+
+def watch(logdir: Path, name: str) -> Json:
+    """Return what is known of the run until it ends, where it was watched."""
+    return views.watch(_entry(logdir, name))
 
 
 def kernels(logdir: Path, name: str) -> Json:

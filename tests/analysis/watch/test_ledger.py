@@ -46,7 +46,6 @@ def test_every_second_has_one_name(late: bool) -> None:
     assert ledger.terms(30 * S) == pytest.approx(
         {
             "set-up": 2.0,
-            "own instruments": 1.0,
             "step: forward": 3.0,
             "step: other": 1.5,
             "callback: A": 0.5,
@@ -56,7 +55,17 @@ def test_every_second_has_one_name(late: bool) -> None:
             "epoch turn": 3.0,
             "closing": 4.0,
             "callback: C": 1.0,
-            "unexplained": 0.0,
+            "unexplained": 1.0,  # before the first step
         },
         abs=1e-6,
+    )
+
+
+def test_a_gap_without_a_name_is_unexplained_and_ours_only_what_was_timed() -> None:
+    ledger = Ledger(0)
+    spans = [NamedSpan(2 * S, 3 * S, "own instruments"), NamedSpan(6 * S, 6 * S + S // 2, "own instruments")]
+    ledger.add(np.array([0, 4]) * S, np.array([2, 6]) * S, host((2, 0), (2, 0)), spans, [], [])
+    ledger.add(np.array([9]) * S, np.array([10]) * S, host((1, 0)), [], [], [])
+    assert ledger.terms(10 * S) == pytest.approx(
+        {"step: forward": 5.0, "own instruments": 1.5, "unexplained": 3.5}, abs=1e-6
     )

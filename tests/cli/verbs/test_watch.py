@@ -30,20 +30,24 @@ def left(folder: Path, **known: object) -> Path:
     for rank, written_s in ((0, 1000.0), (1, 800.0)):
         status = WatchStatus(
             **{"rank": rank, "began_s": 900.0, "written_s": written_s, "steps": 7000, "phase": "backward",
-               "ledger": ledger, "wall_s": 100.0, **known}
+               "ledger": ledger, "wall_s": 100.0, "world_size": 2, "silent": {} if rank else {1: 800.0}, **known}
         )  # fmt: skip
         status.write(folder / (f"watch.rank{rank}.json" if rank else STATUS))
     step = Sketch.of(np.full(1000, 0.0129))
     append_lines(folder / WINDOWS, [WatchWindow(first_step=1, steps=1000, began_s=900.0, seconds={"step": step})])
     level = WatchEvent(at_s=950.0, step=4200, kind="level", part="data", now=0.102, against=0.1, since_step=4000)
-    append_lines(folder / EVENTS, [level])
+    late = WatchEvent(at_s=960.0, rank=1, step=4300, kind="rank late", part="data", now=0.2, against=0.1, cost_s=9.0)
+    silent = WatchEvent(at_s=970.0, rank=1, step=4400, kind="silent rank", part="backward", now=60.0)
+    append_lines(folder / EVENTS, [level, late, silent])
     return folder
 
 
 def test_what_is_there_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(left(tmp_path))]) == OK
     shown = capsys.readouterr().out
-    for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
+    for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since",
+                  "once late in data: 200 ms, not 100 ms; the others waited 9.0 s, rank 1 of 2",
+                  "no report: stalled in backward since 01-01 00:15:10, rank 1 of 2"):  # fmt: skip
         assert words in shown
 
 

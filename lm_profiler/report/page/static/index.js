@@ -10,6 +10,7 @@ import { Shell } from "./shell.js";
 import { isFramedByOthers, onPlaceChange, onReload } from "./tensorboard.js";
 import { followTheme } from "./theme.js";
 import * as trace from "./trace.js";
+import * as watch from "./watch.js";
 import * as why from "./why.js";
 
 export async function render() {
@@ -24,7 +25,7 @@ export async function render() {
     document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
     return;
   }
-  const shell = new Shell([run, why, memory, ranks, trace, kernels, compare, improve]);
+  const shell = new Shell([run, why, memory, ranks, watch, trace, kernels, compare, improve]);
   shell.mount(document.body);
   onReload(() => shell.reload());
   onPlaceChange((place) => shell.go(place));

@@ -8,11 +8,12 @@ import * as run from "./run.js";
 import { Shell } from "./shell.js";
 import { onPlaceChange } from "./tensorboard.js";
 import { followTheme } from "./theme.js";
+import * as watch from "./watch.js";
 import * as why from "./why.js";
 
 document.documentElement.classList.add("alone");
 followTheme();
-const shell = new Shell([compare, run, why, memory, ranks, kernels, improve]);
+const shell = new Shell([compare, run, why, memory, ranks, watch, kernels, improve]);
 shell.mount(document.body);
 onPlaceChange((place) => shell.go(place));
 shell.reload();

@@ -3,6 +3,7 @@
 // A view is one file. It exports
 //   title            what its tab says
 //   ofRun            true: it shows the chosen run; false: it shows all runs, and is shown without one
+//   live             true: what it shows grows while the run's record stays, so it is asked for whenever it is opened
 //   show(root, at)   async: fills the empty element `root`. What it throws is shown in its place.
 // `at` is
 //   run              the chosen run's folder, relative to the log folder: what the routes take as ?run=
@@ -122,7 +123,7 @@ export class Shell {
   // Two equal texts: nothing that the view shows has changed.
   contentOf(view) {
     if (!view.ofRun) return JSON.stringify(this.listing);
-    return `${this.run} ${this.listing.runs.find((each) => each.run === this.run)?.stamp}`;
+    return `${this.run} ${this.listing.runs.find((each) => each.run === this.run)?.stamp} ${view.live ? Date.now() : ""}`;
   }
 
   showProblems() {

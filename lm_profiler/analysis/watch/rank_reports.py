@@ -1,0 +1,109 @@
+"""Tells of a run of several ranks who is late and who does not report, from the statuses that the ranks write.
+
+Instants are those at which rank 0 saw a report change, on its own clock: the ranks' clocks may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.record.parts import PARTS
+from lm_profiler.record.watch_files import WatchEvent, WatchStatus
+
+SILENT_S = 60.0
+_FEWEST = 20  # steps of each rank between two comparisons
+_LATE = 0.05  # of the step: what a late rank costs the others at least
+_CHRONIC, _AGAIN = 3, 120  # comparisons in a row in which a rank is late; and until that is told again
+WAITED_IN = ("forward", "backward")
+"""Where ranks wait for each other: gradients are averaged in the one, sharded parameters are fetched in both."""
+
+
+@dataclass(eq=False)
+class RankReports:
+    """Takes all ranks' statuses every now and then.
+
+    ``silent`` has the ranks that do not report, and since when; ``waited_s`` is how long rank 0 waited for a late one
+    since somebody took it.
+
+    A rank is late in a phase where it takes longer than the others' median, and they spend that time in a later forward
+    or backward pass, where it spends less. One whose backward pass itself is slow looks like the others, which wait for
+    it there, and is not told.
+    """
+
+    silent: dict[int, float] = field(default_factory=dict)
+    waited_s: float = 0.0
+    _heard: dict[int, tuple[float, WatchStatus]] = field(default_factory=dict)
+    _before: dict[int, WatchStatus] = field(default_factory=dict)
+    _late: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
+
+    def look(self, now_s: float, reports: Mapping[int, WatchStatus], last: bool = False) -> list[WatchEvent]:
+        """Take what the ranks, 0 among them, report at ``now_s`` of rank 0's clock; of one that is left out nothing is
+        known. What few steps are left at the ``last`` look count as waiting alone."""
+        events = []
+        for rank, report in reports.items():
+            heard_s, before = self._heard.get(rank, (now_s, None))
+            if before is None or (before.written_s, before.steps) != (report.written_s, report.steps) or report.ended:
+                self._heard[rank] = now_s, report
+                self.silent.pop(rank, None)
+            elif now_s - heard_s >= SILENT_S and rank not in self.silent:
+                self.silent[rank] = heard_s
+                events.append(self._event("silent rank", now_s, rank, report, report.phase, now_s - heard_s))
+        late = self._compare(now_s, {rank: of for rank, of in reports.items() if rank not in self.silent}, last)
+        return events if last else events + late
+
+    def _compare(self, now_s: float, reports: Mapping[int, WatchStatus], last: bool) -> list[WatchEvent]:
+        """Return who has been late in the steps since the last comparison, once all ranks have enough of them."""
+        for rank, report in reports.items():
+            self._before.setdefault(rank, report.model_copy(update={"timed": 0, "seconds": {}}))
+        steps = [of.timed - self._before[rank].timed for rank, of in reports.items()]
+        if len(reports) < 2 or min(steps) < (1 if last else _FEWEST):
+            return []
+        ranks, since = list(reports), [_seconds(reports[rank]) - _seconds(self._before[rank]) for rank in reports]
+        per_step = np.array(since) / np.array(steps)[:, None]
+        self._before = dict(reports)
+        before, self._late = self._late, {}
+        events = []
+        for at, rank in enumerate(ranks):
+            usual = np.median(np.delete(per_step, at, axis=0), axis=0)
+            costs = _costs(per_step[at], usual)
+            part = int(costs.argmax())
+            if costs[part] < _LATE * per_step[at].sum():
+                continue
+            times, cost_s = before.get((rank, PARTS[part]), (0, 0.0))
+            times, cost_s = times + 1, cost_s + float(costs[part]) * steps[at]
+            self._late[rank, PARTS[part]] = times, cost_s
+            if 0 in reports and rank:
+                mine = ranks.index(0)
+                self.waited_s += float(_costs(per_step[at], per_step[mine])[part]) * steps[mine]
+            if times in (1, _CHRONIC) or times % _AGAIN == 0:
+                seconds = float(per_step[at, part]), float(usual[part])
+                late = self._event("rank late", now_s, rank, reports[rank], PARTS[part], *seconds)
+                events.append(late.model_copy(update={"cost_s": cost_s, "chronic": times >= _CHRONIC}))
+        return events
+
+    @staticmethod
+    def _event(
+        kind: str, now_s: float, rank: int, report: WatchStatus, part: str, now: float, against: float | None = None
+    ) -> WatchEvent:
+        given = {"rank": rank, "step": report.steps, "kind": kind, "part": part or None, "now": now}
+        return WatchEvent.model_validate({**given, "at_s": now_s, "against": against})
+
+
+def _seconds(report: WatchStatus) -> NDArray[np.float64]:
+    return np.array([report.seconds.get(part, 0.0) for part in PARTS])
+
+
+def _costs(own: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by part what a rank's longer time in it costs others a step: as much as they wait for it afterwards."""
+    waits = np.zeros(len(PARTS))
+    for at in (PARTS.index(part) for part in WAITED_IN):
+        waits[at] = max(others[at] - own[at], 0.0)
+    after = np.full(len(PARTS), waits.sum())
+    after[PARTS.index("forward")] = waits[PARTS.index("backward")]
+    after[PARTS.index("backward")] = 0.0
+    costs: NDArray[np.float64] = np.minimum(np.maximum(own - others, 0.0), after)
+    return costs
