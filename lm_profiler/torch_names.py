@@ -299,6 +299,7 @@ WHOLE_SHAPES = PrivateName(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
     "tells the shape of all shards together, of tensors that nobody holds",
     "a plan counts them as held",
+    "2.11 to 2.13",
 )
 NO_SCRIPTS = PrivateName("torch.jit._state.disable", "runs scripts as Python", "plan of ZeRO's optimizer unknown")
 FOREACH_TYPES = PrivateName(

@@ -103,6 +103,8 @@ def test_fsdp2_holds_a_share_and_gathers_layer_by_layer() -> None:
     # Each layer is gathered before its forward and again before its backward; its gradients are scattered once.
     passed_on = WHOLE * (RANKS - 1) // RANKS
     assert plan.sent == {"forward": passed_on, "backward": 2 * passed_on}
+    # The step takes its temporary tensors of its own shard: no sooner does a DTensor's whole shape count as held.
+    assert plan.peaks["optimizer"] < plan.peaks["data"] + 2 * WHOLE // RANKS
     # At the peak no more than two layers are there whole, gathered and as they came from the others.
     assert plan.peaks["forward"] < plan.peaks["data"] + 4 * LAYER + sharded_plans.ACTIVATIONS
 
@@ -117,6 +119,18 @@ def test_zero_1_shares_optimizer_states_alone() -> None:
     reduced = 2 * WHOLE * (RANKS - 1) // RANKS
     assert whole.sent == {"backward": reduced}
     assert shared.sent == {"backward": reduced, "optimizer": WHOLE}  # each parameter from its owner to all
+
+
+def test_our_own_model_shares_optimizer_states_too() -> None:
+    small = [f"--model.{name}={n}" for name, n in {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}.items()]
+    call = ["fit", *small, "--model.shard_optimizer_states=true", f"--trainer.devices={RANKS}", "--trainer.strategy"]
+    plan, refused = told(ask([*call, "ddp"], gpu=None)), told(ask([*call, "fsdp2"], gpu=None))
+    assert isinstance(plan, Planned), plan
+    causes = plan.causes["optimizer"]
+    # Two embeddings of one size are most of the parameters: rank 0 has the states of one of them and no other.
+    assert causes.optimizer_states == pytest.approx(2 * 4 * 10_000 * 64, rel=0.05)
+    assert isinstance(refused, Unplanned)
+    assert refused.wrong
 
 
 def test_fsdp_holds_a_share() -> None:

@@ -81,8 +81,8 @@ def _of(overrides: Mapping[str, str]) -> str:
 
 
 def _best(checkpoints: Checkpoints) -> str | None:
-    found = _peaks(checkpoints, "allocated_peak_bytes")
-    word, peaks = ("measured", found) if found else ("planned", _peaks(checkpoints, "planned_peak_bytes"))
+    allocated = _peaks(checkpoints, "allocated_peak_bytes")
+    word, peaks = ("measured", allocated) if allocated else ("planned", _peaks(checkpoints, "planned_peak_bytes"))
     tried = sorted(peaks)
     if len(tried) < 2:
         return None
@@ -98,7 +98,7 @@ def _peaks(checkpoints: Checkpoints, name: str) -> dict[tuple[int, ...], int]:
     """Return the largest peak among the repeats of each that has one."""
     of = QUANTITIES[name]
     known = {every: [of.get(e.record) for e in cells if e.record is not None] for every, cells in checkpoints.items()}
-    return {every: max(filter(None, found)) for every, found in known.items() if any(found)}
+    return {every: max(filter(None, of_cells)) for every, of_cells in known.items() if any(of_cells)}
 
 
 def _named(every: tuple[int, ...]) -> str:
