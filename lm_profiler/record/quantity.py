@@ -70,7 +70,9 @@ class Quantity:
         """Return ``value`` to four significant digits, its interval to as many behind the point, without the unit."""
         shown = abs(value * self.scale)
         places = 3 - math.floor(math.log10(shown)) if shown else self.digits
-        digits = max(0, min(self.digits, places))
+        # Of a small model, settings that differ in a per cent differ in the fifth digit of a GiB.
+        most = 6 if self.unit == "bytes" and self.shown_unit and shown < 0.1 else self.digits
+        digits = max(0, min(most, places))
         text, *ends = (self.show(x, unit=False, digits=digits) for x in (value, low, high) if x is not None)
         return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
 

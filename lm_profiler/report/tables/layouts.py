@@ -136,7 +136,12 @@ def _wide_times(entry: Entry) -> dict[str, TableCell]:
 def _held(entry: Entry) -> dict[str, TableCell]:
     """Return the memory of the module, after forward and after backward, and what each of the two added."""
     held = {title: COLUMNS[name].get(entry) for title, name in _HELD.items()}
-    return {title: TableCell(n, "" if n is None else f"{n / 2**20:,.1f} MiB") for title, n in held.items()}
+    return {title: TableCell(n, "" if n is None else _mib(n)) for title, n in held.items()}
+
+
+def _mib(count: float) -> str:
+    """Return bytes in MiB, to a kilobyte where there are few."""
+    return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
 
 
 _HELD = {
@@ -202,7 +207,7 @@ def modes(entries: Sequence[Entry]) -> Table:
     apart = apart_by([[entry] for entry in entries])
     told = [of for of in apart if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
     repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    down = list(dict.fromkeys((COLUMNS["size"], *told, *(COLUMNS[name] for name in repeat))))
+    down = list(dict.fromkeys((COLUMNS["size"], COLUMNS["parameters"], *told, *(COLUMNS[name] for name in repeat))))
     rows = by_facts(entries, down)
     unit = TIMES["step"].shown_unit
     headings = [heading(of, list(rows.values())) for of in down]
