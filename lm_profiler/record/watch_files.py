@@ -6,7 +6,9 @@ JSON that is replaced as a whole, so they can be read while the run goes on, als
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -279,8 +281,16 @@ def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> No
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:
             path.replace(_older(path))
+    _append(path, rows.tobytes())
+
+
+def _append(path: Path, content: bytes) -> None:
+    """Add all of ``content``, or nothing: a disk that is nearly full takes a part of it without an error."""
     with path.open("ab", buffering=0) as file:
-        file.write(rows.tobytes())
+        size = file.tell()
+        if file.write(content) < len(content):
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def _older(path: Path) -> Path:
@@ -293,8 +303,7 @@ def append_lines(path: Path, parts: Sequence[Part]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with path.open("ab", buffering=0) as file:
-        file.write("".join(f"{json_of(part)}\n" for part in parts).encode())
+    _append(path, "".join(f"{json_of(part)}\n" for part in parts).encode())
 
 
 P = TypeVar("P", bound=Part)

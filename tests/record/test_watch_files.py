@@ -1,5 +1,6 @@
 """Files of a watched run: sketches that merge, last steps in bounded files, lines that are being written."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,25 @@ def test_the_last_steps_are_kept_in_bounded_files(tmp_path: Path) -> None:
     assert kept.tolist() == list(range(kept[0], 5000))
     assert 500 <= len(kept) <= 1100
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1100 * ROW.itemsize
+
+
+def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
+    event, path, steps = WatchEvent(step=3, kind="stall", now=61.0), tmp_path / EVENTS, tmp_path / LAST_STEPS
+    rows = np.zeros(10, ROW)
+    append_lines(path, [event])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            append_lines(path, [event])
+        with pytest.raises(OSError, match="No space left"):
+            append_last_steps(steps, rows, 1000 * ROW.itemsize)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append_lines(path, [event])
+    append_last_steps(steps, rows, 1000 * ROW.itemsize)
+    assert len(read_events(tmp_path)) == 2
+    assert len(read_last_steps(tmp_path)) == 10
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
