@@ -53,7 +53,6 @@ _NAMED_NS = 5_000
 _ENDLESS = 1 << 60  # steps that are left: training ends, and not the watch
 _STATM = "/proc/self/statm"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_HOOK = "[LightningModule]"
 
 
 @dataclass(eq=False)
@@ -196,7 +195,7 @@ class Watching:
         """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
         if action_name == "save_checkpoint":
             return _TimedByName(self, CHECKPOINTS)
-        if action_name.startswith(_HOOK) and action_name.endswith(".on_validation_model_train"):
+        if action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
             return _ValidationEnds(self, span)
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
@@ -353,7 +352,7 @@ class _TimedByName:
 
 @dataclass(eq=False, slots=True)
 class _ValidationEnds:
-    """The last action of validation: adds the span of all of it, from where the loop left the step."""
+    """The last action that every validation has: adds the span of all of it, from where the loop left the step."""
 
     watching: Watching
     span: Marked

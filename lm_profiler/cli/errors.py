@@ -86,6 +86,7 @@ _TYPE = re.compile(
     r"(?:\. Got value: (?P<given>.*))?$",
     re.MULTILINE,
 )
+_SWITCH = "Subtypes: [<class 'bool'>, <class 'lm_profiler."  # an option that is a switch, or a group of others
 _GIVEN = re.compile(r"Given value: (.*)", re.DOTALL)
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
 _CLASSES = {
@@ -125,6 +126,8 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
         return UsageError(f"{missing[1]}: {missing[2]}, given none")
     if ours := _OURS.search(message):
         return UsageError(ours[1] if not key or ours[1].startswith(f"{key}.") else f"{key}.{ours[1]}")
+    if _SWITCH in message:
+        return UsageError(f"{key}: expected true or false, given {_given(message)}; its parts are --{key}.…")
     if expected := _class_expected(message) or _type_expected(message):
         return UsageError(f"{key}: expected {expected}")
     lines = [line.strip(" -")[:300] for line in message.splitlines() if line.strip(" -") and not _KEY.match(line)]

@@ -121,6 +121,21 @@ def test_the_ledger_of_epochs_with_validation_and_a_slow_callback(tmp_path: Path
     assert read_run(folder()).steps["measure"] == 3  # the record of the stages is what it is without
 
 
+def test_a_validation_that_takes_longer_than_all_before_is_told(tmp_path: Path) -> None:
+    class Slow(Validated):
+        def on_validation_epoch_end(self) -> None:
+            time.sleep(0.5 * (self.trainer.current_epoch == 6))
+
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=8, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=watcher(), default_root_dir=tmp_path, num_sanity_val_steps=0, limit_train_batches=10,
+    )  # fmt: skip
+    trainer.fit(Slow())
+    (event,) = [each for each in read_events(folder()) if each.kind == "validation"]
+    assert 0.55 <= event.now <= 1.5
+    assert event.against == pytest.approx(0.06, abs=0.04)
+
+
 def test_files_of_a_plain_run() -> None:
     train(Path(), [watcher()], max_steps=STEPS)
     assert read_status(folder()).steps == STEPS
