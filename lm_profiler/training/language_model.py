@@ -196,8 +196,9 @@ class LanguageModel(LightningModule):
                 f"{self.trainer.gradient_clip_val}, since Lightning cannot clip for a fused optimizer under "
                 "mixed precision, given true; leave model.fused out, or do not clip"
             )
-        # A plan of DDP rehearses one device that has a `world_size`.
-        among = (DDPStrategy, SingleDeviceStrategy) if hasattr(self.trainer.strategy, "world_size") else DDPStrategy
+        # A plan of DDP rehearses a strategy for one device, which is told of how many it is.
+        rehearsed = getattr(self.trainer.strategy, "world_size", 1) > 1
+        among = (DDPStrategy, SingleDeviceStrategy) if rehearsed else DDPStrategy
         if self.shard_optimizer_states and not isinstance(self.trainer.strategy, among):
             raise UsageError(
                 "model.shard_optimizer_states: expected processes that hold all parameters (--trainer.devices=2 "
