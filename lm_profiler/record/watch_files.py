@@ -252,11 +252,15 @@ def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
 def read_events(folder: Path) -> list[WatchEvent]:
     """Return the events of all ranks in the order of time.
 
+    An event that was traced is written twice, the second time with its trace: that line takes the place of the first.
+
     Raises:
         RecordError: a file cannot be read.
     """
     files = [path for path in folder.glob("events*.jsonl") if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name)]
-    return sorted((event for path in files for event in _lines(path, WatchEvent)), key=lambda event: event.at_s)
+    events = (event for path in files for event in _lines(path, WatchEvent))
+    latest = {(event.rank, event.kind, event.step, event.at_s): event for event in events}
+    return sorted(latest.values(), key=lambda event: event.at_s)
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:

@@ -63,7 +63,7 @@ def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
             append_last_steps(steps, rows, 1000 * ROW.itemsize)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    append_lines(path, [event])
+    append_lines(path, [event.model_copy(update={"step": 4})])
     append_last_steps(steps, rows, 1000 * ROW.itemsize)
     assert len(read_events(tmp_path)) == 2
     assert len(read_last_steps(tmp_path)) == 10
@@ -84,3 +84,10 @@ def test_a_damaged_line_and_a_missing_status_are_told(tmp_path: Path) -> None:
         read_events(tmp_path)
     with pytest.raises(RecordError):
         read_status(tmp_path)
+
+
+def test_an_event_is_told_once_with_its_trace(tmp_path: Path) -> None:
+    event = WatchEvent(at_s=5.0, step=40, kind="level", now=0.2, against=0.1)
+    other = WatchEvent(at_s=6.0, step=41, kind="slow step", now=0.9)
+    append_lines(tmp_path / EVENTS, [event, other, event.model_copy(update={"trace": "trace/rank0.step41"})])
+    assert [each.trace for each in read_events(tmp_path)] == ["trace/rank0.step41", None]
