@@ -69,8 +69,10 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
-    # What is left, so that the terms always add up to the step; it may be negative.
-    terms.append(Term(name="unexplained", seconds=step.step_s - sum(term.seconds for term in terms)))
+    # What is left, so that the terms always add up to the step; it may be negative. Below a nanosecond it is the error
+    # of the sum, which differs between rows in memory and those of a file.
+    left_s = step.step_s - math.fsum(term.seconds for term in terms)
+    terms.append(Term(name="unexplained", seconds=left_s if abs(left_s) >= 1e-9 else 0.0))
     if too_long:
         terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
     return Waterfall(

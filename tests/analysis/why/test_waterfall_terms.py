@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import planted as plant
@@ -131,6 +132,16 @@ def test_a_step_that_lasted_longer_than_its_kernels_and_any_gap_is_unexplained(t
     seen = plant.BUSY + plant.STRETCHED * (plant.WAIT + plant.LATE)
     input_s = (plant.STRETCHED * plant.WAIT + plant.COPY) * US
     assert terms(waterfall(step(seen + 500, input_s=input_s), traced))["unexplained"] == pytest.approx(500)
+
+
+def test_what_rounding_leaves_is_not_unexplained(traced: Traced) -> None:
+    """The same steps, once from memory and once from a file that keeps whole nanoseconds, get the same terms."""
+    draw, left = random.Random(0), []
+    for _ in range(200):
+        pieces = [(piece, own * draw.uniform(0.98, 1.0)) for piece, own in traced.pieces]
+        ended = step(STEP, ci_low=0.0, ci_high=1.0, input_s=(plant.WAIT + plant.COPY) * US)
+        left.append(term(waterfall(ended, replace(traced, pieces=pieces, scatter=0.05)), "unexplained"))
+    assert {(one.seconds, one.low_s, one.high_s) for one in left} == {(0.0, 0.0, 0.0)}
 
 
 def test_kernels_that_took_longer_while_traced_leave_less_than_nothing(traced: Traced) -> None:
