@@ -302,13 +302,15 @@ class WatchWriter:
         path = request_file(self.folder, self.rank)
         if not path.exists():
             return
-        try:
-            request = read_as(path, TraceRequest, "a request for a trace")
+        with suppress(OSError):
+            try:
+                request = read_as(path, TraceRequest, "a request for a trace")
+            except RecordError as error:
+                self.tell(str(error))  # `trace` replaces the file as a whole, so this is not half of one
+                request = None
             path.unlink(missing_ok=True)
-        except (RecordError, OSError):
-            return  # it is being written, or not ours
-        if self.options.traces:
-            self._why, self.asked = None, max(request.steps, 1)
+            if self.options.traces and request is not None:
+                self._why, self.asked = None, max(request.steps, 1)
 
     def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
         """Write the steps as rows, and each thousand as a window."""

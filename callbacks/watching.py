@@ -55,7 +55,7 @@ _STATM = "/proc/self/statm"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # Python shows whose method a signal handler is, also before there is all of it
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing.
 
@@ -94,6 +94,7 @@ class Watching:
     _traced: int = 0
     _trace_ns: int = 0
     _left: int = 0
+    _signalled: bool = False
     _passed_over: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
     _done: bool = False
@@ -105,7 +106,20 @@ class Watching:
     def passed(self, what: str) -> None:
         """Note that ``what`` is over, which began where the last such thing ended: only before the first step."""
         if self._writer is None and not self._done:
+            self._listen()
             self.ledger.until(self.clock(), what)
+
+    def _listen(self) -> None:
+        """Take the signal, which would end the process otherwise: once Lightning has noted what it restores."""
+        if self.options.signal and threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGUSR1)
+            if before != self._asked_by_signal:
+                signal.signal(signal.SIGUSR1, self._asked_by_signal)
+                self._undo.callback(self._listen_no_more, before)
+
+    def _listen_no_more(self, before: Any) -> None:
+        if signal.getsignal(signal.SIGUSR1) == self._asked_by_signal:  # Lightning may have restored it
+            signal.signal(signal.SIGUSR1, before)
 
     def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
         """Return the stages' ``step_ended``, whose time is noted as our own."""
@@ -169,9 +183,6 @@ class Watching:
             for name in ("log_metrics", "save"):
                 with suppress(AttributeError):
                     bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
-        if self.options.signal and threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGUSR1, self._asked_by_signal)
-            self._undo.callback(signal.signal, signal.SIGUSR1, before)
         self._writer.start()
 
     def _book_stages(self, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline) -> None:
@@ -224,8 +235,8 @@ class Watching:
         assert writer is not None
         self._hand_ns = now_ns + _HAND_NS
         writer.put(self._handed(now_ns, traced))
-        if writer.asked:
-            asked, writer.asked = writer.asked, 0
+        asked, writer.asked, self._signalled = writer.asked or 2 * self._signalled, 0, False
+        if asked:
             self._trace(asked, now_ns)
 
     def _handed(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> Handed:
@@ -278,8 +289,7 @@ class Watching:
 
     def _asked_by_signal(self, signum: int, frame: object) -> None:
         """Ask for a trace; a signal may come at any line, so nothing else happens here."""
-        if self._writer is not None and self.options.traces:
-            self._writer.asked = 2
+        self._signalled = self.options.traces
 
     def end(self) -> None:
         """Write what is left: the fit is over."""
@@ -288,6 +298,7 @@ class Watching:
         self._done = True
         writer, tracer = self._writer, self._tracer
         if writer is None:
+            self._undo.close()
             return
         if self._phases is not None:
             self.part.run(self._phases.close_step)
@@ -308,7 +319,7 @@ class Watching:
         """Leave training as it would be without: something here failed."""
         if self._writer is not None:
             self._writer.stop()
-            self._restore()
+        self._restore()
 
 
 def _kernels_of(tracer: Tracer) -> Path | None:

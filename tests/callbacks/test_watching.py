@@ -8,6 +8,8 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +262,38 @@ def test_a_trace_on_demand(by: str) -> None:
     (_trace,) = (folder() / "trace").glob("rank0.step*.kernels.json")
     assert not request_file(folder(), 0).exists()
     assert read_status(folder()).steps == STEPS
+
+
+class Signalling(Callback):
+    """Sends the signal at the first call of each hook, and fails in one of them."""
+
+    HOOKS = ("on_sanity_check_start", "on_train_start", "on_before_zero_grad", "on_train_epoch_end", "on_train_end")
+
+    def __init__(self, fails_in: str) -> None:
+        self.fails_in, self.left = fails_in, set(self.HOOKS)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Signalling.HOOKS:
+            return partial(self.seen, name)
+        return super().__getattribute__(name)
+
+    def seen(self, name: str, *_: Any, **__: Any) -> None:
+        if name in self.left:
+            self.left.remove(name)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            if name == self.fails_in:
+                raise ValueError("planted")
+
+
+@pytest.mark.parametrize("fails_in", ["", "on_train_start", "on_train_epoch_end"])
+def test_a_signal_at_any_moment_harms_nothing(fails_in: str) -> None:
+    def handled(signum: int, frame: object) -> None: ...
+
+    signal.signal(signal.SIGUSR1, handled)
+    plain = train(Path(), [], max_steps=STEPS)
+    with pytest.raises(ValueError, match="planted") if fails_in else nullcontext():
+        assert_same_weights(plain, train(Path(), [watcher(signal=True), Signalling(fails_in)], max_steps=STEPS))
+    assert signal.getsignal(signal.SIGUSR1) is handled
 
 
 class Harming(Callback):

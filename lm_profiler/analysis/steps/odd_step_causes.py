@@ -86,6 +86,40 @@ def with_causes(
     return told, [*(ranks[rank].usual for rank in named), *own]
 
 
+def cause_of_level(
+    change: OddStep,
+    before: Sequence[StepCounters],
+    after: Sequence[StepCounters],
+    data_s: tuple[float, float],
+    workers: int | None,
+) -> OddStep:
+    """``change``, the mean step of a new level, with what explains it: the mean counters of one rank on either side.
+
+    Args:
+        change: its ``step_s`` is the new level, its ``ratio`` that over the old one.
+        before, after: readings, each of all steps since the one before it.
+        data_s: how long a step waited for its batch before and after.
+        workers: processes of the loader; None where it does not say.
+    """
+    if len(before) < 2 or len(after) < 2:
+        return change
+    usual, now = (_of_a_step(each) for each in (before, after))
+    data = {change.step: data_s[1], -1: data_s[0], -2: data_s[0]}  # the median of which is the level before
+    return _explained(change, {0: _Rank({change.step: now}, usual, data)}, workers)
+
+
+def _of_a_step(counters: Sequence[StepCounters]) -> StepCounters:
+    """Return the mean of each figure over the steps that the readings are of, of which each may have several."""
+    first, last = counters[0].step or 0, counters[-1].step or 0
+    share = (len(counters) - 1) / max(last - first, 1)
+    mean = _of_all(counters[0].rank, counters, fmean)
+    kept = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}  # the time before a reading is that of other steps
+    scaled = {name: value * kept.get(name, share) for name in _FIGURES if (value := getattr(mean, name)) is not None}
+    collected, compiled = (max(counters, key=lambda each: getattr(each, of) or 0.0) for of in ("gc_s", "compile_s"))
+    named = {"gc_generation": collected.gc_generation, "compiled": compiled.compiled}
+    return mean.model_copy(update={**scaled, **named})
+
+
 def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounters | None:
     """The mean of each figure over the steps of ``rank``, as far as it is known; what was compiled longest."""
     own = [each for each in counters if each.rank == rank]

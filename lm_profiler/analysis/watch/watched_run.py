@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED
+from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, cause_of_level
 from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.level_changes import LevelChanges, confirmed
 from lm_profiler.analysis.watch.memory_slope import MemorySlope
@@ -36,6 +36,7 @@ _APART_S = 60.0
 """Seconds between two events alike; what happens meanwhile is counted."""
 _SLOW_ONCE, _FEWEST = 1.5, 4  # times the longest of as many before: a validation, a checkpoint, the turn of an epoch
 _LEAST_S, _LEAST_STEPS = 0.1, 10.0  # ... and longer by so many seconds, and steps, or nobody minds
+_DATA = PARTS.index("data")
 _ASKED = [each for each in FINDINGS if each[0] in ("steps", "figures", "causes of odd steps")]
 
 
@@ -111,14 +112,24 @@ class WatchedRun:
         by = np.abs(change.after_s - change.before_s)[:-1]
         part = int(by.argmax())
         before_s, after_s = float(change.before_s[-1]), float(change.after_s[-1])
+        differs_s = after_s - before_s
+        odd = OddStep(step=change.step, step_s=after_s, ratio=after_s / before_s, part=PARTS[part], excess_s=differs_s)
+        near = [(each.step or 0, each) for each in self._counters if (each.step or 0) >= self._first + start]
+        data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
+        before = [each for step, each in near if step < change.step]
+        after = [each for step, each in near if step >= change.step]
+        odd = cause_of_level(odd, before, after, data_s, self.workers)
         event = WatchEvent(
             at_s=self.at_s(change.step),
             step=self.steps,
             kind="level",
-            part=PARTS[part] if by[part] >= EXPLAINED * abs(after_s - before_s) else None,
+            part=PARTS[part] if by[part] >= EXPLAINED * abs(differs_s) else None,
             now=after_s,
             against=before_s,
             since_step=change.step,
+            cause=odd.cause,
+            cause_s=odd.cause_s,
+            beside=odd.beside,
         )
         return [event]
 

@@ -66,7 +66,7 @@ def run(options: Options) -> int:
         raise UsageError(f"RUN: expected a run that goes on, given {folder}, which has ended; its traces are in it")
     if not status.traces:
         raise UsageError(f"RUN: expected a run that takes traces, given {folder}, which runs with watch.traces=false")
-    asked, before = request_file(folder, options.rank), set(kernel_files(folder))
+    asked, before = request_file(folder, options.rank), set(_tables(folder, options.rank))
     if asked.exists():
         raise UsageError(f"RUN: expected a run that nobody asks for a trace, given {folder}; wait for that one")
     try:
@@ -76,7 +76,7 @@ def run(options: Options) -> int:
     deadline_s = time.monotonic() + options.patience_s
     while time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
-        if new := sorted(set(kernel_files(folder)) - before):
+        if new := sorted(set(_tables(folder, options.rank)) - before):
             say(f"traced: {new[0]}")
             for table in kernel_tables(read_kernels(new[0])):
                 sys.stdout.write(terminal(table, sys.stdout) + "\n")
@@ -89,3 +89,7 @@ def run(options: Options) -> int:
     else:
         say(f"{folder}: no trace by now; it comes where the training goes on")
     return FAILED
+
+
+def _tables(folder: Path, rank: int) -> list[Path]:
+    return [path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")]

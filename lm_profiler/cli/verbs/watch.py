@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lm_profiler.record.calls import OK
+from lm_profiler.measure.boundary import say
+from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.watch_files import STATUS, read_status
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
@@ -26,13 +28,16 @@ for example:
   lm_profiler watch logs/demo/version_0 | cat    once"""
 
 _APART_S = 1.0
+_SILENT_S = 60.0
+"""A training reports every ten seconds, also while a step stands still; without a report for so long it is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Show a training that is watched (fit --watch=true): where its time goes, its phases, what happened.
 
-    On a terminal the picture stays until the training ends. The run may be on another machine: only its files are read.
+    On a terminal the picture stays until the training ends, or has not reported for a minute. The run may be on another
+    machine: only its files are read.
 
     Args:
         config: A YAML file of these options.
@@ -85,11 +90,18 @@ def run(options: Options) -> int:
         for table in watch_tables(folder):
             sys.stdout.write(terminal(table, sys.stdout) + "\n")
         return OK
-    console = Console()
+    console, heard = Console(), (0.0, 0.0)
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             shown = [line for table in watch_tables(folder) for line in (*lines(table, console.width, True), "")]
             live.update(Text.from_ansi("\n".join(shown)), refresh=True)
-            if read_status(folder).ended:
+            status, now_s = read_status(folder), time.monotonic()
+            if status.ended:
                 return OK
+            if status.written_s != heard[0]:
+                heard = status.written_s, now_s  # by this machine's clock: the training's may differ
+            elif now_s - heard[1] >= _SILENT_S:
+                break
             time.sleep(_APART_S)
+    say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not come here")
+    return FAILED

@@ -49,6 +49,22 @@ def test_a_level_that_changes_and_goes_back(part: str, by: float) -> None:
     assert back.ratio == pytest.approx(1 / (1 + by), rel=0.01)
 
 
+@pytest.mark.parametrize("every", [1, 5])
+def test_waiting_for_a_cpu_is_the_cause_of_a_level(every: int) -> None:
+    """Readings of every step, or of five steps together: either way 5 ms of each are explained, and 1 ms is not."""
+    for waited_s, told in ((0.005, "waiting for a CPU"), (0.001, None)):
+        loop = Loop()
+        loop.parts_s[3000:, PARTS.index("forward")] += 0.006
+        known = {"wall_s": 0.1, "between_s": 0.1 * (every - 1), "gc_s": 0.0}
+        loop.counters = [
+            StepCounters(step=step, **known, cpu_wait_s=every * (0.0001 + waited_s * (step > 3000)))
+            for step in range(every, N, every)
+        ]
+        (event,) = loop.events()
+        assert (event.kind, event.part, event.cause) == ("level", "forward", told)
+        assert event.cause_s == (None if told is None else pytest.approx(waited_s, rel=0.1))
+
+
 def test_a_phase_that_is_slow_now_and_then() -> None:
     loop = Loop()
     loop.parts_s[2500::500, PARTS.index("optimizer")] += 0.08

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs import trace, watch
 from lm_profiler.cli.verbs.watch import watched_folder
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.kernels import KernelTable, Rest
 from lm_profiler.record.watch_files import (
     EVENTS,
     STATUS,
@@ -76,6 +78,32 @@ def test_a_run_that_is_not_there_or_not_watched(verb: str, tmp_path: Path, capsy
 def test_no_trace_can_be_had(known: dict[str, bool], options: list[str], tmp_path: Path) -> None:
     assert main(["trace", str(left(tmp_path, **known)), *options]) == WRONG_CALL
     assert not request_file(tmp_path, 0).exists()
+
+
+def test_a_training_that_reports_no_more_is_not_watched_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr(watch, "_APART_S", 0.01)
+    monkeypatch.setattr(watch, "_SILENT_S", 0.05)
+    assert main(["watch", str(left(tmp_path))]) == FAILED
+    assert "no report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank, code", [(0, FAILED), (1, OK)])
+def test_a_trace_of_another_rank_is_no_answer(
+    rank: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rank_1_is_traced(_: float) -> None:
+        (tmp_path / "trace").mkdir(exist_ok=True)
+        table = KernelTable(
+            source="operators", steps=1, window_s=1.0, phases={}, rows=[], rest=Rest(rows=0, count=0, total_s=0.0),
+            memory_bound_share=None, communication_share=None,
+        )  # fmt: skip
+        table.write(tmp_path / "trace" / "rank1.step9.kernels.json")
+
+    monkeypatch.setattr(trace.time, "sleep", rank_1_is_traced)
+    assert main(["trace", str(left(tmp_path)), "--rank", str(rank), "--patience_s", "0.2"]) == code
 
 
 def test_nobody_takes_the_request(tmp_path: Path) -> None:
