@@ -105,7 +105,7 @@ class Attachment:
         ending.finish("ok")
         watching = self.watching
         if watching is not None and ending.folder is not None and session is not None and not self.part.out:
-            watching.part.run(watching.start, ending.folder, session.rows, session.instants_ns, session.timeline)
+            watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
 
     def prepare(self) -> None:
         """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.

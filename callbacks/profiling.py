@@ -95,7 +95,7 @@ class TrainingProfiler(Callback):
             verb,
             Path(log_dir),
             whatif or WhatIfOptions(),
-            export or ExportOptions(),
+            (export or ExportOptions()).checked(bool(watch)),
             (WatchOptions() if watch is True else watch).checked() if watch else None,
         )
         self._run: Attachment | None = None

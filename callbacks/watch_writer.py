@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, WAITING, Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.callbacks.metrics import RunMetrics
 from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.measure.boundary import Guard, said
 from lm_profiler.measure.clocks.chunks import ChunkReader, TimedSteps
@@ -93,6 +94,7 @@ class WatchWriter:
         tell: reports a problem.
         resumed_at: the Trainer's count of steps when fit began.
         free_bytes: asks how much memory is left.
+        metrics: what monitoring is told; ``publish`` writes their file.
         part: guards the thread.
 
     ``asked`` is how many steps training shall trace next; 0 for none.
@@ -111,6 +113,8 @@ class WatchWriter:
     part: Guard
     clock: Callable[[], int] = time.perf_counter_ns
     resumed_at: int = 0
+    metrics: RunMetrics | None = None
+    publish: Callable[[], object] | None = None
     asked: int = 0
     _global_step: int = 0
     _repeated: int | None = None
@@ -193,6 +197,8 @@ class WatchWriter:
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, self._at_s(handed.now_ns))
         self.ledger.longest.clear()
+        if self.metrics is not None:
+            self.metrics.add(timed, handed.held_bytes)
         if handed.held_bytes is not None:
             self._held.append(handed.held_bytes)
             self._held_last = handed.held_bytes
@@ -376,6 +382,8 @@ class WatchWriter:
             repeated=self._repeated,
         )
         self._write(lambda: status.write(self.folder / of_rank(STATUS, self.rank)))
+        if self.publish is not None:
+            self._write(self.publish)
 
     def _flush(self) -> None:
         """Write the lines that wait, as far as the disk takes them."""

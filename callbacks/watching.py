@@ -29,7 +29,10 @@ from lm_profiler.callbacks.marks.methods import bracket
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.marks.spans import NOTHING, Marked
+from lm_profiler.callbacks.metrics import RunMetrics, labels_of, published
 from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -40,7 +43,8 @@ from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run import LIGHTNING, OURS
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run import LIGHTNING, OURS, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import STEPS
 
@@ -97,6 +101,7 @@ class Watching:
     _signalled: bool = False
     _passed_over: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
+    _unpublish: ExitStack = field(default_factory=ExitStack)
     _done: bool = False
 
     def __post_init__(self) -> None:
@@ -133,11 +138,10 @@ class Watching:
 
         return noted
 
-    def start(
-        self, folder: Path, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline
-    ) -> None:
-        """Begin to watch, between two steps: the stages are over, and left ``rows``, their instants and a timeline."""
-        self._book_stages(rows, instants_ns, stages)
+    def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
+        """Begin to watch, between two steps: the ``stages`` are over, and left a ``record``."""
+        rows = stages.rows
+        self._book_stages(rows, stages.instants_ns, stages.timeline)
         trainer, device = self.trainer, self.trainer.strategy.root_device
         self.steps = len(rows)
         stream = stream_of(device)
@@ -147,7 +151,8 @@ class Watching:
         self._reader.start()
         self._undo.callback(self._reader.stop)
         loader = trainer.train_dataloader
-        run = WatchedRun(getattr(loader, "num_workers", None), time.time() - self.clock() * 1e-9)
+        epoch_s = time.time() - self.clock() * 1e-9
+        run = WatchedRun(getattr(loader, "num_workers", None), epoch_s)
         run.skip(self.steps)
         self._writer = WatchWriter(
             folder,
@@ -163,6 +168,7 @@ class Watching:
             self.part,
             self.clock,
             self.resumed_at,
+            *self._published(folder, rows, record, export, epoch_s),
         )
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(
@@ -184,6 +190,24 @@ class Watching:
                 with suppress(AttributeError):
                     bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
         self._writer.start()
+
+    def _published(
+        self, folder: Path, rows: Sequence[StepRow], record: RunRecord | None, export: ExportOptions, epoch_s: float
+    ) -> tuple[RunMetrics | None, Callable[[], object] | None]:
+        """Publish the run's metrics where that is asked for; return them, and what writes their file."""
+        if not export.monitoring:
+            return None, None
+        tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
+        mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
+        metrics = RunMetrics(
+            labels_of(folder, self.trainer.global_rank),
+            sum(tokens) / len(tokens) if tokens else None,
+            mfu * step_s if mfu and step_s else None,
+            epoch_s,
+        )
+        part = Guard("export", self.tell)
+        write = part.run(published, metrics, export, self.trainer.global_rank, self.trainer.local_rank, self._unpublish)
+        return metrics, write
 
     def _book_stages(self, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
@@ -308,6 +332,7 @@ class Watching:
         self._restore()
         if handed is not None:
             self.part.run(writer.end, handed)
+        self.part.run(self._unpublish.close)
 
     def _restore(self) -> None:
         if self._phases is not None:
@@ -320,6 +345,7 @@ class Watching:
         if self._writer is not None:
             self._writer.stop()
         self._restore()
+        self._unpublish.close()
 
 
 def _kernels_of(tracer: Tracer) -> Path | None:

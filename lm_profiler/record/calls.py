@@ -17,12 +17,15 @@ def command_line(arguments: Iterable[str]) -> str:
 
 EXTRA_OF = {
     "matplotlib": "report",
+    "opentelemetry-exporter-otlp-proto-http": "monitoring",
+    "opentelemetry-sdk": "monitoring",
     "plotly": "report",
+    "prometheus-client": "monitoring",
     "pyarrow": "parquet",
     "submitit": "slurm",
     "viztracer": "perfetto",
 }
-"""The extra of this package that brings a module; pyproject.toml says the same."""
+"""The extra of this package that brings a distribution; pyproject.toml says the same."""
 
 
 class MissingExtra(ImportError):
@@ -38,8 +41,9 @@ def require(module: str, subject: str) -> None:
     try:
         import_module(module)
     except ImportError:
+        extra = EXTRA_OF[module.replace("_", "-").replace(".", "-")]
         raise MissingExtra(
-            f"{subject}: expected {module}, which is not installed; pip install 'lm_profiler[{EXTRA_OF[module]}]'"
+            f"{subject}: expected {module}, which is not installed; pip install 'lm_profiler[{extra}]'"
         ) from None
 
 
