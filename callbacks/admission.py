@@ -12,25 +12,19 @@ from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.record.run import Verb
 
+# the number of the Trainer that was admitted in this process, where its processes share no folder
 _first: int | None = None
-"""The number of the Trainer that was admitted in this process, where its processes share no folder."""
 
 
 @dataclass(eq=False)
 class Admission:
-    """Admits one Trainer of the program, and only once.
+    """Admits one Trainer of the program, and only once."""
 
-    Args:
-        number: Which Trainer of its process this is, from 1.
-        wanted: The number of the Trainer to profile; None for the first that runs ``verb``.
-        verb: What is profiled.
-        claims: A folder that the processes of this node share; None where the program was started by hand. The ranks
-            agree in it which Trainer is the first, because a rank that was spawned has seen no Trainer but its own.
-    """
-
-    number: int
-    wanted: int | None
-    verb: Verb
+    number: int  # which Trainer of its process this is, from 1
+    wanted: int | None  # the number of the Trainer to profile; None for the first that runs ``verb``
+    verb: Verb  # what is profiled
+    # A folder that the processes of this node share; None where the program was started by hand. The ranks agree in it
+    # which Trainer is the first, because a rank that was spawned has seen no Trainer but its own.
     claims: Path | None
     _used: bool = field(default=False)
 

@@ -63,20 +63,14 @@ from lm_profiler.record.steps import append_steps
 class Attachment:
     """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail.
 
-    Args:
-        callback: the profiler whose run it is.
-        trainer: the run's.
-        options: what the run is to do.
-        max_steps: the Trainer's own, which is restored at the end.
-
     ``part`` guards every call. ``notes`` is what was reported so far. ``begun`` is true once there is a session.
     ``tokens_in`` and ``samples_in`` count a batch, and are None once their guards ``tokens`` and ``samples`` are out.
     """
 
-    callback: Callback
-    trainer: Trainer
-    options: ProfilingOptions
-    max_steps: int
+    callback: Callback  # the profiler whose run it is
+    trainer: Trainer  # the run's
+    options: ProfilingOptions  # what the run is to do
+    max_steps: int  # the Trainer's own, which is restored at the end
     part: Guard = UNGUARDED
     ending: Ending = field(init=False)
     notes: list[str] = field(default_factory=list)

@@ -38,8 +38,8 @@ from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES
 
+# profilers of Lightning's and ours that stand in the Trainer where the user chose none
 _OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
-"""Profilers of Lightning's and ours that stand in the Trainer where the user chose none."""
 
 
 def _look_now(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
@@ -63,22 +63,16 @@ class Collector:
     """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over.
 
     The constructor asks nothing.
-
-    Args:
-        trainer: the run's.
-        options: what the run was to do.
-        launch: how it was started.
-        seen: whether the first batch was seen, of which only its shapes are kept, and a copy for the audit.
     """
 
-    trainer: Trainer
-    options: ProfilingOptions
-    launch: Launch
-    seen: bool = False
+    trainer: Trainer  # the run's
+    options: ProfilingOptions  # what the run was to do
+    launch: Launch  # how it was started
+    seen: bool = False  # whether the first batch was seen, of which only its shapes are kept, and a copy for the audit
     _shapes: Callable[[], Any] = field(default_factory=lambda: lambda: None)
     _copy: Callable[[], Any] = field(default_factory=lambda: lambda: None)
+    # facts that were known in an earlier call, in case that they cannot be asked later
     _machine: Mapping[str, Any] = field(default_factory=dict)
-    """Facts that were known in an earlier call, in case that they cannot be asked later."""
 
     def see(self, batch: Any) -> None:
         """Remember ``batch``."""

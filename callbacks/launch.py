@@ -29,16 +29,13 @@ class Launch:
     overrides: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     config_yaml: str | None = None
-    folder: Path | None = None
-    """Folder that was claimed for the run already."""
+    folder: Path | None = None  # folder that was claimed for the run already
+    # whether a watchdog ends the process where it is stuck while a signal comes or another rank ends
     kept: bool = False
-    """Whether a watchdog ends the process where it is stuck while a signal comes or another rank ends."""
+    # whether Lightning added the callback to a program that does not know it: its stdout is left to the program
     added: bool = False
-    """Whether Lightning added the callback to a program that does not know it: its stdout is left to the program."""
-    planned: PlannedMemory | None = None
-    """Memory that the run would need, as it was rehearsed."""
-    started: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    planned: PlannedMemory | None = None  # memory that the run would need, as it was rehearsed
+    started: float = field(default_factory=time.time)  # seconds since 1970
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""

@@ -33,12 +33,12 @@ class Measured:
 
     rows: Sequence[StepRow]
     steps_planned: Mapping[str, int]
+    # steps at which a rank's batches or samples of a step change, for each rank
     batch_counts: Sequence[Sequence[BatchCount]] = ()
-    """Steps at which a rank's batches or samples of a step change, for each rank."""
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
+    # share of the measured phases at whose beginning the device had nothing left to do
     device_idle: float | None = None
-    """Share of the measured phases at whose beginning the device had nothing left to do."""
     notes: Sequence[str] = ()
     # What the instruments say, each under the name of its facts.
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
@@ -47,23 +47,18 @@ class Measured:
     levels: MemoryLevels | None = None
     traffic: StepTraffic | None = None
     other_by_owner: OtherByOwner | None = None
+    # what the training thread did in each phase of a step of the ``actions`` stage
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
-    """What the training thread did in each phase of a step of the ``actions`` stage."""
     python_times: Sequence[PythonTime] = ()
     allocator: AllocatorReading | None = None
     recompilations: int = 0
     loader: LoaderFacts | None = None
     telemetry: Telemetry | None = None
     syncs: list[Sync] | None = None
-    cpu_uses: Sequence[CpuUse] = ()
-    """CPU use on each rank that can read it."""
-    counters: Sequence[StepCounters] = ()
-    """Readings of each measured step, of each rank that has them."""
+    cpu_uses: Sequence[CpuUse] = ()  # CPU use on each rank that can read it
+    counters: Sequence[StepCounters] = ()  # readings of each measured step, of each rank that has them
     flops: SeenFlops = field(default_factory=SeenFlops)
     experiment: Experiment | None = None
-    ranks_heard: int = 1
-    """Number of ranks that sent their facts; ``rows`` may be of more, whose files were found."""
-    timelines: Sequence[RankTimeline] = ()
-    """One of each rank that knows when it came to its collectives."""
-    reducers: Sequence[ReducerTimes] = ()
-    """DDP's own timings, of each rank where DDP trains."""
+    ranks_heard: int = 1  # number of ranks that sent their facts; ``rows`` may be of more, whose files were found
+    timelines: Sequence[RankTimeline] = ()  # one of each rank that knows when it came to its collectives
+    reducers: Sequence[ReducerTimes] = ()  # DDP's own timings, of each rank where DDP trains

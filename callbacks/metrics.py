@@ -23,27 +23,20 @@ from lm_profiler.record.watch_files import of_rank
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+# upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
-"""Upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s."""
 
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
 
 
 @dataclass(eq=False)
 class RunMetrics:
-    """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``.
+    """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``."""
 
-    Args:
-        labels: of every metric: ``rank``, ``host`` and ``run``.
-        tokens_per_step: of this rank; None is unknown, and so is how many there were.
-        mfu_seconds: the model FLOPs utilization of a step of one second; None is unknown.
-        epoch_s: seconds since 1970 at 0 of the clock of the steps.
-    """
-
-    labels: Mapping[str, str]
-    tokens_per_step: float | None = None
-    mfu_seconds: float | None = None
-    epoch_s: float = 0.0
+    labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
+    tokens_per_step: float | None = None  # of this rank; None is unknown, and so is how many there were
+    mfu_seconds: float | None = None  # the model FLOPs utilization of a step of one second; None is unknown
+    epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     _lock: Lock = field(default_factory=Lock)
     _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64))
     _sums_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PARTS) + 1))

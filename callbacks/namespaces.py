@@ -13,16 +13,16 @@ from lm_profiler.record.run import Verb
 
 _PACKAGES = ("lightning", "lightning_fabric", "pytorch_lightning")
 
+# the method of a module that is the forward pass of each verb
 STEPS: dict[Verb, str] = {
     "fit": "training_step",
     "validate": "validation_step",
     "test": "test_step",
     "predict": "predict_step",
 }
-"""The method of a module that is the forward pass of each verb."""
 
+# strategies under which each rank holds the whole module, and its own optimizer
 WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
-"""Strategies under which each rank holds the whole module, and its own optimizer."""
 
 
 def verb_of(trainer: Any) -> Verb:

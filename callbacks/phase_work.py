@@ -15,11 +15,10 @@ from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.torch_names import tree_leaves
 
+# strategies under which optimizers hold a rank's own shard; what a rank gathers from the others is unknown
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
-"""Strategies under which optimizers hold a rank's own shard; what a rank gathers from the others is unknown."""
 
-_FROM_SHARDS = ("zero_grad", "clip", "optimizer")
-"""Phases that touch nothing but a rank's own shard."""
+_FROM_SHARDS = ("zero_grad", "clip", "optimizer")  # phases that touch nothing but a rank's own shard
 
 _NOTHING = StepTraffic({}, None)
 

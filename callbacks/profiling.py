@@ -305,8 +305,6 @@ def _pass_over(signum: int, frame: object) -> None:
     """Do nothing: the handler that was there before Lightning's is called after this one."""
 
 
+# Hooks of a profiler that is done, as None, which Lightning skips: it stays in the user's list of callbacks.
+# ``on_exception`` stays, because writing the record may be interrupted.
 _NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")
-"""Hooks of a profiler that is done, as None, which Lightning skips: it stays in the user's list of callbacks.
-
-``on_exception`` stays, because writing the record may be interrupted.
-"""

@@ -11,8 +11,7 @@ from lm_profiler.measure.boundary import put
 from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import counted
 
-_REDRAW_S = 0.5
-"""Least seconds between two drawings on a terminal."""
+_REDRAW_S = 0.5  # least seconds between two drawings on a terminal
 
 
 class Progress:

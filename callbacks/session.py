@@ -20,57 +20,44 @@ from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import BetweenSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
-_LAG = 4
-"""Steps to wait before the marks of a step are read: by then the device has usually reached them."""
+_LAG = 4  # steps to wait before the marks of a step are read: by then the device has usually reached them
 
+# nanoseconds between two writes of rows, and two draws of progress: a killed process loses no more
 _KEEP_NS = 1_000_000_000
-"""Nanoseconds between two writes of rows, and two draws of progress: a killed process loses no more."""
 
+# least nanoseconds between two readings of memory and counters, which take some ten microseconds each
 _APART_NS = 5_000_000
-"""Least nanoseconds between two readings of memory and counters, which take some ten microseconds each."""
 
-_NAMED = 3
-"""Number of recompilations that a note names."""
+_NAMED = 3  # number of recompilations that a note names
 
+# number, stage, tokens and memory of a step whose marks were not read yet
 _Pending = tuple[int, str, int | None, Peaks]
-"""Number, stage, tokens and memory of a step whose marks were not read yet."""
 
 
 @dataclass(eq=False)
 class Session:
     """Drives the instruments from step to step. It works between steps only.
 
-    Args:
-        timeline: takes the marks.
-        stream: the device's clock of ``timeline``, or None.
-        schedule: the stages and their steps.
-        instruments: everything but the times.
-        progress: the progress line; None on every rank but one.
-        rank: global rank of this process.
-        stopping: ends the measuring before its steps are done, where enough is known.
-        tell: reports a problem.
-        keep_rows: appends rows to the file; called once a second at most.
-
     ``steps`` counts the finished steps. The callback, which sees the batches, adds up ``tokens``, ``batches`` and
     ``samples`` of the running step.
     """
 
-    timeline: Timeline
-    stream: EventStream | None
-    schedule: StageCounter
-    instruments: Instruments
-    progress: Progress | None
-    rank: int
-    stopping: StoppingRule
-    tell: Callable[[str], object]
+    timeline: Timeline  # takes the marks
+    stream: EventStream | None  # the device's clock of ``timeline``, or None
+    schedule: StageCounter  # the stages and their steps
+    instruments: Instruments  # everything but the times
+    progress: Progress | None  # the progress line; None on every rank but one
+    rank: int  # global rank of this process
+    stopping: StoppingRule  # ends the measuring before its steps are done, where enough is known
+    tell: Callable[[str], object]  # reports a problem
+    # appends rows to the file; called once a second at most
     keep_rows: Callable[[Sequence[StepRow]], None] | None = None
     notes: list[str] = field(default_factory=list)
     tokens: int | None = None
     batches: int = 0
     samples: int | None = 0
     steps: int = 0
-    instants_ns: list[tuple[int, int]] = field(default_factory=list)
-    """When each row's step began and ended."""
+    instants_ns: list[tuple[int, int]] = field(default_factory=list)  # when each row's step began and ended
     _kept: int = 0
     _read_ns: int = 0
     _planned: int = 0

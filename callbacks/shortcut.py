@@ -21,8 +21,7 @@ from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.external_callbacks import MADE
 from lm_profiler.record.run import Verb
 
-_numbers = count(1)
-"""The numbers of the Trainers of this process."""
+_numbers = count(1)  # the numbers of the Trainers of this process
 
 
 def profiling_callbacks(

@@ -58,26 +58,20 @@ class StageOptions:
         return self.measure_steps if self.until_ci is None else self.max_steps
 
 
+# Share of the measured steps that are measured until the next look. Each look may stop on a lucky streak; with looks
+# this far apart, the interval where measuring stops keeps its 95 % (benchmarks/statistics).
 _MORE = 0.25
-"""Share of the measured steps that are measured until the next look. Each look may stop on a lucky streak; with looks
-this far apart, the interval where measuring stops keeps its 95 % (benchmarks/statistics)."""
 
 
 @dataclass
 class StoppingRule:
-    """Decides under ``until_ci`` whether enough was measured.
+    """Decides under ``until_ci`` whether enough was measured."""
 
-    Args:
-        options: target and caps.
-        agree: makes rank 0's answer, the steps until the next look, everybody's; a collective call.
-    """
-
-    options: StageOptions
-    agree: Callable[[int], int]
+    options: StageOptions  # target and caps
+    agree: Callable[[int], int]  # makes rank 0's answer, the steps until the next look, everybody's; a collective call
     _enough: bool = False
     _over: bool = False
-    look_at: int = field(init=False)
-    """Measured steps after which to look again; never where no precision was asked for."""
+    look_at: int = field(init=False)  # measured steps after which to look again; never where no precision was asked for
 
     def __post_init__(self) -> None:
         # From the first step on, because max_seconds may be over before the tenth.

@@ -16,8 +16,8 @@ from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import RunRecord
 from lm_profiler.usage_error import UsageError, expect
 
+# seconds that a tracker has to take the figures: one that cannot reach its server must not hold up training
 _PATIENCE_S = 10.0
-"""Seconds that a tracker has to take the figures: one that cannot reach its server must not hold up training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,7 @@ _WINDOW = 1000  # steps
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
 _STATUS_S = 10.0
 _RANKS_S = 30.0  # between two looks at the other ranks' reports
-_STALL_S, _STALL_STEPS = 60.0, 20.0
-"""A step is stalled after a minute, and after twenty times the usual step."""
+_STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
 _DAY_S = 86_400.0
 
 
@@ -65,8 +64,7 @@ class Handed(NamedTuple):
 
     now_ns: int
     marks: Sequence[Any] = ()
-    passed_over: int = 0
-    """Steps since the last time that are in no figure, because they were traced."""
+    passed_over: int = 0  # steps since the last time that are in no figure, because they were traced
     spans: Sequence[NamedSpan] = ()
     turns_ns: Sequence[int] = ()
     left_ns: Sequence[int] = ()
@@ -75,8 +73,8 @@ class Handed(NamedTuple):
     compilations: Sequence[TimedCompilation] | None = ()
     held_bytes: int | None = None
     global_step: int = 0
+    # makes the table of a trace that was taken, and returns the trace's path
     traced: Callable[[], Path | None] | None = None
-    """Makes the table of a trace that was taken, and returns the trace's path."""
 
 
 @dataclass(eq=False)
@@ -135,8 +133,8 @@ class WatchWriter:
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _stalled: bool = False
     _why: WatchEvent | None = None
+    # when each trace that nobody asked for was taken (ns), and its bytes; those of a day
     _traces: deque[tuple[int, int]] = field(default_factory=deque)
-    """When each trace that nobody asked for was taken (ns), and its bytes; those of a day."""
     _bytes: int = 0
     _told: bool = False
 

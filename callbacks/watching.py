@@ -48,11 +48,11 @@ from lm_profiler.record.run import LIGHTNING, OURS, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import STEPS
 
+# least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds
 _HAND_NS, _READ_NS = 1_000_000_000, 5_000_000
-"""Least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds."""
 
+# the least nanoseconds between two steps that are noted as our own: a note for each step would fill memory
 _NAMED_NS = 5_000
-"""The least nanoseconds between two steps that are noted as our own: a note for each step would fill memory."""
 
 _ENDLESS = 1 << 60  # steps that are left: training ends, and not the watch
 _STATM = "/proc/self/statm"
@@ -63,23 +63,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing.
 
-    Args:
-        callback: ours, whose time is named apart.
-        trainer: the run's.
-        options: what may be traced.
-        clock: the host's, in nanoseconds.
-        began_ns: when fit began.
-        tell: reports a problem.
-
     ``part`` guards all of it: where it fails, training goes on without.
     """
 
-    callback: Callback
-    trainer: Trainer
-    options: WatchOptions
-    clock: Callable[[], int]
-    began_ns: int
-    tell: Callable[[str], object]
+    callback: Callback  # ours, whose time is named apart
+    trainer: Trainer  # the run's
+    options: WatchOptions  # what may be traced
+    clock: Callable[[], int]  # the host's, in nanoseconds
+    began_ns: int  # when fit began
+    tell: Callable[[str], object]  # reports a problem
     part: Guard = UNGUARDED
     steps: int = 0
     resumed_at: int = 0

@@ -11,11 +11,11 @@ import sys
 from importlib import import_module
 from typing import Any
 
+# the environment variable that asks for the profiler: a JSON object, as ``callbacks.shortcut`` reads it
 VARIABLE = "LM_PROFILER"
-"""The environment variable that asks for the profiler: a JSON object, as ``callbacks.shortcut`` reads it."""
 
+# names of files in the folder that the processes of a program share: a Trainer was made; one of them is profiled
 MADE, CLAIMED = "made", "claimed"
-"""Names of files in the folder that the processes of a program share: a Trainer was made; one of them is profiled."""
 
 
 def external_callbacks() -> list[Any]:

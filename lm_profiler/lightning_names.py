@@ -10,8 +10,7 @@ from typing import Any
 
 from lm_profiler.torch_names import PrivateName, lightnings
 
-LIGHTNINGS = "2.6.6"
-"""Versions of Lightning that have these names, as tests have seen."""
+LIGHTNINGS = "2.6.6"  # versions of Lightning that have these names, as tests have seen
 
 
 def _name(path: str, purpose: str, without: str) -> PrivateName:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-TORCHS = "2.10 to 2.15"
-"""Versions of torch that have these names, as tests have seen."""
+TORCHS = "2.10 to 2.15"  # versions of torch that have these names, as tests have seen
 
 
 class NameMissing(RuntimeError):
@@ -26,19 +25,12 @@ class NameMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class PrivateName:
-    """One private name of a library.
+    """One private name of a library."""
 
-    Args:
-        path: an attribute of a module, as ``torch.cuda._sleep``, or of an object, as ``DataLoader._iterator``.
-        purpose: what it is used for.
-        without: what happens in a version that lacks it.
-        seen: the versions that have it.
-    """
-
-    path: str
-    purpose: str
-    without: str
-    seen: str = TORCHS
+    path: str  # an attribute of a module, as ``torch.cuda._sleep``, or of an object, as ``DataLoader._iterator``
+    purpose: str  # what it is used for
+    without: str  # what happens in a version that lacks it
+    seen: str = TORCHS  # the versions that have it
 
     def find(self) -> Any:
         """Return the module's attribute.
@@ -100,8 +92,7 @@ def missing(path: str) -> NameMissing:
     return NameMissing(f"this {'Lightning' if path in _LIGHTNINGS else 'torch'} has no {path}")
 
 
-_LIGHTNINGS: set[str] = set()
-"""Paths of Lightning's names, which ``lightning_names`` adds."""
+_LIGHTNINGS: set[str] = set()  # paths of Lightning's names, which ``lightning_names`` adds
 
 
 def lightnings(name: PrivateName) -> PrivateName:
@@ -345,5 +336,5 @@ def _map_plain(change: Any, tree: Any) -> Any:
     return change(tree)
 
 
+# devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils._get_fused_kernels_supported_devices)
 FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
-"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils._get_fused_kernels_supported_devices)."""

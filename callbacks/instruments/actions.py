@@ -42,37 +42,29 @@ class ActionsOptions:
         expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
 
 
+# matches ``[Owner]Class.hook``; for a callback, its state key stands in the place of the class
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
-"""Matches ``[Owner]Class.hook``; for a callback, its state key stands in the place of the class."""
 
+# Lightning's actions that belong to no hook
 _LIGHTNINGS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
-"""Lightning's actions that belong to no hook."""
 
 _EMPTY: Owner = (LIGHTNING, "empty hooks")
 _LOGGED: Owner = (LIGHTNING, "logged metrics")
+# methods in which Lightning computes the metrics that ``self.log`` was given, and sends them between ranks
 _CONNECTOR = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "update_eval_step_metrics")
-"""Methods in which Lightning computes the metrics that ``self.log`` was given, and sends them between ranks."""
 
 
 @dataclass(eq=False)
 class OwnersWatch:
-    """Instrument that divides the time of ``other`` among the loop's actions, in the ``actions`` stage.
+    """Instrument that divides the time of ``other`` among the loop's actions, in the ``actions`` stage."""
 
-    Args:
-        trainer: the run's.
-        timeline: its marks tell when ``other`` runs.
-        profiler: returns the one that stands in for the Trainer's; called once that is so.
-        callback: ours, whose time is named apart.
-        user: the profiler that the Trainer had.
-        steps: number of steps that are timed by action; in one more, the program's lines are timed.
-    """
-
-    trainer: Any
-    timeline: Timeline
+    trainer: Any  # the run's
+    timeline: Timeline  # its marks tell when ``other`` runs
+    # returns the one that stands in for the Trainer's; called once that is so
     profiler: Callable[[], PhaseProfiler | None]
-    callback: Callback
-    user: object
-    steps: int
+    callback: Callback  # ours, whose time is named apart
+    user: object  # the profiler that the Trainer had
+    steps: int  # number of steps that are timed by action; in one more, the program's lines are timed
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "actions"

@@ -13,8 +13,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.reducer import ReducerTimer
 
-STEPS = 6
-"""Steps for each kind of reading in the stage. The reducer reports a step only once the next one has begun."""
+STEPS = 6  # Steps for each kind of reading in the stage. The reducer reports a step only once the next one has begun.
 
 
 def steps_of_stage(device_type: str, ddp: bool) -> int:
@@ -28,19 +27,13 @@ def steps_of_stage(device_type: str, ddp: bool) -> int:
 
 @dataclass(eq=False)
 class CommunicationWatch:
-    """Instrument that reads the timings of DDP's reducer in each step of the ``collectives`` stage.
+    """Instrument that reads the timings of DDP's reducer in each step of the ``collectives`` stage."""
 
-    Args:
-        timeline: its marks tell where a step begins.
-        rank: this process's.
-        wrapped: returns the module that trains, as its strategy wrapped it; called when the stage begins.
-        after: steps at the beginning of the stage that other instruments need undisturbed.
-    """
-
-    timeline: Timeline
-    rank: int
+    timeline: Timeline  # its marks tell where a step begins
+    rank: int  # this process's
+    # returns the module that trains, as its strategy wrapped it; called when the stage begins
     wrapped: Callable[[], object]
-    after: int = 0
+    after: int = 0  # steps at the beginning of the stage that other instruments need undisturbed
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "collectives"

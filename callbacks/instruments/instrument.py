@@ -20,8 +20,7 @@ class Instrument(Protocol):
     """
 
     name: str
-    part: Guard
-    """Guards what training calls of it during a step."""
+    part: Guard  # guards what training calls of it during a step
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -39,21 +38,13 @@ class Instrument(Protocol):
 
 @dataclass(eq=False)
 class Watch:
-    """Instrument that works from the beginning of one ``stage`` to its end.
+    """Instrument that works from the beginning of one ``stage`` to its end."""
 
-    Args:
-        name: its name in messages.
-        stage: the stage in which it works.
-        start: called at the beginning.
-        finish: called at the end; returns the facts.
-        stop: ends the work without a result; may be called twice.
-    """
-
-    name: str
-    stage: str
-    start: Callable[[], object]
-    finish: Callable[[], Mapping[str, Any]]
-    stop: Callable[[], object] = lambda: None
+    name: str  # its name in messages
+    stage: str  # the stage in which it works
+    start: Callable[[], object]  # called at the beginning
+    finish: Callable[[], Mapping[str, Any]]  # called at the end; returns the facts
+    stop: Callable[[], object] = lambda: None  # ends the work without a result; may be called twice
     facts: Mapping[str, Any] = field(default_factory=dict)
     part: Guard = UNGUARDED
 

@@ -48,25 +48,18 @@ class MemoryOptions:
 
 @dataclass(eq=False)
 class MemoryReader:
-    """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes.
+    """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes."""
 
-    Args:
-        probe: reads the peaks.
-        timeline: its marks are observed.
-        device: the device whose allocator is asked.
-        parties: returns the module and the optimizers whose tensors count; called once they exist.
-        forward: hears of the operators of forward passes, from the instrument that counts FLOPs.
-        told: in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does.
-        storage: returns the identity of a storage for ``told``.
-    """
-
-    probe: Probe
-    timeline: Timeline
-    device: torch.device
+    probe: Probe  # reads the peaks
+    timeline: Timeline  # its marks are observed
+    device: torch.device  # the device whose allocator is asked
+    # returns the module and the optimizers whose tensors count; called once they exist
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
+    # hears of the operators of forward passes, from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
+    # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does
     told: Callable[..., object] | None = None
-    storage: Callable[[Any], int] = storage_key
+    storage: Callable[[Any], int] = storage_key  # returns the identity of a storage for ``told``
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     _set_up: MemoryCauses | None = None

@@ -16,8 +16,8 @@ from torch.autograd.profiler import record_function
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.counts.recompiles import is_compiled
 
+# matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
-"""Matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``."""
 
 
 class _OpenRanges(threading.local):

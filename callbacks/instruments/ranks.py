@@ -18,11 +18,10 @@ from lm_profiler.measure.collectives.recorder import Arrivals
 from lm_profiler.measure.collectives.reducer import bucket_bytes
 from lm_profiler.record.quantities import counted
 
+# most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
 MOST_CALLS = 20_000
-"""Most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together."""
 
-_FULL = 0.75
-"""Share of the flight recorder's ring buffer that may fill up before it is read."""
+_FULL = 0.75  # share of the flight recorder's ring buffer that may fill up before it is read
 
 _BESIDE = "amid backward are more collectives than DDP has buckets, and their sizes do not tell which are its own"
 
@@ -34,21 +33,16 @@ class RanksWatch:
     """Instrument that keeps the marks of the measured steps, and the calls in torch's flight recorder.
 
     The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.
-
-    Args:
-        arrivals: reads the flight recorder; None where this torch has none.
-        rank: this process's.
-        wrapped: returns the module that trains, as its strategy wrapped it; called when the steps are over.
     """
 
-    arrivals: Arrivals | None
-    rank: int
+    arrivals: Arrivals | None  # reads the flight recorder; None where this torch has none
+    rank: int  # this process's
+    # returns the module that trains, as its strategy wrapped it; called when the steps are over
     wrapped: Callable[[], object] = lambda: None
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "who waits for whom"
-    stage: ClassVar[str] = "measure"
-    """The stage whose steps it keeps."""
+    stage: ClassVar[str] = "measure"  # the stage whose steps it keeps
     _steps: list[int] = field(default_factory=list)
     _marks: list[StepMarks] = field(default_factory=list)
     _since: int | None = None

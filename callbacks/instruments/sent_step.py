@@ -49,25 +49,15 @@ class SentOptimizer:
 
 @dataclass(frozen=True)
 class SentStep:
-    """All that a step on one device depends on; its tensors have no data.
+    """All that a step on one device depends on; its tensors have no data."""
 
-    Args:
-        module: a copy of the module.
-        batch: the batch, as the step is given it.
-        verb: the verb whose step it is.
-        batches: batches of one optimizer step on one rank.
-        precision: Lightning's name of the precision.
-        on_cpu: whether the device is the CPU. Elsewhere fused attention multiplies in the dtype that it is given.
-        optimizers: the optimizers of the module; empty where they hold shards of its parameters.
-    """
-
-    module: LightningModule
-    batch: Any
-    verb: Verb
-    batches: int
-    precision: str
-    on_cpu: bool
-    optimizers: list[SentOptimizer]
+    module: LightningModule  # a copy of the module
+    batch: Any  # the batch, as the step is given it
+    verb: Verb  # the verb whose step it is
+    batches: int  # batches of one optimizer step on one rank
+    precision: str  # Lightning's name of the precision
+    on_cpu: bool  # whether the device is the CPU. Elsewhere fused attention multiplies in the dtype that it is given.
+    optimizers: list[SentOptimizer]  # the optimizers of the module; empty where they hold shards of its parameters
 
     @classmethod
     def of(cls, trainer: Trainer, verb: Verb, batch: Any) -> SentStep:

@@ -15,17 +15,11 @@ from lm_profiler.record.run import StepCounters
 
 @dataclass(eq=False)
 class StepWatch:
-    """Instrument that reads counters at the end of each measured step.
+    """Instrument that reads counters at the end of each measured step."""
 
-    Args:
-        reader: reads the counts.
-        rank: this process's.
-        sampler: samples the clock of its GPU; None without one.
-    """
-
-    reader: StepReader
-    rank: int = 0
-    sampler: TelemetrySampler | None = None
+    reader: StepReader  # reads the counts
+    rank: int = 0  # this process's
+    sampler: TelemetrySampler | None = None  # samples the clock of its GPU; None without one
     part: Guard = UNGUARDED
     name: str = "counters of the steps"
 

@@ -44,15 +44,11 @@ class StreamRanksWatch(RanksWatch):
     there (``on_stream``). The duration of each collective goes to rank 0 in the field for waiting, until
     ``on_stream.with_waits`` turns it into that. A call on another stream than the computing one (FSDP) makes nobody
     wait by itself: the waits of the computing stream take its place.
-
-    Args:
-        stream: the device's clock.
-        waits: records the waits of the computing stream.
-        backend: returns the backend over which the ranks talk.
     """
 
-    stream: EventStream | None = None
-    waits: StreamWaits | None = None
+    stream: EventStream | None = None  # the device's clock
+    waits: StreamWaits | None = None  # records the waits of the computing stream
+    # returns the backend over which the ranks talk
     backend: Callable[[], str] = lambda: torch.distributed.get_backend()  # which a torch without ranks lacks
     _on_stream: list[StepMarks] = field(default_factory=list)
     _stood: list[_StreamWait] = field(default_factory=list)

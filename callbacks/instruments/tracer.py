@@ -27,8 +27,8 @@ from lm_profiler.record.quantities import PARTS, PHASES
 from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 from lm_profiler.usage_error import UsageError, expect
 
+# devices whose kernels torch.profiler records, besides the host's operators
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
-"""Devices whose kernels torch.profiler records, besides the host's operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +92,16 @@ class Tracer:
     """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
 
     That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
-
-    Args:
-        options: how much is traced.
-        device: the device whose kernels are traced.
-        timeline: its marks name the phases.
-        folder: the run's.
-        rank: this process's.
-        module: returns the module whose parts are named in the trace; called once it is built.
-        taken: whether the user has a profiler of torch's own, which may begin at any time.
-        label: what the file's name has after the rank, as ``.step500`` of a trace amid training.
     """
 
-    options: TraceOptions
-    device: torch.device
-    timeline: Timeline
-    folder: Path
-    rank: int
-    module: Callable[[], nn.Module]
-    taken: bool = False
-    label: str = ""
+    options: TraceOptions  # how much is traced
+    device: torch.device  # the device whose kernels are traced
+    timeline: Timeline  # its marks name the phases
+    folder: Path  # the run's
+    rank: int  # this process's
+    module: Callable[[], nn.Module]  # returns the module whose parts are named in the trace; called once it is built
+    taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
+    label: str = ""  # what the file's name has after the rank, as ``.step500`` of a trace amid training
     part: Guard = UNGUARDED
     _profile: profile | None = None
     _undo: ExitStack = field(default_factory=ExitStack)

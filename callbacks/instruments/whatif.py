@@ -19,11 +19,10 @@ from lm_profiler.measure.delays.device import DeviceDelays
 from lm_profiler.record.quantities import counted
 from lm_profiler.usage_error import expect
 
+# the mark at which a place is delayed; any other is delayed where forward begins
 _MARKS = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
-"""The mark at which a place is delayed; any other is delayed where forward begins."""
 
-_ONCE_A_STEP = ("optimizer",)
-"""Places that occur once a step, and not once a batch."""
+_ONCE_A_STEP = ("optimizer",)  # places that occur once a step, and not once a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,26 +82,16 @@ class WhatIf:
     """Delays one place at a time, as planned, and says how long each delay really was.
 
     On the host it sleeps at a phase's first mark of each batch, in the ``whatif`` stage alone.
-
-    Args:
-        options: how many steps there are.
-        timeline: its marks tell where the loop is.
-        stream: the device's stream, where that can be delayed; else None.
-        loader: the loader whose workers are delayed; None where no delays were asked for.
-        batches: batches of a step.
-        host: places on the host where the verb can be delayed.
-        step_s: returns the seconds of the measured steps.
-        sleep: lets time go by on the timeline's clock.
     """
 
-    options: WhatIfOptions
-    timeline: Timeline
-    stream: EventStream | None
-    loader: DelayedLoader | None
-    batches: int
-    host: Sequence[str]
-    step_s: Callable[[], Sequence[float]]
-    sleep: Callable[[float], object] = time.sleep
+    options: WhatIfOptions  # how many steps there are
+    timeline: Timeline  # its marks tell where the loop is
+    stream: EventStream | None  # the device's stream, where that can be delayed; else None
+    loader: DelayedLoader | None  # the loader whose workers are delayed; None where no delays were asked for
+    batches: int  # batches of a step
+    host: Sequence[str]  # places on the host where the verb can be delayed
+    step_s: Callable[[], Sequence[float]]  # returns the seconds of the measured steps
+    sleep: Callable[[float], object] = time.sleep  # lets time go by on the timeline's clock
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "whatif"

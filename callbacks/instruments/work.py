@@ -22,8 +22,7 @@ from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.processes.child import Child, Named, NoAnswer
 from lm_profiler.record.run import Flops, Verb
 
-LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30
-"""Most CPU time and memory of a process that counts on shapes alone."""
+LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30  # most CPU time and memory of a process that counts on shapes alone
 
 
 def batches_per_step(trainer: Trainer, verb: Verb) -> int:
@@ -36,12 +35,10 @@ class SeenFlops:
     """What was counted in the ``memory`` stage, all of its steps together."""
 
     flops: Flops | None = None
-    unknown: str | None = None
-    """Why FLOPs are unknown; None where no step of that stage ran."""
-    compiled: bool = False
-    """Whether the step is compiled, and FLOPs have to be counted on a copy."""
+    unknown: str | None = None  # why FLOPs are unknown; None where no step of that stage ran
+    compiled: bool = False  # whether the step is compiled, and FLOPs have to be counted on a copy
+    # FLOPs of one rank, by the work and the dtype of the factors
     by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """FLOPs of one rank, by the work and the dtype of the factors."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +67,11 @@ class FlopsWatch:
 
     Where compiled code may run it counts nothing: a dispatch mode would make torch.compile recompile the step, or run
     it differently.
-
-    Args:
-        timeline: its marks tell forward from backward.
-        module: returns the model; called once it exists.
-        forward: is told of the operators of forward passes.
     """
 
-    timeline: Timeline
-    module: Callable[[], torch.nn.Module]
-    forward: ForwardTraffic | None = None
+    timeline: Timeline  # its marks tell forward from backward
+    module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
+    forward: ForwardTraffic | None = None  # is told of the operators of forward passes
     part: Guard = UNGUARDED
     facts: dict[str, SeenFlops] = field(default_factory=dict)
     _step: StepFlops | None = None

@@ -27,8 +27,8 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 # Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
 
+# matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
-"""Matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``."""
 
 
 class Actions(dict[str, Marked]):

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lm_profiler.torch_names import tree_leaves
 
-_NAMED = "input_ids"
-"""The name that tokenizers and collators of transformers give token ids."""
+_NAMED = "input_ids"  # the name that tokenizers and collators of transformers give token ids
 
 
 class Tokens:

@@ -19,8 +19,7 @@ from lm_profiler.measure.counts.thread_times import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
 
-Owner = tuple[str, str]
-"""The class whose code runs, and the action."""
+Owner = tuple[str, str]  # the class whose code runs, and the action
 
 LOOP: Owner = (LIGHTNING, "loop")
 _TIMING: Owner = (OURS, "timing of these")
@@ -31,20 +30,14 @@ class Owners:
     """Divides the host's time that no phase covers among the actions that run meanwhile.
 
     Each action gets its own time, without that of actions inside it.
-
-    Args:
-        timeline: has ``observe`` among its observers.
-        timed: number of steps that are timed by action.
-        follow: starts to follow the thread's Python in the step after those.
-        thread: returns how long the thread ran and waited for a CPU by now; None is unknown.
-        part: guards what training calls here.
     """
 
-    timeline: Timeline
-    timed: int = 1 << 30
-    follow: PythonTimes | None = None
+    timeline: Timeline  # has ``observe`` among its observers
+    timed: int = 1 << 30  # number of steps that are timed by action
+    follow: PythonTimes | None = None  # starts to follow the thread's Python in the step after those
+    # returns how long the thread ran and waited for a CPU by now; None is unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
-    part: Guard = UNGUARDED
+    part: Guard = UNGUARDED  # guards what training calls here
     _open: list[Owner] = field(default_factory=lambda: [LOOP])
     _code: int = at.OUTSIDE
     _cut_ns: int = 0

@@ -22,8 +22,7 @@ from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import NameMissing, missing
 
-_DRY = 1000
-"""Batches in a row without a step, times those of a step, that show that a loader has nothing to train on."""
+_DRY = 1000  # batches in a row without a step, times those of a step, that show that a loader has nothing to train on
 
 
 class PhaseProfiler(Profiler):

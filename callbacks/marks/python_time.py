@@ -16,11 +16,10 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import PythonTime
 
+# Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
 MOST_EVENTS = 200_000
-"""Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer."""
 
-_KEPT = 16
-"""Most lines in the result."""
+_KEPT = 16  # most lines in the result
 _TORCH, _LIGHTNING = "library", "Lightning"
 _LIBRARIES = {
     **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), _LIGHTNING),
@@ -29,12 +28,11 @@ _LIBRARIES = {
     "lm_profiler": "lm_profiler",
     "numpy": "numpy",
 }
+# folders of ours that belong to the program that is profiled, not to the profiler
 _PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
-"""Folders of ours that belong to the program that is profiled, not to the profiler."""
 
 _INSIDE = "torch in a library"
-Line = tuple[str, int, str]
-"""File, line and function."""
+Line = tuple[str, int, str]  # file, line and function
 
 
 @dataclass(eq=False)
@@ -45,18 +43,12 @@ class PythonTimes:
     ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name; or a C
     function by its name. The cost of following is left out. A C function may wait, so its time is read from the clock;
     all other time is what the thread ran, which other programs cannot lengthen.
-
-    Args:
-        phase: returns the part of the step that runs now, as an index of ``PARTS``.
-        clock: returns nanoseconds.
-        ran: returns the nanoseconds that this thread ran.
-        part: guards what training calls here.
     """
 
-    phase: Callable[[], int]
-    clock: Callable[[], int]
-    ran: Callable[[], int] = time.thread_time_ns
-    part: Guard = UNGUARDED
+    phase: Callable[[], int]  # returns the part of the step that runs now, as an index of ``PARTS``
+    clock: Callable[[], int]  # returns nanoseconds
+    ran: Callable[[], int] = time.thread_time_ns  # returns the nanoseconds that this thread ran
+    part: Guard = UNGUARDED  # guards what training calls here
     _ns: defaultdict[tuple[int, Line, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
     _left: int = MOST_EVENTS

@@ -37,38 +37,29 @@ from lm_profiler.record.steps import write_steps
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 
+# seconds to wait for how the other ranks ended, where a watchdog ends those that are stuck: it needs less
 _PATIENCE_S = 8.0
-"""Seconds to wait for how the other ranks ended, where a watchdog ends those that are stuck: it needs less."""
 
+# seconds to wait where nothing ends ranks that are stuck: the rank whose end came first has told of it by now
 _UNKEPT_S = 2.0
-"""Seconds to wait where nothing ends ranks that are stuck: the rank whose end came first has told of it by now."""
 
 
 @dataclass(eq=False)
 class Ending:
     """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail.
 
-    Args:
-        trainer: the run's.
-        options: what the run was to do.
-        launch: how it was started.
-        core: the guard of the profiler as a whole; if that failed, so did the run.
-        take_out: restores the Trainer.
-        tell: reports a problem, and adds it to ``notes``.
-        notes: what was reported so far.
-
     ``part`` guards every call, and calls ``abandon`` on an error. ``leaving`` is true once the end has begun, ``over``
     once nothing is left to do. ``folder`` holds the run's files, and ``record`` is what was last written there. ``end``
     is how this rank ended, None where it ended well.
     """
 
-    trainer: Trainer
-    options: ProfilingOptions
-    launch: Launch
-    core: Guard
-    take_out: Callable[[], None]
-    tell: Callable[[str], object]
-    notes: list[str]
+    trainer: Trainer  # the run's
+    options: ProfilingOptions  # what the run was to do
+    launch: Launch  # how it was started
+    core: Guard  # the guard of the profiler as a whole; if that failed, so did the run
+    take_out: Callable[[], None]  # restores the Trainer
+    tell: Callable[[str], object]  # reports a problem, and adds it to ``notes``
+    notes: list[str]  # what was reported so far
     part: Guard = UNGUARDED
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None

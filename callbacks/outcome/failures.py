@@ -15,6 +15,7 @@ from lm_profiler.measure.memory.history import is_out_of_memory, memory_history_
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Failure, Status
 
+# the failure of a run that ended without an error before it had done a step
 NO_STEP = Failure(
     phase="data",
     step=None,
@@ -22,7 +23,6 @@ NO_STEP = Failure(
     message="expected at least one step, given none: the loader is empty or ran dry, every batch was skipped, "
     "or the Trainer was told to run none",
 )
-"""The failure of a run that ended without an error before it had done a step."""
 
 
 def status_of(error: BaseException) -> Status:

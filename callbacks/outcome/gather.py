@@ -31,17 +31,16 @@ from lm_profiler.record.steps import UNKNOWN, StepTable, largest
 from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE
 
-_PATIENCE_S = 60.0
-"""Seconds to wait for what another rank sends: all do the same steps, so none is far behind."""
+_PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the same steps, so none is far behind
 
+# size of one value in the store: torch refuses values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)
 _PIECE_BYTES = 4 * 1024**2
-"""Size of one value in the store: torch refuses values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)."""
 
+# matches a note of another rank than the first, as ``Attachment.tell`` writes it
 _NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
-"""Matches a note of another rank than the first, as ``Attachment.tell`` writes it."""
 
+# Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree.
 _RUNS = count()
-"""Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree."""
 
 Value = TypeVar("Value", str, int)
 
@@ -50,19 +49,13 @@ Value = TypeVar("Value", str, int)
 class Exchange:
     """Passes data between the ranks of one run, which all have to make one; a process that is alone gets its own back.
 
-    Args:
-        store: the store that all ranks see; None where this process is alone.
-        rank: this process's.
-        ranks: how many there are.
-        patience_s: how long one rank waits for another.
-
     ``clocks`` compares the ranks' clocks; None where this process is alone.
     """
 
-    store: Any = None
-    rank: int = 0
-    ranks: int = 1
-    patience_s: float = _PATIENCE_S
+    store: Any = None  # the store that all ranks see; None where this process is alone
+    rank: int = 0  # this process's
+    ranks: int = 1  # how many there are
+    patience_s: float = _PATIENCE_S  # how long one rank waits for another
     clocks: ClockComparison | None = field(default=None, init=False)
     _run: int = field(default_factory=_RUNS.__next__)
     _asked: Iterator[int] = field(default_factory=count)

@@ -15,8 +15,8 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import StepTable
 
+# Most bytes that a rank sends: about a million steps. Those of a rank with more are read from its file.
 MOST_BYTES = 256 * 1024**2
-"""Most bytes that a rank sends: about a million steps. Those of a rank with more are read from its file."""
 
 
 class _Message(BaseModel):

@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 from lm_profiler.callbacks.session import Session
 from lm_profiler.record.quantities import PARTS
 
-_NAMED = 3
-"""Ranks that a message names one by one."""
+_NAMED = 3  # ranks that a message names one by one
 
 
 class RankPosition(NamedTuple):

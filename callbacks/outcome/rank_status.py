@@ -21,29 +21,24 @@ from lm_profiler.callbacks.outcome.rank_position import RankPosition, stragglers
 from lm_profiler.measure.boundary import message_of
 from lm_profiler.record.run import Failure, RankEnd, Status, cause_of, end_file, read_as
 
-RANK_LOST = "RankLost"
-"""Type of the failure where a rank ended without leaving a word."""
+RANK_LOST = "RankLost"  # type of the failure where a rank ended without leaving a word
 
-_LOOK_S = 0.1
-"""Seconds between two looks for how the other ranks ended."""
+_LOOK_S = 0.1  # seconds between two looks for how the other ranks ended
 
-_BEAT_S = 1.0
-"""Seconds between two looks of the stall watch."""
+_BEAT_S = 1.0  # seconds between two looks of the stall watch
 
-_ASK_S = 1.0
-"""Seconds without a finished step after which the store is asked whether another rank has ended."""
+_ASK_S = 1.0  # seconds without a finished step after which the store is asked whether another rank has ended
 
+# a rank tells where it is after so many seconds, and so many times its longest step, without a finished step
 _TELL_S, _TELL_STEPS = 10.0, 3.0
-"""A rank tells where it is after so many seconds, and so many times its longest step, without a finished step."""
 
-_SAY_S = 60.0
-"""Seconds without a finished step after which rank 0 prints who is missing."""
+_SAY_S = 60.0  # seconds without a finished step after which rank 0 prints who is missing
 
+# matches the messages of torch, gloo and NCCL about a collective or a store whose other end is gone or late
 _GROUP_FAILED = re.compile(
     r"gloo|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|"
     r"remote (server|process)|TCPStore|wait timeout after|Watchdog",
 )
-"""Matches the messages of torch, gloo and NCCL about a collective or a store whose other end is gone or late."""
 
 _DONE = "had no step left to do while the others had: do the ranks' loaders differ in length?"
 
@@ -59,21 +54,15 @@ def is_of_the_group(error: BaseException) -> bool:
 class RankStatus:
     """How this rank ended, and what it knows of the others. A rank that is alone has nothing to tell.
 
-    Args:
-        exchange: connects the ranks.
-        host: name of this process's host.
-        codes: returns the exit codes of ranks that this process started and that have ended.
-        clock: returns seconds since 1970.
-        pause: waits so many seconds.
-
     ``told`` is what this rank has left of its own end. ``first_host`` is the host of rank 0.
     """
 
-    exchange: Exchange
-    host: str = ""
+    exchange: Exchange  # connects the ranks
+    host: str = ""  # name of this process's host
+    # returns the exit codes of ranks that this process started and that have ended
     codes: Callable[[], Mapping[int, int]] = dict
-    clock: Callable[[], float] = time.time
-    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.time  # returns seconds since 1970
+    pause: Callable[[float], None] = time.sleep  # waits so many seconds
     told: RankEnd | None = field(default=None, init=False)
     first_host: str | None = field(default=None, init=False)
 
@@ -278,23 +267,15 @@ class StallWatch:
     While steps end it reads one number a second, and nothing else. It reaches the store over a connection of its own,
     because training may be waiting in the other.
 
-    Args:
-        status: what the ranks tell each other.
-        steps: returns how many steps have ended.
-        place: returns where this rank is.
-        say: prints a line, and adds it to the notes.
-        limit_s: seconds that torch lets a collective wait; the watch speaks before they are over.
-        clock: returns seconds.
-
     ``over`` becomes true when another rank has ended and this one waits for nothing that can come.
     """
 
-    status: RankStatus
-    steps: Callable[[], int]
-    place: Callable[[], RankPosition]
-    say: Callable[[str], object]
-    limit_s: float
-    clock: Callable[[], float] = time.monotonic
+    status: RankStatus  # what the ranks tell each other
+    steps: Callable[[], int]  # returns how many steps have ended
+    place: Callable[[], RankPosition]  # returns where this rank is
+    say: Callable[[str], object]  # prints a line, and adds it to the notes
+    limit_s: float  # seconds that torch lets a collective wait; the watch speaks before they are over
+    clock: Callable[[], float] = time.monotonic  # returns seconds
     over: bool = field(default=False, init=False)
     _seen: int = -1
     _moved_s: float = 0.0

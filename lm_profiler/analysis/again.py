@@ -19,8 +19,8 @@ from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.text import ranks_text
 
+# Relative distance below which two figures count as the same. Rows in a file are rounded to a nanosecond.
 _ALIKE = 1e-6
-"""Relative distance below which two figures count as the same. Rows in a file are rounded to a nanosecond."""
 
 _INPUTS = frozenset(of.name for of in fields(Evidence)) - {"notes"}
 

@@ -27,21 +27,14 @@ _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts that a run's steps and its trace show.
+    """The facts that a run's steps and its trace show."""
 
-    Attributes:
-        known: its record.
-        rows: the measured steps, each the mean over the ranks, with the device's time.
-        model: of these.
-        device_idle: share of marks at which the device had already finished when the next phase was enqueued.
-        kernels: of its trace.
-    """
-
-    known: Known
-    rows: Sequence[StepRow]
-    model: StepModel
+    known: Known  # its record
+    rows: Sequence[StepRow]  # the measured steps, each the mean over the ranks, with the device's time
+    model: StepModel  # of these
+    # share of marks at which the device had already finished when the next phase was enqueued
     device_idle: float | None = None
-    kernels: KernelTable | None = None
+    kernels: KernelTable | None = None  # of its trace
 
     def share(self, *parts: str) -> float:
         """Return the share of the mean step that ``parts`` take."""

@@ -57,11 +57,10 @@ from lm_profiler.record.run import (
 )
 from lm_profiler.record.steps import Peaks, StepRow
 
+# Lightning's names of precisions, by torch's names of dtypes
 _PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
-"""Lightning's names of precisions, by torch's names of dtypes."""
 
-_BEYOND = 1.05
-"""A share of the measured matmul rate that noise cannot explain."""
+_BEYOND = 1.05  # a share of the measured matmul rate that noise cannot explain
 
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
@@ -170,11 +169,10 @@ def torch_name(dtype: str) -> str:
     return "float32" if dtype == "tf32" else dtype
 
 
-Found = dict[str, Any]
-"""Fields of the record."""
+Found = dict[str, Any]  # fields of the record
 
+# a function of the run, the record so far, and the notes, to which it may add; it returns fields of the record
 Finding = Callable[[RunSteps, RunRecord, list[str]], Found]
-"""A function of the run, the record so far, and the notes, to which it may add; it returns fields of the record."""
 
 
 def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None) -> RunRecord:
@@ -463,6 +461,7 @@ def _savings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"findings": findings_of(record)}
 
 
+# what is found, in the order in which findings need each other; a note on one that fails begins with its name
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
     ("figures", _times_of_steps),
@@ -481,4 +480,3 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("verdict", _verdict),
     ("findings", _savings),
 )
-"""What is found, in the order in which findings need each other; a note on one that fails begins with its name."""

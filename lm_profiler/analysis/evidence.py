@@ -55,8 +55,7 @@ from lm_profiler.record.steps import Peaks, StepTable
 
 EVIDENCE_FILE = "evidence.json.gz"
 
-MOST_BYTES = 64 * 1024**2
-"""A larger file, once it is unpacked, is not read: it is none of ours."""
+MOST_BYTES = 64 * 1024**2  # a larger file, once it is unpacked, is not read: it is none of ours
 
 _UNTYPED = Annotated[Any, SkipValidation]
 
@@ -82,14 +81,12 @@ class Evidence:
     notes: Sequence[str] = ()
 
     # What the steps left.
-    rows: _UNTYPED = ()
-    """A ``StepTable``, or rows, of all ranks and stages. Their own files keep them."""
-    batch_counts: Sequence[Sequence[BatchCount]] = ()
-    """The steps at which the number of batches changes, for each rank."""
+    rows: _UNTYPED = ()  # A ``StepTable``, or rows, of all ranks and stages. Their own files keep them.
+    batch_counts: Sequence[Sequence[BatchCount]] = ()  # the steps at which the number of batches changes, for each rank
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
+    # share of the measured phases at whose beginning the device had nothing left to do
     device_idle: float | None = None
-    """Share of the measured phases at whose beginning the device had nothing left to do."""
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
     causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
     moments: Mapping[str, MemoryCauses] = field(default_factory=dict)
@@ -103,53 +100,39 @@ class Evidence:
     telemetry: Telemetry | None = None
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
-    counters: Sequence[StepCounters] = ()
-    """Counters of each measured step, of each rank that has them."""
-    experiment: Experiment | None = None
-    """Delays that were held in the ``whatif`` stage."""
-    timelines: Sequence[RankTimeline] = ()
-    """The timeline of each rank that knows when it came to its collectives."""
-    reducers: Sequence[ReducerTimes] = ()
-    """The reducer's times on each rank, where DDP trains."""
-    ranks_heard: int = 1
-    """The number of ranks that the facts are of; ``rows`` may be of more, whose files were found."""
+    counters: Sequence[StepCounters] = ()  # counters of each measured step, of each rank that has them
+    experiment: Experiment | None = None  # delays that were held in the ``whatif`` stage
+    timelines: Sequence[RankTimeline] = ()  # the timeline of each rank that knows when it came to its collectives
+    reducers: Sequence[ReducerTimes] = ()  # the reducer's times on each rank, where DDP trains
+    ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
 
     # What the Trainer, the module and the machine say.
     world_size: int = 1
     accumulate_grad_batches: int = 1
-    precision: str = "32-true"
-    """The Trainer's precision, by Lightning's name."""
+    precision: str = "32-true"  # the Trainer's precision, by Lightning's name
+    # whether DDP wraps the module, so that gradients are reduced while backward goes on
     reduces_in_backward: bool = False
-    """Whether DDP wraps the module, so that gradients are reduced while backward goes on."""
     environment: Environment | None = None
     model: ModelFacts | None = None
+    # the settings that are switched on, as far as it can be asked; ``conclude`` adds what the figures say
     settings: Settings | None = None
-    """The settings that are switched on, as far as it can be asked; ``conclude`` adds what the figures say."""
-    lists: Lists | None = None
-    """The lists of tensors that the optimizers are given."""
-    multiprocessors: int | None = None
-    """The number of multiprocessors of one device."""
-    peak_flops_per_s: float | None = None
-    """The peak of one device, where the user says it."""
+    lists: Lists | None = None  # the lists of tensors that the optimizers are given
+    multiprocessors: int | None = None  # the number of multiprocessors of one device
+    peak_flops_per_s: float | None = None  # the peak of one device, where the user says it
 
     # What is determined after all timing.
-    flops: Flops | None = None
-    """FLOPs of a step of ``work_batches``, over all ranks."""
+    flops: Flops | None = None  # FLOPs of a step of ``work_batches``, over all ranks
+    # FLOPs of a step of one rank, by the dtype of their factors in torch's names
     by_dtype: Mapping[str, int] = field(default_factory=dict)
-    """FLOPs of a step of one rank, by the dtype of their factors in torch's names."""
-    work: Mapping[str, Work] = field(default_factory=dict)
-    """The least work of each phase of a step, on one device."""
-    work_batches: float | None = None
-    """Batches of the step whose work this is, over all ranks."""
+    work: Mapping[str, Work] = field(default_factory=dict)  # the least work of each phase of a step, on one device
+    work_batches: float | None = None  # batches of the step whose work this is, over all ranks
+    # the machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device
     ceilings: Mapping[str, float | None] = field(default_factory=dict)
-    """The machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device."""
-    copied_bytes_per_s: float | None = None
-    """Bytes/s that one device read and wrote in a large copy."""
+    copied_bytes_per_s: float | None = None  # bytes/s that one device read and wrote in a large copy
     numerics: NumericsFacts | None = None
+    # Where the time of rank 0's traced steps went, a ``KernelTable``. The trace's own file keeps it.
     kernels: _UNTYPED = None
-    """Where the time of rank 0's traced steps went, a ``KernelTable``. The trace's own file keeps it."""
-    traced: _UNTYPED = None
-    """The same in pieces and gaps, a ``Traced``."""
+    traced: _UNTYPED = None  # the same in pieces and gaps, a ``Traced``
 
 
 _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}

@@ -16,8 +16,7 @@ from lm_profiler.analysis.remedies.catalogue import likely_share
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, Finding, FindingName, PythonTime, RunRecord, Settings
 
-WORTH = 0.05
-"""The share of the step that a finding must save at least to be told."""
+WORTH = 0.05  # the share of the step that a finding must save at least to be told
 
 _DOUBTED = 0.5  # of a remedy that has to be tried, on a machine that others use
 _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")

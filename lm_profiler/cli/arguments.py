@@ -17,8 +17,7 @@ from lm_profiler.record.calls import by_name, config_file
 from lm_profiler.record.text import YamlTextError, compose, read_text
 from lm_profiler.usage_error import UsageError
 
-MANY = sys.maxsize
-"""The number of values of an option that takes any number of them."""
+MANY = sys.maxsize  # the number of values of an option that takes any number of them
 
 _EXPECTED = "config: expected a YAML file of options"
 

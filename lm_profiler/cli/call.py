@@ -19,8 +19,8 @@ from lm_profiler.record.calls import config_file
 from lm_profiler.record.text import TooLarge, check_size, read_text, without
 from lm_profiler.usage_error import UsageError
 
+# the classes that are used where the call names none
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
-"""The classes that are used where the call names none."""
 
 _SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "whatif", "torch", "loader")
 _FILES = (".yaml", ".yml", ".json")
@@ -30,19 +30,13 @@ _FILES = (".yaml", ".yml", ".json")
 class _Item:
     """One option of the line, or one config with its nodes.
 
-    Args:
-        option: The option as it was written.
-        content: Its values, nested as in a file.
-        node: The YAML nodes of a config, whose scalars are still text; None for an option.
-        file: The path from which a config can be read again; None for a pipe.
-
     ``own`` holds the classes of the model and the data to which its options belong.
     """
 
-    option: Option
-    content: Mapping[str, Any]
-    node: yaml.Node | None = None
-    file: str | None = None
+    option: Option  # the option as it was written
+    content: Mapping[str, Any]  # its values, nested as in a file
+    node: yaml.Node | None = None  # the YAML nodes of a config, whose scalars are still text; None for an option
+    file: str | None = None  # the path from which a config can be read again; None for a pipe
     own: dict[str, str] = field(default_factory=dict)
 
     def names(self, key: str) -> str | None:

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.cli.quiet import quiet
 
+# rounds of one bare and one instrumented run, the steps that count in each, and the warm-up steps before them
 ROUNDS, STEPS, SKIPPED = 6, 300, 50
-"""Rounds of one bare and one instrumented run, the steps that count in each, and the warm-up steps before them."""
 
 
 class Toy(LightningModule):

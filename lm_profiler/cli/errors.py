@@ -16,8 +16,8 @@ from pathlib import Path
 from lm_profiler.record.files import write_whole
 from lm_profiler.usage_error import UsageError
 
+# the variable that names the file into which a wrong call writes its ``message`` and ``unknown_option`` as JSON
 TOLD_IN = "LM_PROFILER_WRONG_CALL"
-"""The variable that names the file into which a wrong call writes its ``message`` and ``unknown_option`` as JSON."""
 
 
 class UnknownOption(UsageError):
@@ -89,6 +89,7 @@ _TYPE = re.compile(
 _SWITCH = "Subtypes: [<class 'bool'>, <class 'lm_profiler."  # an option that is a switch, or a group of others
 _GIVEN = re.compile(r"Given value: (.*)", re.DOTALL)
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
+# jsonargparse's sentences about classes, each with our text for what was expected and given
 _CLASSES = {
     r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>.*)": (
         "a class that can be imported, given {path!r} ({why})"
@@ -97,7 +98,6 @@ _CLASSES = {
     r"Expected a dot import path string: (?P<path>\S+)": "a class path such as package.module.Class, given {path!r}",
     r"Not a valid subclass of (?P<base>\w+)": "the class path of a {base}, or its options, given {given}",
 }
-"""jsonargparse's sentences about classes, each with our text for what was expected and given."""
 
 
 def wrong_call(error: Exception, prefix: str = "") -> UsageError:

@@ -25,11 +25,9 @@ from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
-_PATIENCE_S = 20.0
-"""Seconds that all ranks together have to write their records after SIGTERM, before they are killed."""
+_PATIENCE_S = 20.0  # seconds that all ranks together have to write their records after SIGTERM, before they are killed
 
-_LEAVING_S = 5.0
-"""Seconds that each rank has to end by itself once the run of this process is over."""
+_LEAVING_S = 5.0  # seconds that each rank has to end by itself once the run of this process is over
 
 
 class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time

@@ -14,6 +14,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import UsageError
 
+# The verbs with their help. Each is a module of ``lm_profiler.cli.verbs`` with ``Options`` and ``run(options)``.
 VERBS = {
     "fit": "profile training steps",
     "validate": "profile the forward pass alone, under no_grad",
@@ -32,10 +33,9 @@ VERBS = {
     "collectives": "how fast this machine's processes exchange data",
     "selftest": "how far this machine's figures can be trusted",
 }
-"""The verbs with their help. Each is a module of ``lm_profiler.cli.verbs`` with ``Options`` and ``run(options)``."""
 
+# the verbs that share the module ``trainer``; their options are those of the Trainer, the module and the data
 TRAINER_VERBS = ("fit", "validate", "test", "predict")
-"""The verbs that share the module ``trainer``; their options are those of the Trainer, the module and the data."""
 
 _HELP = """\
 usage: lm_profiler <verb> [options]

@@ -16,6 +16,7 @@ from lm_profiler.record.calls import by_name
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
+# The options that ``--help`` lists, by group. None takes the first clause of the option's own help.
 FIRST: dict[str, dict[str, str | None]] = {
     "the run": {
         "config": "file of options, or a name such as demo",
@@ -67,7 +68,6 @@ FIRST: dict[str, dict[str, str | None]] = {
         "trainer.logger": "where the module's own logs go",
     },
 }
-"""The options that ``--help`` lists, by group. None takes the first clause of the option's own help."""
 
 _COLUMN = 36
 

@@ -24,8 +24,7 @@ from lm_profiler.record.run import PlannedMemory
 from lm_profiler.rehearse.ranks import SHARDED
 from lm_profiler.usage_error import UsageError
 
-LIMIT_S = 20.0
-"""Seconds of CPU time to plan a run, and as many again to look for remedies where it is refused."""
+LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again to look for remedies where it is refused
 
 
 @dataclass(frozen=True)

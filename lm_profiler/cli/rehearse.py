@@ -36,20 +36,18 @@ from lm_profiler.rehearse.ranks import fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
-LIMIT_S = 120.0
-"""Seconds for all sizes of one call."""
+LIMIT_S = 120.0  # seconds for all sizes of one call
 
-_FOR_STEPS = 0.05
-"""The share of the time limit for the steps of one size, where steps may differ."""
+_FOR_STEPS = 0.05  # the share of the time limit for the steps of one size, where steps may differ
 
+# the Trainer options on which a step on one device depends, besides its precision
 KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
-"""The Trainer options on which a step on one device depends, besides its precision."""
 
+# the most batches of one step that are rehearsed: from the second on, each finds gradients and needs the same
 _BATCHES = 2
-"""The most batches of one step that are rehearsed: from the second on, each finds gradients and needs the same."""
 
+# the number of steps that a learning-rate schedule sees for a run that ends with its stages; never reached
 _STEPS = 10_000
-"""The number of steps that a learning-rate schedule sees for a run that ends with its stages; never reached."""
 
 
 @dataclass
@@ -81,8 +79,7 @@ class LargestSize:
             self.largest = done.value * unit
 
 
-_UNIT = 64
-"""Tokens: the largest context is a multiple of this number where the run's own context is one."""
+_UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
 
 
 def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float = 1.0) -> Planned:

@@ -19,11 +19,10 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.lightning_names import LAUNCHER, TIMEOUT
 
-_PATIENCE_S = 20.0
-"""Seconds that rank 0, before it ends, waits for the others to read why."""
+_PATIENCE_S = 20.0  # seconds that rank 0, before it ends, waits for the others to read why
 
+# seconds that torch waits for a process group (``default_pg_timeout``) where the strategy sets no other time
 _GROUPS_S = 1800.0
-"""Seconds that torch waits for a process group (``default_pg_timeout``) where the strategy sets no other time."""
 
 _REFUSED, _GRANTED = b"refused", b"granted"
 
@@ -34,22 +33,14 @@ class Unheard(RuntimeError):
 
 @dataclass(eq=False)
 class Rendezvous:
-    """The meeting point of those ranks of a run that each run the command line.
+    """The meeting point of those ranks of a run that each run the command line."""
 
-    Args:
-        host: The host of rank 0.
-        port: The port of the store on it.
-        rank: The rank of this process.
-        others: The number of ranks that wait for rank 0's answer.
-        limit_s: How long they wait, in seconds.
-        is_first_only: Whether rank 0 closes its store before training, where a spawned process opens one there.
-    """
-
-    host: str
-    port: int
-    rank: int
-    others: int
-    limit_s: float = _GROUPS_S
+    host: str  # the host of rank 0
+    port: int  # the port of the store on it
+    rank: int  # the rank of this process
+    others: int  # the number of ranks that wait for rank 0's answer
+    limit_s: float = _GROUPS_S  # how long they wait, in seconds
+    # whether rank 0 closes its store before training, where a spawned process opens one there
     is_first_only: bool = False
     _store: Any = None
 

@@ -13,17 +13,16 @@ from lm_profiler.cli.call import Call
 from lm_profiler.measure.boundary import say
 from lm_profiler.usage_error import UsageError
 
+# the variables that Lightning reads as numbers, some of them while it is imported
 _RANKS = (
     *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "JSM_NAMESPACE_RANK"),
 )
-"""The variables that Lightning reads as numbers, some of them while it is imported."""
 
-_CHECKPOINT_WORDS = ("best", "last", "hpc")
-"""The values of ``ckpt_path`` that Lightning resolves itself."""
+_CHECKPOINT_WORDS = ("best", "last", "hpc")  # the values of ``ckpt_path`` that Lightning resolves itself
 
+# the first bytes of a file of torch.save; pickle is the format of torch before 1.6
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-"""The first bytes of a file of torch.save; pickle is the format of torch before 1.6."""
 
 
 def open_standard_streams() -> None:

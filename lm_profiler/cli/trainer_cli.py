@@ -41,14 +41,13 @@ from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
 
+# the packages whose classes run no code of a user
 _KNOWN = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
-"""The packages whose classes run no code of a user."""
 
-_PASSED_ON = ("ckpt_path", "weights_only")
-"""Options of the Trainer's methods rather than of its constructor."""
+_PASSED_ON = ("ckpt_path", "weights_only")  # options of the Trainer's methods rather than of its constructor
 
+# what Lightning, torch and our own classes raise for options that are wrong
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
-"""What Lightning, torch and our own classes raise for options that are wrong."""
 
 
 class EventsLogger(TensorBoardLogger):

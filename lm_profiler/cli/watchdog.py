@@ -24,17 +24,13 @@ from lm_profiler.cli.run_context import RunContext
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.record.calls import FAILED
 
-_LOOK_S = 0.5
-"""Seconds between two checks of the other ranks."""
+_LOOK_S = 0.5  # seconds between two checks of the other ranks
 
-_GRACE_S = 5.0
-"""Seconds that the main thread has to handle a signal; outside of a blocking call it does so at once."""
+_GRACE_S = 5.0  # seconds that the main thread has to handle a signal; outside of a blocking call it does so at once
 
-_LEAVING_S = 30.0
-"""Seconds that it then has for the record, the logger and the user's hooks."""
+_LEAVING_S = 30.0  # seconds that it then has for the record, the logger and the user's hooks
 
-_FOLLOW_S = 1.5
-"""Seconds that it has once another rank has ended; it has finished no step for a while by then."""
+_FOLLOW_S = 1.5  # seconds that it has once another rank has ended; it has finished no step for a while by then
 
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 
@@ -45,25 +41,17 @@ class Why(NamedTuple):
     text: str
     grace_s: float
     signal: int = 0
-    lost: int = 0
-    """The number, from 1, of a rank that this process started and that has ended; 0 for none."""
+    lost: int = 0  # the number, from 1, of a rank that this process started and that has ended; 0 for none
 
 
 @dataclass(eq=False)
 class Watchdog:
-    """Decides when the process of one call has to be ended.
+    """Decides when the process of one call has to be ended."""
 
-    Args:
-        context: The run of the call.
-        children: Returns the ranks that the process started.
-        leave: Ends the process with an exit code.
-        clock: Returns the time in seconds.
-    """
-
-    context: RunContext
-    children: Callable[[], Sequence[Popen[Any]]]
-    leave: Callable[[int], object] = os._exit
-    clock: Callable[[], float] = time.monotonic
+    context: RunContext  # the run of the call
+    children: Callable[[], Sequence[Popen[Any]]]  # returns the ranks that the process started
+    leave: Callable[[int], object] = os._exit  # ends the process with an exit code
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
     over: threading.Event = field(default_factory=threading.Event)
     _parent: int = field(default_factory=os.getppid)
     _why: Why | None = None

@@ -23,8 +23,8 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Environment
 
 _MIXED: dict[Dtype, str] = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+# flags of /proc/cpuinfo for bfloat16 matmuls: AMX and AVX-512 on x86, and ARM's
 _BFLOAT16_MATMULS = {"amx_bf16", "avx512_bf16", "bf16"}
-"""Flags of /proc/cpuinfo for bfloat16 matmuls: AMX and AVX-512 on x86, and ARM's."""
 
 
 def hardware(environment: Environment, cpuinfo: Path = Path("/proc/cpuinfo")) -> Hardware:

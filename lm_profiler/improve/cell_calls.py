@@ -11,21 +11,20 @@ from pathlib import Path
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.sweep import Cell
 
+# the name of the first setting in cell ids, and the suffix of cells whose numerics are compared
 FIRST, CHECK = "first", "check"
-"""The name of the first setting in cell ids, and the suffix of cells whose numerics are compared."""
 
 _LONGEST_ID = 100
+# options of cells that are only timed: they leave out all stages after the measured steps
 _TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
-"""Options of cells that are only timed: they leave out all stages after the measured steps."""
 
 _CHECKED = {**_TIMED, "memory.steps": "1", "numerics.audit": "true", "numerics.losses": "10"}
+# options of a setting that has fitted before: planning it again takes a fifth of a cell's time
 NOT_REHEARSED = {"check_memory": "false"}
-"""Options of a setting that has fitted before: planning it again takes a fifth of a cell's time."""
 
 _LOOKED = {"numerics.audit": "true", "numerics.losses": "10"}
 
-_PREFETCH = 2
-"""Batches that each worker of a torch DataLoader prefetches by default (``prefetch_factor``)."""
+_PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by default (``prefetch_factor``)
 
 
 def setting_of(cell: Cell) -> str:

@@ -31,11 +31,10 @@ from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome,
 from lm_profiler.sweep.sweep_folder import SweepFolder, difference, is_done
 from lm_profiler.usage_error import UsageError
 
+# seconds to wait before a run that was short of memory is tried again, for the first and the second time
 PAUSES_S = (5.0, 15.0)
-"""Seconds to wait before a run that was short of memory is tried again, for the first and the second time."""
 
-_SHORTEST_S = 1.0
-"""No run begins with fewer seconds left in the budget."""
+_SHORTEST_S = 1.0  # no run begins with fewer seconds left in the budget
 
 
 class Interrupted(Exception):

@@ -26,19 +26,12 @@ class NoSteps(Exception):
 
 @dataclass(frozen=True)
 class RanCell:
-    """A cell that has run.
+    """A cell that has run."""
 
-    Attributes:
-        entry: The run with its record.
-        outcome: How the cell ended.
-        took_s: Seconds that it takes from the budget, all tries together; 0 if it was asked for before.
-        cut: Whether the end of the budget ended it.
-    """
-
-    entry: Entry
-    outcome: CellOutcome
-    took_s: float
-    cut: bool = False
+    entry: Entry  # the run with its record
+    outcome: CellOutcome  # how the cell ended
+    took_s: float  # seconds that it takes from the budget, all tries together; 0 if it was asked for before
+    cut: bool = False  # whether the end of the budget ended it
 
     @property
     def record(self) -> RunRecord:
@@ -137,8 +130,8 @@ def peak_bytes(record: RunRecord) -> int | None:
     return measured.resident_peak if measured.allocated_peak is None else measured.allocated_peak
 
 
+# The statuses that may mean a lack of memory. A process that the OOM killer ended may be told as interrupted.
 _MEMORY_STATUSES = ("refused", "oom", "interrupted")
-"""The statuses that may mean a lack of memory. A process that the OOM killer ended may be told as interrupted."""
 
 
 class MemorySeen:

@@ -18,21 +18,13 @@ _SHARED = "{} of {} runs shared the machine with something else, which makes the
 
 @dataclass(frozen=True)
 class Account:
-    """The parts of an improvement's record that do not change during the search.
+    """The parts of an improvement's record that do not change during the search."""
 
-    Attributes:
-        request: The options of the call.
-        started: When the improvement first began.
-        look_s: Seconds that the first setting's own run took.
-        refused: Changes that are not tried.
-        notes: Notes that hold whatever the search finds.
-    """
-
-    request: ImproveRequest
-    started: str
-    look_s: float = 0.0
-    refused: Sequence[Refused] = ()
-    notes: Sequence[str] = ()
+    request: ImproveRequest  # the options of the call
+    started: str  # when the improvement first began
+    look_s: float = 0.0  # seconds that the first setting's own run took
+    refused: Sequence[Refused] = ()  # changes that are not tried
+    notes: Sequence[str] = ()  # notes that hold whatever the search finds
 
     def record(self, search: Improvement, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
         """Return the record as of now. ``shared`` counts the ``runs`` during which something else used the machine."""

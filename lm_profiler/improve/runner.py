@@ -84,8 +84,7 @@ def tried_text(tried: Tried) -> str:
     return f"{tried.name}: {verdict_text(tried)}{brought}" + (f"; {tried.why}" if tried.why else "")
 
 
-_LOOK_S = 0.5
-"""Seconds between two checks for an interrupt."""
+_LOOK_S = 0.5  # seconds between two checks for an interrupt
 
 
 class Runner:

@@ -11,25 +11,25 @@ from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, WITHOUT_CLIPPING
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import NumericsFacts, RunRecord
 
+# The tolerated share of the mean loss of the first steps. The spread of the first setting's losses between seeds takes
+# its place where it is larger, because another number of workers draws other random numbers. Real errors exceed both.
 LOSS_TOLERANCE = 0.01
-"""The tolerated share of the mean loss of the first steps. The spread of the first setting's losses between seeds takes
-its place where it is larger, because another number of workers draws other random numbers. Real errors exceed both."""
 
+# the seeds of further runs of the first setting, made where a loss is off by more than ``LOSS_TOLERANCE``
 SEEDS = (20_231, 20_232, 20_233, 20_234)
-"""The seeds of further runs of the first setting, made where a loss is off by more than ``LOSS_TOLERANCE``."""
 
+# Standard deviations of five runs' mean losses. A sixth run differs from one of them by more in one case of twenty:
+# Student's t for 4 degrees of freedom, 2.776, times the square root of 2 for the difference of two runs.
 _SEED_STDS = 3.93
-"""Standard deviations of five runs' mean losses. A sixth run differs from one of them by more in one case of twenty:
-Student's t for 4 degrees of freedom, 2.776, times the square root of 2 for the difference of two runs."""
 
+# The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
+# within 2 %; a matmul that loses half of its bits exceeds it.
 GRADIENT_TOLERANCE = 0.05
-"""The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
-within 2 %; a matmul that loses half of its bits exceeds it."""
 
+# The tolerated shares of each first step's loss and gradient norm, for an option whose effect is unknown. float32 sums
+# in another order stay below them; another activation, no dropout or fewer bits do not. The mean loss alone cannot tell
+# these apart: at the start, all models with the same vocabulary have about the same loss.
 OWN_LOSS_TOLERANCE, OWN_NORM_TOLERANCE = 1e-5, 1e-4
-"""The tolerated shares of each first step's loss and gradient norm, for an option whose effect is unknown. float32 sums
-in another order stay below them; another activation, no dropout or fewer bits do not. The mean loss alone cannot tell
-these apart: at the start, all models with the same vocabulary have about the same loss."""
 
 _THE_MODEL = {"parameters": "parameters", "trainable_parameters": "parameters that are trained", "bytes": "bytes"}
 

@@ -25,8 +25,7 @@ Result = TypeVar("Result")
 
 _FAILED = "failed and was taken out"
 
-_LINE = 300
-"""The most characters of an error's message that are shown."""
+_LINE = 300  # the most characters of an error's message that are shown
 
 
 def _nothing() -> None:
@@ -37,20 +36,14 @@ def _nothing() -> None:
 class Guard:
     """Runs the code of one instrument for training, and takes it out when it fails.
 
-    Args:
-        name: the instrument's name in the message.
-        tell: gets the message that it failed and why, once.
-        leave: undoes what the instrument did to training's objects.
-        outcome: what the message says happened.
-
     ``out`` is whether it failed. On the hot path, where each frame counts, write
     ``try: ... except BaseException as error: part.failed(error)`` in place of ``run``.
     """
 
-    name: str
-    tell: Callable[[str], object]
-    leave: Callable[[], object] = _nothing
-    outcome: str = _FAILED
+    name: str  # the instrument's name in the message
+    tell: Callable[[str], object]  # gets the message that it failed and why, once
+    leave: Callable[[], object] = _nothing  # undoes what the instrument did to training's objects
+    outcome: str = _FAILED  # what the message says happened
     out: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)
 

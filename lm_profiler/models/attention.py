@@ -19,11 +19,10 @@ from torch import Tensor
 
 from lm_profiler.usage_error import UsageError, expect
 
+# (queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]."""
 
-nvtx_parts = False
-"""Whether ``math`` puts its scores, softmax and values into NVTX ranges."""
+nvtx_parts = False  # whether ``math`` puts its scores, softmax and values into NVTX ranges
 
 
 def sdpa(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
@@ -94,14 +93,14 @@ def _positional(function: Callable[..., Tensor]) -> AttentionFunction:
     return lambda q, k, v: function(q, k, v, True)
 
 
+# sequences, heads and tokens of the check: all unlike, so that none is taken for another; tokens as kernels tile
 _CHECKED = (2, 3, 256)
-"""Sequences, heads and tokens of the check: all unlike, so that none is taken for another; tokens as kernels tile."""
 
+# the largest error of the check, as a share of the largest number: the dtype's rounding, many times over
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""The largest error of the check, as a share of the largest number: the dtype's rounding, many times over."""
 
+# the same for float32 on an accelerator, where Triton's `tl.dot` multiplies in TF32 unless told otherwise
 _TF32_TOLERANCE = 5e-3
-"""The same for float32 on an accelerator, where Triton's `tl.dot` multiplies in TF32 unless told otherwise."""
 
 
 def check_attention(name: str, width: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:

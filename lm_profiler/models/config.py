@@ -10,8 +10,7 @@ from typing import Any
 
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
-OUR_ATTENTION = ("sdpa", "math")
-"""Our own attention functions; `package.module:function` names somebody else's."""
+OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names somebody else's
 
 
 @dataclass(frozen=True)
@@ -23,24 +22,18 @@ class TransformerConfig:
             attention's name is unknown.
     """
 
-    d_model: int
-    """Width of the residual stream (D)."""
-    d_ff: int
-    """Width inside the feed-forward layer (F)."""
-    num_layers: int
-    """Number of blocks."""
-    num_heads: int
-    """Number of attention heads (H), each d_model / num_heads wide."""
-    vocab_size: int = 10_000
-    """Number of token ids (V)."""
-    rope_theta: float = 10_000.0
-    """Base of RoPE's wavelengths."""
+    d_model: int  # width of the residual stream (D)
+    d_ff: int  # width inside the feed-forward layer (F)
+    num_layers: int  # number of blocks
+    num_heads: int  # number of attention heads (H), each d_model / num_heads wide
+    vocab_size: int = 10_000  # number of token ids (V)
+    rope_theta: float = 10_000.0  # base of RoPE's wavelengths
+    # `sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`
     attention: str = "sdpa"
-    """`sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`."""
+    # keep only each block's input for the backward pass, and compute the rest again there: `checkpoint_every` 1
     activation_checkpointing: bool = False
-    """Keep only each block's input for the backward pass, and compute the rest again there: `checkpoint_every` 1."""
+    # blocks to a checkpoint, of which the first one's input alone is kept; further numbers are nested in it
     checkpoint_every: tuple[int, ...] = ()
-    """Blocks to a checkpoint, of which the first one's input alone is kept; further numbers are nested in it."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
@@ -125,8 +118,8 @@ _BY_SOURCE = {
         "13B": TransformerConfig(d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000),
     },
 }
+# all sizes by name: the plain names are those of 2025
 PRESETS = _CS336_2025 | {f"{source}/{name}": size for source, of in _BY_SOURCE.items() for name, size in of.items()}
-"""All sizes by name: the plain names are those of 2025."""
 
 
 def other_meanings(sizes: Iterable[str]) -> list[str]:

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from lm_profiler.models.attention import attention_function
 from lm_profiler.models.config import TransformerConfig
 
-NORM_EPS = 1e-5
-"""Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code)."""
+NORM_EPS = 1e-5  # Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code).
 
 
 class Linear(nn.Linear):

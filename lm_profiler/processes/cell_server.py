@@ -16,11 +16,9 @@ from typing import IO
 
 from lm_profiler.processes.child import how_ended
 
-_PATIENCE_S = 10.0
-"""Seconds that the program has to end by itself before it is killed."""
+_PATIENCE_S = 10.0  # seconds that the program has to end by itself before it is killed
 
-ENDED_FILE = "ended.json"
-"""The file beside a cell's output that tells how the cell ended."""
+ENDED_FILE = "ended.json"  # the file beside a cell's output that tells how the cell ended
 
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
 
@@ -72,8 +70,7 @@ class CellServer:
         lock: A descriptor that the program keeps open as long as a cell runs, and that cells do not inherit.
     """
 
-    _link: Connection
-    """The connection to the process, while there is one."""
+    _link: Connection  # the connection to the process, while there is one
 
     def __init__(self, command: Sequence[str], lock: int | None = None) -> None:
         self._command, self._lock = command, lock

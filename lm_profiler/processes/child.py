@@ -30,14 +30,12 @@ import psutil
 from lm_profiler.torch_names import BAD_FORK
 
 Answer = TypeVar("Answer")
+# the limits of a child: CPU time in seconds, memory in bytes, and its folder for temporary files
 Limits = tuple[float, int | None, str | None]
-"""The limits of a child: CPU time in seconds, memory in bytes, and its folder for temporary files."""
 
-PATIENCE = 3.0
-"""Wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow."""
+PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow
 
-_MOST_SENT = 256 << 20
-"""Bytes that are sent to a fresh interpreter at most."""
+_MOST_SENT = 256 << 20  # bytes that are sent to a fresh interpreter at most
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 _PROGRAM = """

@@ -31,14 +31,12 @@ from lm_profiler.processes.cell_server import ENDED_FILE, CellEnded, CellStarted
 from lm_profiler.processes.child import die_with_parent
 from lm_profiler.record.files import write_whole
 
-_MOST_GIVEN = 1024
-"""Descriptors that are looked at: the usual soft limit of open files."""
+_MOST_GIVEN = 1024  # descriptors that are looked at: the usual soft limit of open files
 
 
 @dataclass
 class _RunningCell:
-    pid: int
-    """The process id, also that of the cell's process group."""
+    pid: int  # the process id, also that of the cell's process group
     output: Path
     began: float
 

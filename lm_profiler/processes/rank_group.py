@@ -16,10 +16,10 @@ import psutil
 from lm_profiler.processes.child import die_with_parent, how_ended
 from lm_profiler.record.text import ranks_text
 
+# seconds in which at least one rank has to go on; torch takes some ten to be imported on a busy machine
 PATIENCE_S = 60.0
-"""Seconds in which at least one rank has to go on; torch takes some ten to be imported on a busy machine."""
+# seconds in which the rank that caused a failure may still be seen to have died: its peers often tell first
 _GRACE_S = 2.0
-"""Seconds in which the rank that caused a failure may still be seen to have died: its peers often tell first."""
 
 
 class RankFailed(Exception):
@@ -28,17 +28,11 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True)
 class RankLink:
-    """What a rank has of the process that started it; ``goes_on`` is to be called before and after whatever may hang.
+    """What a rank has of the process that started it; ``goes_on`` is called before and after whatever may hang."""
 
-    Attributes:
-        rank: the number of this process.
-        connection: takes what the rank sends.
-        counts: int64[ranks], shared: how often each rank has called ``goes_on``.
-    """
-
-    rank: int
-    connection: Connection
-    counts: Any
+    rank: int  # the number of this process
+    connection: Connection  # takes what the rank sends
+    counts: Any  # int64[ranks], shared: how often each rank has called ``goes_on``
 
     def send(self, message: object) -> None:
         """Send ``message``, which can be pickled."""

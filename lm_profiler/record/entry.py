@@ -18,8 +18,7 @@ from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE, read_rows
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
-UNFINISHED = "it is still running, or its process was killed"
-"""The reason of a run whose status is unfinished."""
+UNFINISHED = "it is still running, or its process was killed"  # the reason of a run whose status is unfinished
 
 
 @dataclass(frozen=True)
@@ -35,24 +34,16 @@ class Cut:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of any table: a run, or a cell of a sweep that may have left none.
+    """A line of any table: a run, or a cell of a sweep that may have left none."""
 
-    Attributes:
-        folder: The run's, or the cell's where there is no run.
-        record: None where the cell left none (it timed out, was killed, or was a wrong call).
-        cell: None for a run that belongs to no sweep.
-        outcome: How the cell ended, as the sweep wrote it down.
-        sweep: The sweep's folder.
-        sibling: Another cell of the sweep; its run knows what the sweep did not vary, where this cell left no run.
-        cut: How the recorded steps were cut anew for the figures of ``record``; None for the run's own figures.
-    """
-
-    folder: Path
-    record: RunRecord | None
-    cell: Cell | None = None
-    outcome: CellOutcome | None = None
-    sweep: Path | None = None
+    folder: Path  # the run's, or the cell's where there is no run
+    record: RunRecord | None  # none where the cell left none (it timed out, was killed, or was a wrong call)
+    cell: Cell | None = None  # none for a run that belongs to no sweep
+    outcome: CellOutcome | None = None  # how the cell ended, as the sweep wrote it down
+    sweep: Path | None = None  # the sweep's folder
+    # another cell of the sweep; its run knows what the sweep did not vary, where this cell left no run
     sibling: Entry | None = None
+    # how the recorded steps were cut anew for the figures of ``record``; None for the run's own figures
     cut: Cut | None = None
 
     @property
@@ -162,8 +153,7 @@ class Collection:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    searches: list[Searched] = field(default_factory=list)
-    """The calls of ``improve``, whose runs are among the entries."""
+    searches: list[Searched] = field(default_factory=list)  # the calls of ``improve``, whose runs are among the entries
 
 
 def collect(paths: Iterable[Path]) -> Collection:

@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import PydanticUndefined
 
+# Units by name: as stored, as shown, the factor between the two, and the most digits behind the point. ``bytes`` are
+# shown each in the unit that fits. ``text`` is no figure but what a reader needs beside one: a source, a reason.
 UNITS: dict[str, tuple[str, str, float, int]] = {
     "ms": ("s", "ms", 1e3, 3),
     "s": ("s", "s", 1.0, 2),
@@ -33,11 +35,6 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
     "°C": ("°C", "°C", 1.0, 0),
     "text": ("text", "", 1.0, 0),
 }
-"""Units by name: as stored, as shown, the factor between the two, and the most digits behind the point.
-
-``bytes`` are shown each in the unit that fits. ``text`` is no figure but what a reader needs beside one: a source, a
-reason.
-"""
 
 _BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
@@ -46,14 +43,10 @@ _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
 class Place(IntEnum):
     """How early a figure is shown where there is no room for all; each place includes those before it."""
 
-    HEADLINE = 1
-    """Shown beside a run's name: at a sweep's end, and in the columns of the tab that stay in place."""
-    TABLE = 2
-    """Shown in the usual table of runs, and among TensorBoard's HPARAMS."""
-    FILE = 3
-    """Written to files for programs."""
-    ASKED = 4
-    """Shown when asked for by name, and on the page of its run."""
+    HEADLINE = 1  # shown beside a run's name: at a sweep's end, and in the columns of the tab that stay in place
+    TABLE = 2  # shown in the usual table of runs, and among TensorBoard's HPARAMS
+    FILE = 3  # written to files for programs
+    ASKED = 4  # shown when asked for by name, and on the page of its run
 
 
 @dataclass(frozen=True)
@@ -62,31 +55,22 @@ class Figure:
 
     In the texts of a field with ``keys``, ``{key}`` stands for the key and ``{word}`` for its display name; in those of
     a part that a record has by phase, ``PHASE`` stands for the phase.
-
-    Attributes:
-        unit: One of ``UNITS``.
-        meaning: One line without a full stop.
-        name: The name in the registry; empty where it is the field's name, or the key.
-        keys: The keys of a mapping of numbers that are figures, perhaps each with its word.
-        interval: The fields beside it that hold the ends of its 95 % interval.
-        goes_by_step: Whether it is a rate over the step's time; its interval is then that of the step, inverted.
-        tag: The TensorBoard tag of its value in each step.
-        run_tag: The tag of a run's value among TensorBoard's HPARAMS.
-        group: The section that shows it, if not that of its part.
     """
 
     title: str
-    unit: str
-    meaning: str
-    name: str = ""
+    unit: str  # one of ``UNITS``
+    meaning: str  # one line without a full stop
+    name: str = ""  # the name in the registry; empty where it is the field's name, or the key
     _: KW_ONLY
+    # the keys of a mapping of numbers that are figures, perhaps each with its word
     keys: Iterable[str] | Mapping[str, str] = ()
-    interval: tuple[str, str] | None = None
+    interval: tuple[str, str] | None = None  # the fields beside it that hold the ends of its 95 % interval
+    # whether it is a rate over the step's time; its interval is then that of the step, inverted
     goes_by_step: bool = False
     place: Place = Place.FILE
-    tag: str | None = None
-    run_tag: str | None = None
-    group: str = ""
+    tag: str | None = None  # the TensorBoard tag of its value in each step
+    run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
+    group: str = ""  # the section that shows it, if not that of its part
 
     def __call__(self, schema: dict[str, Any]) -> None:
         """Describe the field in the published ``schema``; pydantic calls this as ``json_schema_extra``."""
@@ -99,22 +83,17 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
-    """How the figures of a part are named and shown in the field that holds it, once or by key.
+    """How the figures of a part are named and shown in the field that holds it, once or by key."""
 
-    Attributes:
-        group: The section that shows them.
-        keys: The keys of a mapping of parts that are shown, perhaps each with its word.
-        name: A template; ``{name}``, ``{title}`` and ``{meaning}`` stand for the part's own, here and in the next two.
-        place: Replaces the part's own place.
-        instead: By field, the figure that replaces the part's own; None for no figure.
-    """
-
-    group: str = ""
+    group: str = ""  # the section that shows them
+    # the keys of a mapping of parts that are shown, perhaps each with its word
     keys: Iterable[str] | Mapping[str, str] = ()
+    # a template; ``{name}``, ``{title}`` and ``{meaning}`` stand for the part's own, here and in the next two
     name: str = "{name}"
     title: str = "{title}"
     meaning: str = "{meaning}"
-    place: Place | None = None
+    place: Place | None = None  # replaces the part's own place
+    # by field, the figure that replaces the part's own; None for no figure
     instead: Mapping[str, Figure | None] = field(default_factory=dict)
 
     def __call__(self, schema: dict[str, Any]) -> None:

@@ -62,16 +62,15 @@ def from_here(path: Path) -> Path:
         return path
 
 
+# A number as large as this is damage: the FLOPs of the largest trainings are 1e26. Its square, or its sum with others,
+# could overflow.
 BEYOND = 1e30
-"""A number as large as this is damage: the FLOPs of the largest trainings are 1e26. Its square, or its sum with others,
-could overflow."""
 
 _ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
+# How a number beyond it may be written, with every digit as 0. Only files that have one are checked value by value.
 _PERHAPS_BEYOND = (b"0" * 30, b"0e00", b"0e+00")
-"""How a number beyond it may be written, with every digit as 0. Only files that have one are checked value by value."""
 
-_OPTIONS = ("config", "overrides")
-"""Parts of a record that hold a user's own numbers, of any size."""
+_OPTIONS = ("config", "overrides")  # parts of a record that hold a user's own numbers, of any size
 
 _ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
 

@@ -13,14 +13,13 @@ from lm_profiler.record.run import Newer, Part, Verb, read_as
 
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 
+# How a comparison ended. ``SAME``: within 1 %. ``UNDECIDED``: the interval was still too wide after the last pair.
+# ``FAILED``: a run did not end well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``:
+# FASTER, but loss or gradients are off.
 TriedVerdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
-"""How a comparison ended. ``SAME``: within 1 %. ``UNDECIDED``: the interval was still too wide after the last pair.
-``FAILED``: a run did not end well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``:
-FASTER, but loss or gradients are off.
-"""
 
+# How a search ended. ``failed``: the first setting does not run. ``unfinished``: it still runs, or was killed.
 Ended = Literal["done", "budget", "interrupted", "failed", "unfinished"]
-"""How a search ended. ``failed``: the first setting does not run. ``unfinished``: it still runs, or was killed."""
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from lm_profiler.record.run import Newer, Part, read_as
 
+# The kind of a kernel or an operator, by its name. ``matmul`` includes convolutions, ``attention`` is fused attention
+# only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,
+# ``host_copies`` those from and to the host.
 Kind = Literal[
     "matmul",
     "attention",
@@ -21,11 +24,6 @@ Kind = Literal[
     "communication",
     "other",
 ]
-"""The kind of a kernel or an operator, by its name.
-
-``matmul`` includes convolutions, ``attention`` is fused attention only, ``softmax`` is one outside of it, ``copies``
-are those within the device, casts, fills, gathers and scatters, ``host_copies`` those from and to the host.
-"""
 
 _TRACE, _KERNELS = ".pt.trace.json.gz", ".kernels.json"
 

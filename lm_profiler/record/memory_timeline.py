@@ -13,6 +13,9 @@ from pydantic import model_validator
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import MemoryCauses, Newer, Part, json_of, read_as
 
+# The causes, each with its title, in the order of the stack. ``activations`` are what forward leaves for backward and
+# what checkpointing makes again; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
+# last three add up to ``MemoryCauses.activations_and_rest``.
 HELD = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -22,12 +25,9 @@ HELD = {
     "activations": "activations",
     "rest": "rest",
 }
-"""The causes, each with its title, in the order of the stack. ``activations`` are what forward leaves for backward and
-what checkpointing makes again; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
-last three add up to ``MemoryCauses.activations_and_rest``."""
 
+# where a timeline is from, with its title
 SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, of the allocator's history"}
-"""Where a timeline is from, with its title."""
 
 
 class Allocation(Part):

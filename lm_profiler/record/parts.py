@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+# the parts of a step, which add up to it: the phases, and ``other`` for what no phase covers
 PARTS = (*PHASES, "other")
-"""The parts of a step, which add up to it: the phases, and ``other`` for what no phase covers."""
 
-TIMED = (*PARTS, "step")
-"""The times that ``steps.csv`` has of each step."""
+TIMED = (*PARTS, "step")  # the times that ``steps.csv`` has of each step
 
+# the meaning of everything that a run has times of
 MEANINGS = {
     "data": "the loop asks for a batch, until it has it",
     "transfer": "the batch goes to the device",
@@ -21,11 +21,11 @@ MEANINGS = {
     "step": "from asking for the step's first batch to asking for the next step's",
     "forward_backward": "forward and backward added up within each step",
 }
-"""The meaning of everything that a run has times of."""
 
+# the display names of ``MEANINGS``
 WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}
-"""The display names of ``MEANINGS``."""
 
+# the stages of a run in their order, as adjectives: ``warm-up steps``
 STAGES = {
     "warmup": "warm-up",
     "measure": "measure",
@@ -35,8 +35,8 @@ STAGES = {
     "memory": "memory",
     "trace": "trace",
 }
-"""The stages of a run in their order, as adjectives: ``warm-up steps``."""
 
+# the same stages as what a run is doing: ``measuring``, ``tracing``
 STAGE_NAMES = {
     "warmup": "warm-up",
     "measure": "measuring",
@@ -46,10 +46,9 @@ STAGE_NAMES = {
     "memory": "reading memory",
     "trace": "tracing",
 }
-"""The same stages as what a run is doing: ``measuring``, ``tracing``."""
 
+# Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)
 _ALIASES = {"64": "64-true", "32": "32-true", "None": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-"""Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)."""
 
 
 def full_name(precision: object) -> str:

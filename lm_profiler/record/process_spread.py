@@ -17,14 +17,13 @@ from statistics import fmean
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import Environment
 
+# processes of earlier self-tests that count beside those of the latest: what a machine was like long ago fades
 _MOST_KEPT = 16.0
-"""Processes of earlier self-tests that count beside those of the latest: what a machine was like long ago fades."""
 
 
+# no std of less is believed: processes of one minute agree better than those of one week (Mytkowicz et al., ASPLOS
+# 2009, found as much from the size of the environment alone)
 _LEAST = 0.005
-"""No std of less is believed: processes of one minute agree better than those of one week (Mytkowicz et al., ASPLOS
-2009, found as much from the size of the environment alone).
-"""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class ProcessSpread:
         return math.isfinite(self.freedom)
 
 
+# until equal runs of this machine have shown it (``selftest``): no change of a single run below 15 % is then told
 ASSUMED_SPREAD = ProcessSpread(0.05)
-"""Until equal runs of this machine have shown it (``selftest``): no change of a single run below 15 % is then told."""
 
 
 def cache_folder() -> Path:

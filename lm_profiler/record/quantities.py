@@ -65,10 +65,9 @@ def _mean(times: str, part: str) -> Quantity:
     )
 
 
+# times on the device's stream, or on the host's clock where there is no device; a run's are means over its steps
 TIMES = {part: _mean("time", part) for part in MEANINGS}
-"""Times on the device's stream, or on the host's clock where there is no device; a run's are means over its steps."""
-HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}
-"""Times on the host's clock."""
+HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}  # times on the host's clock
 
 
 def _statistic(times: str, part: str, name: str) -> Quantity:
@@ -88,6 +87,7 @@ def _statistic(times: str, part: str, name: str) -> Quantity:
 
 _SPREAD = [_statistic(times, part, name) for times in _CLOCKS for part in TIMES for name in _STATISTICS]
 
+# the title and the meaning of each term, in the order of the waterfall
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),
     "clock": ("lower clock", "what the model's FLOPs take longer at the clock that the device held"),
@@ -101,7 +101,6 @@ TERMS = {
     "input": ("input", "waiting for data and its transfer"),
     "unexplained": ("unexplained", "what is left of the step"),
 }
-"""The title and the meaning of each term, in the order of the waterfall."""
 
 
 def term_title(name: str) -> str:
@@ -254,41 +253,41 @@ def _within_group(title: str, quantity: Quantity) -> Quantity:
     return quantity if quantity.group == title else replace(quantity, group=title)
 
 
-GROUPS = _groups()
-"""All figures of a run, by group."""
+GROUPS = _groups()  # all figures of a run, by group
 
+# all figures of a run by their name
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for of in GROUPS.values() for quantity in of}
-"""All figures of a run by their name."""
 
+# the columns of each list in ``run.json``, by its path; their paths and ``get`` are relative to a row
 LISTS = dict(rows_in(RunRecord))
-"""The columns of each list in ``run.json``, by its path; their paths and ``get`` are relative to a row."""
 
 _SEARCH = tuple(one.quantity for one in figures_in(ImproveRecord))
 
+# the figures of each kind of file, by path: under an empty path those that it has once, then the columns of lists
 FIGURES: dict[type[Part], dict[str, tuple[Quantity, ...]]] = {
     RunRecord: {"": tuple(QUANTITIES.values()), **LISTS},
     ImproveRecord: {"": _SEARCH, **dict(rows_in(ImproveRecord))},
 }
-"""The figures of each kind of file, by path: under an empty path those that it has once, then the columns of lists."""
 
 MEMORY = {name: QUANTITIES[f"{name}_bytes"] for name in MemoryReading.model_fields}
 TOKENS_PER_S, MFU = QUANTITIES["tokens_per_s"], QUANTITIES["mfu"]
+# the tokens of one step in ``steps.csv``; a run has ``tokens_per_step``
 TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the step")
-"""The tokens of one step in ``steps.csv``; a run has ``tokens_per_step``."""
 
+# the causes of memory, each with its title
 CAUSES = {cause: cause.replace("_", " ") for cause in MemoryCauses.model_fields}
-"""The causes of memory, each with its title."""
 
 _TIME_COLUMNS = (times[part].name for times in (TIMES, HOST_TIMES) for part in TIMED)
+# the header of ``steps.csv``
 STEP_COLUMNS = ("step", "stage", *_TIME_COLUMNS, TOKENS.name, *(of.name for of in MEMORY.values()), "rank")
-"""The header of ``steps.csv``."""
 
 _FLOOR = {one.path: one.quantity for one in figures_in(Floor)}
+# columns of a table that has a row for each phase
 FLOOR, TIMES_FLOOR = (
     replace(of, meaning=of.meaning.replace("PHASE", "the phase")) for of in (_FLOOR["seconds"], _FLOOR["times"])
 )
-"""Columns of a table that has a row for each phase."""
 
+# the columns of a plan's table, which has a row for each phase
 PLANNED_COLUMNS = (
     column("phase", "phase", "text", "part of the step"),
     column("peak", "peak", "bytes", "most bytes at one time in it, rehearsed"),
@@ -296,8 +295,8 @@ PLANNED_COLUMNS = (
     column("workspaces", "workspaces", "bytes", "what cuBLAS keeps to work in"),
     FLOOR,
 )
-"""The columns of a plan's table, which has a row for each phase."""
 
+# the columns of a plan's table of settings that would need less
 REMEDY_COLUMNS = (
     column("needs", "needs", "bytes", "memory that surely holds it: the peak and a ninth of it, or what is reserved"),
     replace(FLOOR, meaning="least time of the step: the sum of its phases' floors that are known"),
@@ -305,11 +304,11 @@ REMEDY_COLUMNS = (
     column("changes", "may change", "text", "what of the training it may change"),
     column("words", "with", "text", "options to be added to the call"),
 )
-"""The columns of a plan's table of settings that would need less."""
 
 _TRIED = {of.name: of for of in FIGURES[ImproveRecord]["tried"]}
 _BOTH = "without → with the change: "
 _NUMERICS = "loss and gradients, and whether that is too much; only what is faster is checked"
+# the columns of the table of `improve`: a row for each change, which shows values without and with it
 TRIED_COLUMNS = (
     _TRIED["name"],
     replace(_TRIED["b_s"], title="step", meaning=_BOTH + _TRIED["b_s"].meaning.partition(": ")[2]),
@@ -318,7 +317,6 @@ TRIED_COLUMNS = (
     column("numerics", "numbers off by", "text", _NUMERICS),
     _TRIED["verdict"],
 )
-"""The columns of the table of `improve`: a row for each change, which shows values without and with it."""
 
 
 def overview() -> dict[str, list[Quantity]]:

@@ -15,17 +15,7 @@ from lm_profiler.record.run import Part
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity, stored in SI under ``name`` and shown as ``value * scale`` in ``shown_unit``.
-
-    Attributes:
-        meaning: One line without a full stop.
-        tag: The TensorBoard tag of its value in each step; None where steps have no such value.
-        path: Its place in its file; empty for a computed value, or one that only steps have.
-        get: Returns its value in a record, or in a row of its list, in SI; None where it is unknown.
-        interval: Returns its 95 % interval (low, high) there; None for a figure without one.
-        run_tag: The tag of a run's value among TensorBoard's HPARAMS.
-        of: The word in ``name`` and ``meaning`` that tells the members of a family apart, such as the phase.
-    """
+    """One quantity, stored in SI under ``name`` and shown as ``value * scale`` in ``shown_unit``."""
 
     name: str
     title: str
@@ -33,14 +23,17 @@ class Quantity:
     shown_unit: str
     scale: float
     digits: int
-    meaning: str
-    tag: str | None = None
-    path: str = ""
+    meaning: str  # one line without a full stop
+    tag: str | None = None  # the TensorBoard tag of its value in each step; None where steps have no such value
+    path: str = ""  # its place in its file; empty for a computed value, or one that only steps have
+    # returns its value in a record, or in a row of its list, in SI; None where it is unknown
     get: Callable[[Any], Any] = lambda record: None
+    # returns its 95 % interval (low, high) there; None for a figure without one
     interval: Callable[[Any], tuple[float, float] | None] = lambda record: None
     place: Place = Place.FILE
-    run_tag: str | None = None
+    run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""
+    # the word in ``name`` and ``meaning`` that tells the members of a family apart, such as the phase
     of: str | None = None
 
     @property

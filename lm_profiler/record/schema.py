@@ -18,6 +18,7 @@ from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Part, RankEnd, RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
+# the type of each kind of file
 FORMS: dict[str, type[Part]] = {
     "run": RunRecord,
     "kernels": KernelTable,
@@ -27,7 +28,6 @@ FORMS: dict[str, type[Part]] = {
     "improve": ImproveRecord,
     "rank_end": RankEnd,
 }
-"""The type of each kind of file."""
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,8 +18,8 @@ MASK = "***"
 _NAME = re.compile(
     r"(^|[_.-])(key|keys|apikeys?|token|passwords?|passwd|pwd|passphrase|secrets?|credentials?|authorization|cookie)$"
 )
+# what a tokenizer or a loader has
 _NO_NAME = re.compile(r"(^|[_.-])((bos|eos|pad|unk|mask|sep|cls|image|special|next|per)_token|(sort|batch)_key)$")
-"""What a tokenizer or a loader has."""
 
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
 _IN_QUERY = re.compile(r"(?i)([?&][\w.-]*(?:token|key|secret|password|signature|sig|credential)=)[^&\s'\"#]+")

@@ -17,12 +17,10 @@ from lm_profiler.record.steps import StepRow, StepTable, read_steps, write_steps
 
 STEPS_FILE, COLUMNS_FILE = "steps.csv", "steps.parquet"
 
+# A run with more than both writes ``steps.parquet``. 20,000 rows of CSV are read in 0.3 s, which does not justify
+# another library; 56,000 rows take 0.6 s, or 0.1 s as Parquet with the import of pyarrow, in a fifth of the bytes
+# (benchmarks/ranks.py).
 FEW_RANKS, FEW_ROWS = 8, 20_000
-"""A run with more than both writes ``steps.parquet``.
-
-20,000 rows of CSV are read in 0.3 s, which does not justify another library; 56,000 rows take 0.6 s, or 0.1 s as
-Parquet with the import of pyarrow, in a fifth of the bytes (benchmarks/ranks.py).
-"""
 
 _OF_A_RANK = re.compile(r"steps\.rank(\d+)\.csv")
 

@@ -19,14 +19,13 @@ from lm_profiler.record.columns import Counts, PackedArray, Reals, Words
 from lm_profiler.record.files import BEYOND, RecordError, read_plain, write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 
+# a value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say
 Peaks = tuple[int | None, ...]
-"""A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""
 
 UNKNOWN: Peaks = (None,) * len(MEMORY)
 
 
-_AT_ONCE = 4096
-"""How many rows are read before they become columns, which take a third of the memory."""
+_AT_ONCE = 4096  # how many rows are read before they become columns, which take a third of the memory
 
 
 def largest(readings: Iterable[Peaks]) -> Peaks:

@@ -12,8 +12,8 @@ from lm_profiler.record.run import Newer, Part, RecordError, Verb, read_as
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
+# How a cell ended. ``interrupted`` counts as missing: it is run again when the sweep goes on.
 CellStatus = Literal["ok", "oom", "failed", "timeout", "refused", "interrupted"]
-"""How a cell ended. ``interrupted`` counts as missing: it is run again when the sweep goes on."""
 
 
 class Cell(Part):

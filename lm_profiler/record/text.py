@@ -48,15 +48,13 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 MOST_BYTES = 1 << 20
 MOST_NODES = 100_000
-DEEPEST = 50
-"""Levels. The parsers call themselves a few times for each, and Python allows 1000 calls in each other."""
+DEEPEST = 50  # Levels. The parsers call themselves a few times for each, and Python allows 1000 calls in each other.
 
-_NULL = "tag:yaml.org,2002:null"
-"""Of ``null``, ``~`` and nothing at all, where no quotes stand around it."""
+_NULL = "tag:yaml.org,2002:null"  # of ``null``, ``~`` and nothing at all, where no quotes stand around it
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# a date such as 2001-99-99 and a number of 5000 digits are ValueErrors
 _ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
-"""A date such as 2001-99-99 and a number of 5000 digits are ValueErrors."""
 
 
 class YamlTextError(ValueError):

@@ -23,12 +23,12 @@ from lm_profiler.record.files import RecordError, read_plain
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.run.part import Newer, Part, json_of, read_as
 
+# A row of the last steps: 52 bytes. Seconds are those of each of ``TIMED``, on the device where there is one.
 ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
-"""A row of the last steps: 52 bytes. Seconds are those of each of ``TIMED``, on the device where there is one."""
 
+# a bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
+# 12:2195)
 _GROWTH = 1.04
-"""A bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
-12:2195)."""
 
 
 class Sketch(Part):
@@ -186,8 +186,7 @@ class WatchStatus(Part):
         return steps_s / self.wall_s if self.wall_s else None
 
 
-STEPS = "step: "
-"""How terms of the ledger begin that passed in steps."""
+STEPS = "step: "  # how terms of the ledger begin that passed in steps
 
 
 class TraceRequest(Part):

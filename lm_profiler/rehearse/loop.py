@@ -74,11 +74,10 @@ class RehearsedStep:
         return max(self.peaks.values())
 
 
+# yields the size of the next steps' batches, and is sent the bytes that these steps need
 Sizes = Generator[Size, int, None]
-"""Yields the size of the next steps' batches, and is sent the bytes that these steps need."""
 
-_UNLIKE_STEPS, _LEAST = 8, 2
-"""Steps that are looked at where steps may differ: at most, if there is time, and at least."""
+_UNLIKE_STEPS, _LEAST = 8, 2  # steps that are looked at where steps may differ: at most, if there is time, and at least
 
 
 class _Look:
@@ -129,20 +128,15 @@ class Rehearsal(Callback):
     """Has Lightning's loop run steps on fake tensors, and looks at some of them.
 
     The first step is not looked at: it makes what later steps find, gradients and optimizer states.
-
-    Args:
-        world: the fake tensors, among which the module was made.
     """
 
-    world: FakeWorld
+    world: FakeWorld  # the fake tensors, among which the module was made
+    # the first exception: Lightning then tears down what it has not set up yet, which may raise another
     failed: BaseException | None = None
-    """The first exception: Lightning then tears down what it has not set up yet, which may raise another."""
-    bucket_bytes: int | None = None
-    """Bytes of DDP's buckets; None where there are none."""
+    bucket_bytes: int | None = None  # bytes of DDP's buckets; None where there are none
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
-    _left: int = 1 << 20
-    """Steps that are left: more than ``_steps`` ever asks for."""
+    _left: int = 1 << 20  # steps that are left: more than ``_steps`` ever asks for
 
     def _steps(self) -> Iterator[None]:
         """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
@@ -200,24 +194,17 @@ class Rehearsal(Callback):
 
 @dataclass(eq=False, kw_only=True)
 class RehearsedSizes(Rehearsal):
-    """Rehearses steps of the batch sizes that ``sizes`` asks for.
+    """Rehearses steps of the batch sizes that ``sizes`` asks for."""
 
-    Args:
-        sizes: the sizes. Steps of the first size are looked at phase by phase; of the others only the peak is read.
-        alike: whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a
-            module may skip a step now and then, or do more in every other one, and batches may differ.
-        enough_s: CPU time for these steps, after which no further one begins.
-        clock: seconds of CPU time.
-    """
-
+    # the sizes. Steps of the first size are looked at phase by phase; of the others only the peak is read.
     sizes: Sizes
+    # whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a module may
+    # skip a step now and then, or do more in every other one, and batches may differ.
     alike: bool = False
-    enough_s: float = 1.0
-    clock: Callable[[], float] = time.process_time
-    seen: list[RehearsedStep] = field(default_factory=list)
-    """The steps that were looked at."""
-    known: bool = False
-    """Whether all steps were looked at that had to be."""
+    enough_s: float = 1.0  # CPU time for these steps, after which no further one begins
+    clock: Callable[[], float] = time.process_time  # seconds of CPU time
+    seen: list[RehearsedStep] = field(default_factory=list)  # the steps that were looked at
+    known: bool = False  # whether all steps were looked at that had to be
 
     def _steps(self) -> Iterator[None]:
         self._strategy.size = next(self.sizes)
@@ -267,8 +254,7 @@ class RehearsedSizes(Rehearsal):
         return phase_work(self._trainer, work, traffic, batch_bytes)
 
 
-_SURE = 1.05
-"""A peak that may be too low by a larger factor is not reported."""
+_SURE = 1.05  # a peak that may be too low by a larger factor is not reported
 
 _DONE = object()
 
@@ -294,11 +280,10 @@ def _nothing(*_: object, **__: object) -> None:
     """Do nothing."""
 
 
-_NO_DATA = "its data is not allocated yet"
-"""The words of torch's error where a kernel reads values itself."""
+_NO_DATA = "its data is not allocated yet"  # the words of torch's error where a kernel reads values itself
 
+# folders through which a user's error passes: our fake tensors and marks, and Python's own modules
 _NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeDevice, PhaseProfiler, os)), "<frozen ")  # noqa: PTH120
-"""Folders through which a user's error passes: our fake tensors and marks, and Python's own modules."""
 
 
 def reason_of(error: Exception) -> str:

@@ -19,8 +19,8 @@ from lm_profiler.measure.fake.world import FakeWorld
 
 CPU = torch.device("cpu")
 
+# precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead
 AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
-"""Precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,12 @@ class FakeDevice:
     """A mixin that gives the device of a strategy fake tensors."""
 
     world: FakeWorld
-    reduces = has_buckets = False
-    """Whether DDP reduces all gradients, and whether its buckets hold them a second time."""
-    ranks = 1
-    """The number of ranks; this is rank 0."""
+    reduces = has_buckets = False  # whether DDP reduces all gradients, and whether its buckets hold them a second time
+    ranks = 1  # the number of ranks; this is rank 0
     size = Size()
-    rows = 1
-    """How many rows are rehearsed for each row of a batch that is made."""
-    samples: int | None = None
-    """Samples in a batch of the run; None where that is unknown."""
-    batch_bytes = 0
-    """Bytes of the last batch."""
+    rows = 1  # how many rows are rehearsed for each row of a batch that is made
+    samples: int | None = None  # samples in a batch of the run; None where that is unknown
+    batch_bytes = 0  # bytes of the last batch
 
     def model_to_device(self) -> None:
         """Do nothing: fake tensors stay where they are."""
@@ -82,8 +77,7 @@ class FakeStrategy(FakeDevice, SingleDeviceStrategy):
         self.world = world
 
 
-_BUCKET = 25 << 20
-"""Bytes: the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel."""
+_BUCKET = 25 << 20  # bytes: the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
 
 
 def buckets(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -28,8 +28,7 @@ from lm_profiler.torch_names import FAKE_GROUP, NO_MODES, NO_SCRIPTS, WHOLE_SHAP
 from lm_profiler.training.data_parallel import WrappedDDP
 from lm_profiler.usage_error import UsageError
 
-SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
-"""Strategies that split the module over devices."""
+SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)  # strategies that split the module over devices
 
 
 class CannotSplit(Exception):

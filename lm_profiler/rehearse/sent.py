@@ -27,8 +27,8 @@ from lm_profiler.record.run import Flops
 from lm_profiler.rehearse.loop import Rehearsal, reason_of
 from lm_profiler.rehearse.one_device import AS_WIDE, CPU, FakeDevice, SilentLogger
 
+# precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
-"""Precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything."""
 
 # Hooks that set a module up: it was set up before it was sent.
 _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")

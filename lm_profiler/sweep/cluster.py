@@ -22,12 +22,11 @@ from lm_profiler.sweep.sweep_folder import is_done
 from lm_profiler.usage_error import UsageError
 
 _FOLDER = "submitit"
-_MARGIN_S = 120.0
-"""Seconds of a job beyond the limit of its cell: to start Python, and to let the cell end."""
+_MARGIN_S = 120.0  # seconds of a job beyond the limit of its cell: to start Python, and to let the cell end
 
 _POLL_S = 1.0
+# makes Lightning start a run's ranks itself: in other jobs of SLURM it waits for srun to start them
 _INTERACTIVE = {"SLURM_JOB_NAME": "interactive"}
-"""Makes Lightning start a run's ranks itself: in other jobs of SLURM it waits for srun to start them."""
 
 
 class Jobs:

@@ -21,8 +21,7 @@ from lm_profiler.report.tables.terminal import lines
 from lm_profiler.sweep.outcome import OUTPUT_FILE, last_lines
 from lm_profiler.sweep.schedule import Watcher
 
-_RECENT = 8
-"""The number of ended cells that the table shows."""
+_RECENT = 8  # the number of ended cells that the table shows
 
 _HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 

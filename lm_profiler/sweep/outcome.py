@@ -16,32 +16,22 @@ from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
-OUTPUT_FILE = "output.txt"
-"""The file in a cell's folder that takes its stdout and stderr."""
+OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout and stderr
 
-_TAIL_BYTES = 16384
-"""Bytes at the end of the output in which the last message is looked for."""
+_TAIL_BYTES = 16384  # bytes at the end of the output in which the last message is looked for
 
 _FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a cell's process ended.
+    """How a cell's process ended."""
 
-    Attributes:
-        code: The exit code, negative for the signal that killed the process; None where it is unknown.
-        duration_s: Seconds from its start to its end.
-        timeout_s: The time limit at which it was stopped; None if it was not.
-        memory_kills: Processes on this machine that the OOM killer ended meanwhile.
-        lost: Why the exit code is unknown; None where it is known.
-    """
-
-    code: int | None
-    duration_s: float
-    timeout_s: float | None = None
-    memory_kills: int = 0
-    lost: str | None = None
+    code: int | None  # the exit code, negative for the signal that killed the process; None where it is unknown
+    duration_s: float  # seconds from its start to its end
+    timeout_s: float | None = None  # the time limit at which it was stopped; None if it was not
+    memory_kills: int = 0  # processes on this machine that the OOM killer ended meanwhile
+    lost: str | None = None  # why the exit code is unknown; None where it is known
 
 
 def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:

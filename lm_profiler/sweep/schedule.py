@@ -17,8 +17,7 @@ from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_outcome
 from lm_profiler.sweep.sweep_folder import clear
 
-GRACE_S = 10.0
-"""Seconds between SIGTERM, at which a cell writes its record, and SIGKILL."""
+GRACE_S = 10.0  # seconds between SIGTERM, at which a cell writes its record, and SIGKILL
 
 _REDRAW_S = 0.5
 
@@ -53,10 +52,9 @@ class _Running:
     cell: Cell
     device: str | None
     kills: int
-    began: float
-    """The time at which the process began; before that is known, the time of the request."""
+    began: float  # the time at which the process began; before that is known, the time of the request
+    # the time of the next signal: SIGTERM, at which the cell may write its record, then SIGKILL
     stop_at: float = math.inf
-    """The time of the next signal: SIGTERM, at which the cell may write its record, then SIGKILL."""
     asked_to_stop: bool = False
     timed_out: bool = False
 

@@ -21,8 +21,7 @@ from lm_profiler.sweep.sweep_plan import CONFIGS, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
-_PATIENCE_S = 5.0
-"""Seconds to wait for the lock: the cells of a killed sweep hold it until they have ended."""
+_PATIENCE_S = 5.0  # seconds to wait for the lock: the cells of a killed sweep hold it until they have ended
 
 
 class SweepFolder:

@@ -17,14 +17,11 @@ from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
 from lm_profiler.usage_error import UsageError
 
-MOST_CELLS = 10_000
-"""The most cells of a sweep; more are a mistake in the grid."""
+MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
 
-CONFIGS = "configs"
-"""The folder within the sweep's folder for copies of its config files."""
+CONFIGS = "configs"  # the folder within the sweep's folder for copies of its config files
 
-_LONGEST_ID = 100
-"""The most characters of a cell's name. File systems allow 255, but people read it in tables."""
+_LONGEST_ID = 100  # The most characters of a cell's name. File systems allow 255, but people read it in tables.
 _DIGEST = "-01234567"
 
 

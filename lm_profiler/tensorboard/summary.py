@@ -22,12 +22,12 @@ from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, peak_memory
 from lm_profiler.report.tables.terminal import plain
 
+# The suffix of the file. It lies beside that of the run's steps: in a folder of its own it would be a second run.
 SUFFIX = ".summary"
-"""The suffix of the file. It lies beside that of the run's steps: in a folder of its own it would be a second run."""
 
+# The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
+# the order of the alphabet until it is asked for others: capitals come before the groups of the steps.
 GROUP = "Summary"
-"""The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
-the order of the alphabet until it is asked for others: capitals come before the groups of the steps."""
 
 
 def write_hparams(entry: Entry) -> None:

@@ -17,13 +17,13 @@ from lm_profiler.usage_error import UsageError, expect, expect_one_of
 Batch = tuple[Tensor, Tensor]
 Distribution = Literal["uniform", "zipf"]
 
+# Number of sequences in the data. It needs a length: Lightning prefetches a batch from a loader that has none.
 ENDLESS = 2**40
-"""Number of sequences in the data. It needs a length: Lightning prefetches a batch from a loader that has none."""
 
+# SplitMix64's constants (Steele, Lea, Flood 2014): 2^64 over the golden ratio, and two multipliers
 _GOLDEN, _MIX_1, _MIX_2 = (
     np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
-"""SplitMix64's constants (Steele, Lea, Flood 2014): 2^64 over the golden ratio, and two multipliers."""
 
 
 class TokenSequences(Dataset[Batch]):

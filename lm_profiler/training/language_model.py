@@ -59,8 +59,8 @@ class KeptMetrics(nn.ModuleDict):
 MatmulPrecision = Literal["highest", "high", "medium"]
 OptimizerName = Literal["adamw", "sgd", "none"]
 
+# (inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]
 Batch = tuple[Tensor, Tensor]
-"""(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""
 
 
 class LanguageModel(LightningModule):
@@ -95,8 +95,7 @@ class LanguageModel(LightningModule):
     """
 
     model: Transformer
-    stays = False
-    """Whether the module stays on its device after a run; set where nobody uses it afterwards."""
+    stays = False  # whether the module stays on its device after a run; set where nobody uses it afterwards
 
     def __init__(
         self,

@@ -23,8 +23,8 @@ from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
 
+# how far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %
 _RESIDENT_SCATTER = 0.05
-"""How far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %."""
 
 PartVerdict = Change | Literal["ONLY A", "ONLY B"]
 MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
@@ -32,19 +32,14 @@ MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
 
 @dataclass(frozen=True)
 class PartChange:
-    """A part of the step on either side, in seconds: the mean step, of repeats their means' geometric mean.
-
-    Attributes:
-        of_step: The difference as a share of A's step.
-        interval: B over A; None where nothing can be said.
-    """
+    """A part of the step on either side, in seconds: the mean step, of repeats their means' geometric mean."""
 
     part: str
     a_s: float
     b_s: float
     difference_s: float
-    of_step: float | None
-    interval: RatioInterval | None
+    of_step: float | None  # the difference as a share of A's step
+    interval: RatioInterval | None  # B over A; None where nothing can be said
     verdict: PartVerdict
 
 
@@ -71,20 +66,14 @@ class RateChange:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One side is compiled, the other is not: what that costs, and when it is won back.
+    """One side is compiled, the other is not: what that costs, and when it is won back."""
 
-    Attributes:
-        compiled: The side that is.
-        cost_s: By how much longer its steps before the steady ones took than the other side's; below zero nothing of it
-            was seen.
-        saved_s: What each steady step saves.
-        paid_back_steps: After how many steps the cost is won back, with the ends of the step's interval; None where it
-            is not known that a step saves anything.
-    """
-
-    compiled: Literal["A", "B"]
+    compiled: Literal["A", "B"]  # the side that is
+    # by how much longer its steps before the steady ones took than the other side's; below zero nothing of it was seen
     cost_s: float
-    saved_s: float
+    saved_s: float  # what each steady step saves
+    # after how many steps the cost is won back, with the ends of the step's interval; None where it is not known that a
+    # step saves anything
     paid_back_steps: tuple[float, float, float] | None
 
 

@@ -16,19 +16,16 @@ from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
-MARGIN = 0.01
-"""A change of less than 1 % is not called one."""
+MARGIN = 0.01  # a change of less than 1 % is not called one
 
+# the confidence of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries,
+# and steps that are not what a model of them says take their share of that
 CONFIDENCE = 0.97
-"""The confidence of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries,
-and steps that
-are not what a model of them says take their share of that."""
 
 
 _OF_95 = NormalDist().inv_cdf(0.975)
 
-WIDEST = 10.0
-"""An interval whose ends lie a factor of ten apart says nothing."""
+WIDEST = 10.0  # an interval whose ends lie a factor of ten apart says nothing
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,14 @@ from lm_profiler.usage_error import UsageError
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its measured steps, one row a step; there is at least one.
-
-    Attributes:
-        model: of the steps; figures are of its stretch.
-        warmed_up_s: By how much all steps before these took longer, on the host's clock, than as many of these.
-        waits_s: What the mean rank waits for others in each part, where that is not the part's own.
-    """
+    """A run with its measured steps, one row a step; there is at least one."""
 
     folder: Path
     record: RunRecord
     steps: list[StepRow]
-    model: StepModel
-    warmed_up_s: float
+    model: StepModel  # of the steps; figures are of its stretch
+    warmed_up_s: float  # by how much all steps before these took longer, on the host's clock, than as many of these
+    # what the mean rank waits for others in each part, where that is not the part's own
     waits_s: Mapping[str, float] = field(default_factory=dict)
 
     def mean(self, part: str) -> Interval:

@@ -119,8 +119,7 @@ def rates_of(
     )
 
 
-_ROUNDED = 1.02
-"""Sheets round their figures: the clock that follows may lie this far above the highest."""
+_ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
 
 
 def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float) -> float | None:

@@ -14,14 +14,12 @@ from lm_profiler.analysis.hardware.device_rates import MEASURED_COPY
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Floor, Rates
 
-BEATEN = 1.05
-"""A floor that the phase stays under by more than this is none: noise cannot explain it."""
+BEATEN = 1.05  # a floor that the phase stays under by more than this is none: noise cannot explain it
 
-LEAST_S = 1e-6
-"""A floor below this is none: a kernel's launch takes longer, whatever the kernel does."""
+LEAST_S = 1e-6  # a floor below this is none: a kernel's launch takes longer, whatever the kernel does
 
+# the note's words on bytes that took less than they take at the bandwidth
 IN_CACHES = "they lie in caches, or that rate is too low"
-"""The note's words on bytes that took less than they take at the bandwidth."""
 
 
 @dataclass(frozen=True)

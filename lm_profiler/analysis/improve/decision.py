@@ -16,17 +16,17 @@ from lm_profiler.analysis.steps.statistics import finite
 from lm_profiler.record.improve import TriedVerdict
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
+# Pairs after which a comparison is looked at: each look more costs width. One slow process must not decide, so the
+# first is at two.
 LOOKS = (2, 4, 8, 12, 16, 24)
-"""Pairs after which a comparison is looked at: each look more costs width. One slow process must not decide, so the
-first is at two."""
 
+# Pairs of its own for which a comparison takes what the others showed. More would be narrower, and wrong of a change
+# that makes processes differ more.
 _BORROWED = 4
-"""Pairs of its own for which a comparison takes what the others showed. More would be narrower, and wrong of a change
-that makes processes differ more."""
 
+# standard errors by which a comparison must miss ``MARGIN`` before it is given up: one in twenty real gains of twice
+# the margin are, at all looks together
 _SURE = 1.64
-"""Standard errors by which a comparison must miss ``MARGIN`` before it is given up: one in twenty real gains of twice
-the margin are, at all looks together."""
 
 _DRAWS = 40_000
 
@@ -100,8 +100,7 @@ def _squares(logs: NDArray[np.float64]) -> float:
     return float(((logs - logs.mean()) ** 2).sum())
 
 
-FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
-"""The fewest and the most pairs of runs in one proof."""
+FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]  # the fewest and the most pairs of runs in one proof
 
 ENDED = "the budget ended it"
 PASSED = "it did not look faster beside the others"

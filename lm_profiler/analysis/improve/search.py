@@ -42,31 +42,26 @@ from lm_profiler.analysis.improve.trials import (
 )
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
-ERROR = 0.05
-"""Share of all searches that may accept a change which does not make the step faster."""
+ERROR = 0.05  # share of all searches that may accept a change which does not make the step faster
 
-SHARE = 4
-"""Pairs that a proof may have, however many wait: two say little of what saves 10 %."""
+SHARE = 4  # pairs that a proof may have, however many wait: two say little of what saves 10 %
 
+# Pairs of runs that compare the final setting with the first anew; a quarter of the budget's pairs, where that is
+# fewer. The time of one pair more is kept for them, for numbers are checked and runs may take longer than they did.
 LAST_PAIRS = 6
-"""Pairs of runs that compare the final setting with the first anew; a quarter of the budget's pairs, where that is
-fewer.
-The time of one pair more is kept for them, for numbers are checked and runs may take longer than they did."""
 
+# the fewest runs in the budget with which anything is tried: the first setting's, a proof, and the last comparison
 FEWEST_RUNS = 1 + 4 * FEWEST_PAIRS
-"""The fewest runs in the budget with which anything is tried: the first setting's, a proof, and the last comparison."""
 
-_ROUNDS, _HALVED_AFTER = 6, (2, 4)
-"""The rounds of a screening, each with a run of the baseline and of whatever is left."""
+_ROUNDS, _HALVED_AFTER = 6, (2, 4)  # the rounds of a screening, each with a run of the baseline and of whatever is left
 
+# standard errors by which what looks faster is screened no longer: the best of a dozen equal ones hardly ever is
 _CLEAR = 2.5
-"""Standard errors by which what looks faster is screened no longer: the best of a dozen equal ones hardly ever is."""
 
+# the step over what it was at the last screening, below which all is screened anew: what bound it may be gone
 _MOVED = 0.85
-"""The step over what it was at the last screening, below which all is screened anew: what bound it may be gone."""
 
-_SETTLED = ("NUMERICS", "FAILED")
-"""Verdicts that another setting would hardly change."""
+_SETTLED = ("NUMERICS", "FAILED")  # verdicts that another setting would hardly change
 
 
 def improve(

@@ -12,95 +12,58 @@ from lm_profiler.record.improve import Ended, TriedVerdict
 
 @dataclass(frozen=True)
 class Candidate:
-    """A change that may make the step faster.
+    """A change that may make the step faster."""
 
-    Attributes:
-        name: As the table says it: ``bf16-mixed``, ``data.num_workers=4``.
-        options: What the call gets more: text as written on the command line, by option.
-        group: Candidates of one group take each other's place (all values of one option).
-        ceiling_s: Seconds of a step that it saves at most, where the first run tells.
-        may_change: What it may change in the results; None where nothing.
-    """
-
-    name: str
-    options: Mapping[str, str]
-    group: str
-    ceiling_s: float | None = None
-    may_change: str | None = None
+    name: str  # as the table says it: ``bf16-mixed``, ``data.num_workers=4``
+    options: Mapping[str, str]  # what the call gets more: text as written on the command line, by option
+    group: str  # candidates of one group take each other's place (all values of one option)
+    ceiling_s: float | None = None  # seconds of a step that it saves at most, where the first run tells
+    may_change: str | None = None  # what it may change in the results; None where nothing
 
 
 @dataclass(frozen=True)
 class Ran:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        seconds: Of a step (mean of the measured ones), scaled to the first setting's tokens or samples, so that
-            batches compare; None where it did not get that far.
-        took_s: Seconds of the budget that it took, start and end included.
-        failed: In a few words, why it did not end well.
-        refused: In a few words, why it was not begun: what the hardware lacks, or what would not fit.
-        memory_bytes: Its peak.
-        cut: Whether the budget's end was its end: that says nothing of the setting.
-        out_of_memory: Whether that may be why it failed: it said so, or was killed.
-    """
-
+    # of a step (mean of the measured ones), scaled to the first setting's tokens or samples, so that batches compare;
+    # None where it did not get that far
     seconds: float | None
-    took_s: float
-    failed: str | None = None
-    refused: str | None = None
-    memory_bytes: int | None = None
-    cut: bool = False
-    out_of_memory: bool = False
+    took_s: float  # seconds of the budget that it took, start and end included
+    failed: str | None = None  # in a few words, why it did not end well
+    refused: str | None = None  # in a few words, why it was not begun: what the hardware lacks, or what would not fit
+    memory_bytes: int | None = None  # its peak
+    cut: bool = False  # whether the budget's end was its end: that says nothing of the setting
+    out_of_memory: bool = False  # whether that may be why it failed: it said so, or was killed
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Whether a winner computes what it did before.
+    """Whether a winner computes what it did before."""
 
-    Attributes:
-        within: Whether all distances are within the tolerance; None where that is unknown.
-        took_s: Seconds of the budget that it took.
-        loss: Distance of the mean loss of the first steps, over the same batches and seed, as a share.
-        gradients: Distance of the gradients from those in float32, as a share.
-        why: In a few words: which tolerance it was, or why it is unknown.
-    """
-
-    within: bool | None
-    took_s: float = 0.0
+    within: bool | None  # whether all distances are within the tolerance; None where that is unknown
+    took_s: float = 0.0  # seconds of the budget that it took
+    # distance of the mean loss of the first steps, over the same batches and seed, as a share
     loss: float | None = None
-    gradients: float | None = None
-    why: str | None = None
+    gradients: float | None = None  # distance of the gradients from those in float32, as a share
+    why: str | None = None  # in a few words: which tolerance it was, or why it is unknown
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison, ended or under way: B is A with the candidate.
+    """A comparison, ended or under way: B is A with the candidate."""
 
-    Attributes:
-        candidate: What was tried; None for the last comparison, of the final setting with the first.
-        a_options: Of A, beside those of the first setting.
-        b_options: Of B.
-        a: Runs of A, in the order of the pairs.
-        b: Runs of B.
-        interval: Of the ratio of seconds, B over A; None where too little is known. It holds at all looks together.
-        error: In how many of all tries an interval of it may be wrong, at any look.
-        verdict: Of the step's time, or why there is none; None while it is under way.
-        accepted: Whether B is what the rest is tried on.
-        checked: Of the numbers; None where that was not asked.
-        why: In a few words, where the verdict alone does not say it.
-    """
-
-    candidate: Candidate | None
-    a_options: Mapping[str, str]
-    b_options: Mapping[str, str]
-    a: tuple[Ran, ...] = ()
-    b: tuple[Ran, ...] = ()
+    candidate: Candidate | None  # what was tried; None for the last comparison, of the final setting with the first
+    a_options: Mapping[str, str]  # of A, beside those of the first setting
+    b_options: Mapping[str, str]  # of B
+    a: tuple[Ran, ...] = ()  # runs of A, in the order of the pairs
+    b: tuple[Ran, ...] = ()  # runs of B
+    # Of the ratio of seconds, B over A; None where too little is known. It holds at all looks together.
     interval: RatioInterval | None = None
-    error: float = 0.05
-    verdict: TriedVerdict | None = None
-    accepted: bool = False
-    checked: Checked | None = None
-    why: str | None = None
+    error: float = 0.05  # in how many of all tries an interval of it may be wrong, at any look
+    verdict: TriedVerdict | None = None  # of the step's time, or why there is none; None while it is under way
+    accepted: bool = False  # whether B is what the rest is tried on
+    checked: Checked | None = None  # of the numbers; None where that was not asked
+    why: str | None = None  # in a few words, where the verdict alone does not say it
 
     @property
     def pairs(self) -> int:
@@ -133,24 +96,18 @@ class Compared:
 
 @dataclass(frozen=True)
 class Improvement:
-    """The state of a search so far.
+    """The state of a search so far."""
 
-    Attributes:
-        first: The run of the first setting alone, before anything was compared; None until it has ended.
-        options: What has been accepted: options beside those of the first setting.
-        tried: Comparisons in order; some may be under way.
-        left: Candidates that wait for their turn, in order (at the end: that had none).
-        last: The final setting against the first, anew; None where nothing was accepted or the budget did not last.
-        spent_s: Seconds of the budget.
-        ended: None while it goes on; ``done``: all was tried; ``failed``: the first setting does not run.
-    """
-
+    # the run of the first setting alone, before anything was compared; None until it has ended
     first: Ran | None = None
+    # what has been accepted: options beside those of the first setting
     options: Mapping[str, str] = field(default_factory=dict)
-    tried: tuple[Compared, ...] = ()
-    left: tuple[Candidate, ...] = ()
+    tried: tuple[Compared, ...] = ()  # comparisons in order; some may be under way
+    left: tuple[Candidate, ...] = ()  # candidates that wait for their turn, in order (at the end: that had none)
+    # the final setting against the first, anew; None where nothing was accepted or the budget did not last
     last: Compared | None = None
-    spent_s: float = 0.0
+    spent_s: float = 0.0  # seconds of the budget
+    # none while it goes on; ``done``: all was tried; ``failed``: the first setting does not run
     ended: Ended | None = None
 
     @property

@@ -10,6 +10,15 @@ from dataclasses import dataclass
 from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.usage_error import UsageError
 
+# GiB, and the compute capability (NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number).
+# GiB are what the driver tells a process that there is (``cudaMemGetInfo``), which torch prints where memory runs out
+# ("GPU 0 has a total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
+# Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
+# DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO 6000,
+# MI300X and MI325X in other public logs. The rest is remembered, and yet to be cited. Drivers differ by 0.2: the least
+# is taken, rounded down. ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver keeps for
+# itself. On AMD's GPUs a run is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a
+# Hopper.
 _KNOWN: dict[str, tuple[float, tuple[int, int]]] = {
     "NVIDIA GB300": (276.5, (10, 3)),
     "NVIDIA B300 SXM6 AC": (267.6, (10, 3)),
@@ -64,29 +73,16 @@ _KNOWN: dict[str, tuple[float, tuple[int, int]]] = {
     "AMD Instinct MI325X": (255.6, (9, 4)),
     "AMD Instinct MI355X": (287.9, (9, 5)),
 }
-"""GiB, and the compute capability (NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number).
 
-GiB are what the driver tells a process that there is (``cudaMemGetInfo``), which torch prints where memory runs out
-("GPU 0 has a total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
-Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
-DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO
-6000, MI300X and MI325X in other public logs. The rest is remembered, and yet to be cited. Drivers differ by 0.2: the
-least is taken, rounded down.
-``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver keeps for itself.
-On AMD's GPUs a run is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a Hopper.
-"""
-
+# the compute capability that is planned for where it is unknown: no GPU gives its libraries larger workspaces
 ANY_GPU = (9, 0)
-"""The compute capability that is planned for where it is unknown: no GPU gives its libraries larger workspaces."""
 
-_NEAR = 0.7
-"""How alike two words must be (``difflib``'s ratio) for one to be proposed for the other."""
+_NEAR = 0.7  # how alike two words must be (``difflib``'s ratio) for one to be proposed for the other
 
-_SHOWN = 5
-"""Names in a message."""
+_SHOWN = 5  # names in a message
 
+# words that people leave out; without them a name still means one product
 _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation"}
-"""Words that people leave out; without them a name still means one product."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +133,7 @@ def _words(name: str) -> set[str]:
     return {*re.split(r"[\s_-]+", name.casefold().strip())} - {"", "nvidia"}
 
 
-_MOST = 12
-"""Sizes that are tried."""
+_MOST = 12  # sizes that are tried
 
 
 def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, int, int]:

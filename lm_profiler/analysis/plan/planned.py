@@ -13,9 +13,9 @@ from lm_profiler.analysis.hardware.roofline import Work, floor_of
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
 
-ROOM = 0.9
-"""Share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps."""
+ROOM = 0.9  # share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps
 
+# options that decide what a step needs; those of ``model`` where it is ours
 SETTINGS = (
     "trainer.precision",
     "trainer.accumulate_grad_batches",
@@ -26,58 +26,36 @@ SETTINGS = (
     "model.checkpoint_every",
     "model.optimizer",
 )
-"""Options that decide what a step needs; those of ``model`` where it is ours."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Bytes and work of one step, by phase.
+    """Bytes and work of one step, by phase."""
 
-    Attributes:
-        peaks: The most at one time.
-        causes: What the peak consisted of.
-        batch: Samples in a batch; None where that is unknown.
-        context: Tokens in a sequence; None where that is unknown, or cannot be changed.
-        largest: The largest batch, or context, that fits: 0 where none does, None where it was not looked for.
-        compiled: Whether the run would be compiled: its step was rehearsed as it is without.
-        work: What each phase has to do at least.
-        float32: How float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``.
-        settings: Of ``SETTINGS``, those that the call has, by name.
-        held: What is held at moments of the step.
-        model: Of the module.
-        largest_unknown: Why the largest was not found, where it was looked for.
-        steps: The peak of each step that was rehearsed. What is told is the largest of them.
-        taken_for_one: Lines that made a float of a number that nobody knew: it was taken to be 1.
-        buckets: Bytes of DDP's buckets, in the rest of each phase's peak; None where there are none.
-        workspaces: Bytes that libraries keep to work in, in each phase's peak; None on the CPU.
-        reserved: What the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves.
-        ranks: The number of ranks of the run; rank 0 was rehearsed.
-        sent: Bytes that the collectives of each phase put on a rank's link.
-        split_by: The strategy that splits the module over the ranks; None where each holds all of it.
-        timeline: Every allocation of the step.
-    """
-
-    peaks: Mapping[str, int]
-    causes: Mapping[str, MemoryCauses]
-    batch: int | None = None
-    context: int | None = None
+    peaks: Mapping[str, int]  # the most at one time
+    causes: Mapping[str, MemoryCauses]  # what the peak consisted of
+    batch: int | None = None  # samples in a batch; None where that is unknown
+    context: int | None = None  # tokens in a sequence; None where that is unknown, or cannot be changed
+    # the largest batch, or context, that fits: 0 where none does, None where it was not looked for
     largest: int | None = None
-    compiled: bool = False
-    work: Mapping[str, Work] = field(default_factory=dict)
-    float32: str = "unknown"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    held: MemoryLevels | None = None
-    model: ModelFacts | None = None
-    largest_unknown: str | None = None
-    steps: Sequence[int] = ()
-    taken_for_one: Sequence[str] = ()
-    buckets: int | None = None
-    workspaces: int | None = None
+    compiled: bool = False  # whether the run would be compiled: its step was rehearsed as it is without
+    work: Mapping[str, Work] = field(default_factory=dict)  # what each phase has to do at least
+    float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of ``SETTINGS``, those that the call has, by name
+    held: MemoryLevels | None = None  # what is held at moments of the step
+    model: ModelFacts | None = None  # of the module
+    largest_unknown: str | None = None  # why the largest was not found, where it was looked for
+    steps: Sequence[int] = ()  # The peak of each step that was rehearsed. What is told is the largest of them.
+    taken_for_one: Sequence[str] = ()  # lines that made a float of a number that nobody knew: it was taken to be 1
+    buckets: int | None = None  # bytes of DDP's buckets, in the rest of each phase's peak; None where there are none
+    workspaces: int | None = None  # bytes that libraries keep to work in, in each phase's peak; None on the CPU
+    # what the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves
     reserved: int | None = None
-    ranks: int = 1
+    ranks: int = 1  # the number of ranks of the run; rank 0 was rehearsed
+    # bytes that the collectives of each phase put on a rank's link
     sent: Mapping[str, int] = field(default_factory=dict)
-    split_by: str | None = None
-    timeline: MemoryTimeline | None = None
+    split_by: str | None = None  # the strategy that splits the module over the ranks; None where each holds all of it
+    timeline: MemoryTimeline | None = None  # every allocation of the step
 
     @property
     def phase(self) -> str:
@@ -111,8 +89,7 @@ class Planned:
         return self.peak - (0 if causes is None else causes.activations_and_rest or 0)
 
 
-_SURELY_GROWS = 3
-"""Steps one after the other that need more than the one before."""
+_SURELY_GROWS = 3  # steps one after the other that need more than the one before
 
 
 def needed(peak: int, reserved: int | None) -> int:

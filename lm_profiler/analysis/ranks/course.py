@@ -20,42 +20,31 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Instants, RankTimeline, Track
 from lm_profiler.analysis.ranks.shared_calls import BESIDE, in_order, shared_calls
 
+# whom an event holds: everybody till the last has come; as a broadcast's tree says; nobody
 MEETING, TREE, OPEN = range(3)
-"""Whom an event holds: everybody till the last has come; as a broadcast's tree says; nobody."""
 
+# a rank whose next mark or call comes so much before the last rank's arrival, and more than clocks may err, was not
+# held
 _WENT_ON_NS = 200_000
-"""A rank whose next mark or call comes so much before the last rank's arrival, and more than clocks may err, was not
-held."""
 
+# the share of the calls of one kind in one phase before which ranks may have gone on; above it no rank waits in any
 _MAY_GO_ON = 0.05
-"""The share of the calls of one kind in one phase before which ranks may have gone on; above it no rank waits in
-any."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """Events in an order that is every rank's own; ``[E, R]`` is event x rank, instants are on rank 0's clock.
+    """Events in an order that is every rank's own; ``[E, R]`` is event x rank, instants are on rank 0's clock."""
 
-    Attributes:
-        steps: numbers of the steps that all ranks have.
-        tracks: of each rank.
-        kinds: [E].
-        step: [E], index of the step that ends with the event, or that it is in, or that comes next if none was left out
-            before it; else -1.
-        members: [E, R], whose event it is.
-        arrivals_ns: [E, R], when each came; meaningless of others than members.
-        waits_ns: [E, R], how long each waited there.
-        parts: [E, R], codes of the parts in which each came.
-    """
-
-    steps: Instants
-    tracks: list[Track]
-    kinds: NDArray[np.int8]
+    steps: Instants  # numbers of the steps that all ranks have
+    tracks: list[Track]  # of each rank
+    kinds: NDArray[np.int8]  # [E]
+    # [E], index of the step that ends with the event, or that it is in, or that comes next if none was left out before
+    # it; else -1
     step: NDArray[np.int64]
-    members: NDArray[np.bool_]
-    arrivals_ns: Instants
-    waits_ns: Instants
-    parts: NDArray[np.uint8]
+    members: NDArray[np.bool_]  # [E, R], whose event it is
+    arrivals_ns: Instants  # [E, R], when each came; meaningless of others than members
+    waits_ns: Instants  # [E, R], how long each waited there
+    parts: NDArray[np.uint8]  # [E, R], codes of the parts in which each came
 
     def before_ns(self) -> Instants:
         """[E, R]: when each rank went on from its event before this one; at its first event, when that came."""

@@ -15,21 +15,17 @@ from lm_profiler.analysis.ranks.replay import RanksWork, Replay
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
 from lm_profiler.record.run import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
-_MOST = 0.5
-"""The share of a rank's lateness that other programs may have made, for it to be still its own doing."""
+_MOST = 0.5  # the share of a rank's lateness that other programs may have made, for it to be still its own doing
 
 
 @dataclass(frozen=True)
 class Contended:
-    """Seconds that other programs can have added to the mean step of each rank, in seconds.
+    """Seconds that other programs can have added to the mean step of each rank, in seconds."""
 
-    Attributes:
-        added_s: what the training thread was ready to run and had no CPU, and what caches, memory and cores that are
-            shared may have slowed its running by, which is taken to be the share that others had.
-        threads_s: what its other threads may have waited for a CPU: nobody counts that, but the thread slept meanwhile.
-    """
-
+    # what the training thread was ready to run and had no CPU, and what caches, memory and cores that are shared may
+    # have slowed its running by, which is taken to be the share that others had
     added_s: Sequence[float | None]
+    # what its other threads may have waited for a CPU: nobody counts that, but the thread slept meanwhile
     threads_s: Sequence[float]
 
     def is_sure(self, slow: Slow) -> bool:
@@ -70,26 +66,21 @@ def _of_rank(steps: Sequence[StepCounters], taken: float) -> tuple[float | None,
     return waited_s + taken * ran_s, max((cpu_s or 0.0) - ran_s, 0.0) * taken / (1.0 - taken)
 
 
-_WORTH = 0.02
-"""The share of the step that mending must save at least to be told."""
+_WORTH = 0.02  # the share of the step that mending must save at least to be told
 
-_JITTER = 0.05
-"""The share of the step that evening a part must save, where no rank is the slow one."""
+_JITTER = 0.05  # the share of the step that evening a part must save, where no rank is the slow one
 
+# the share of what mending all saves, by which less is saved without a rank's part, for that to be named
 _MATTERS = 0.1
-"""The share of what mending all saves, by which less is saved without a rank's part, for that to be named."""
 
-_ALONE = 4
-"""More ranks that are slow in one part are mended together or not at all."""
+_ALONE = 4  # more ranks that are slow in one part are mended together or not at all
 
+# standard deviation over mean, of a part of one rank beside the others' in the same step: below, it is plain noise
 _UNEVEN = 0.20
-"""Standard deviation over mean, of a part of one rank beside the others' in the same step: below, it is plain noise."""
 
-_CHANCE = 2.33
-"""The normal quantile of one in a hundred."""
+_CHANCE = 2.33  # the normal quantile of one in a hundred
 
-_ONE = 0.8
-"""The share of all waiting above which the rank that causes it does not take turns with others."""
+_ONE = 0.8  # the share of all waiting above which the rank that causes it does not take turns with others
 
 _LEAST_STEPS = 3
 _MOST_KEPT = 64

@@ -30,17 +30,11 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far a rank's clock is ahead of rank 0's: known at two instants of its own clock, linear between and beyond.
+    """How far a rank's clock is ahead of rank 0's: known at two of its own instants, linear between and beyond."""
 
-    Attributes:
-        at_ns: the two instants, on this rank's clock; the same twice where it was compared once.
-        ahead_ns: this rank's clock less rank 0's, at each.
-        uncertainty_ns: by how much each may be off, at most.
-    """
-
-    at_ns: tuple[int, int] = (0, 0)
-    ahead_ns: tuple[int, int] = (0, 0)
-    uncertainty_ns: tuple[int, int] = (0, 0)
+    at_ns: tuple[int, int] = (0, 0)  # the two instants, on this rank's clock; the same twice where it was compared once
+    ahead_ns: tuple[int, int] = (0, 0)  # this rank's clock less rank 0's, at each
+    uncertainty_ns: tuple[int, int] = (0, 0)  # by how much each may be off, at most
 
     @property
     def drift(self) -> float:
@@ -56,32 +50,22 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """The measured steps of one rank. Instants are of its own monotonic clock, in nanoseconds.
+    """The measured steps of one rank. Instants are of its own monotonic clock, in nanoseconds."""
 
-    Attributes:
-        rank: in the whole group.
-        host: name of its machine.
-        steps: int64[n], numbers of the measured steps, in order.
-        first: int64[n + 1], where each step's marks begin in ``codes`` and ``host_ns``; the last entry is their count.
-        codes: uint8[m], the part that begins at each mark: an index of ``record.parts.PARTS``, or one more for what
-            lies outside of the step; the last mark of a step ends it.
-        host_ns: int64[m], when.
-        arrivals_ns: int64[k], when it came to each collective, in the order in which it came.
-        collectives: [k], which one.
-        clock: how far this clock is ahead of rank 0's.
-        waited_ns: int64[k], how long it waited at each for the others, where that is measured (on NCCL: the
-            duration on its stream less the least of all ranks); -1 where it is not. None: clocks and arrivals say it.
-    """
-
-    rank: int
-    host: str
-    steps: Instants
+    rank: int  # in the whole group
+    host: str  # name of its machine
+    steps: Instants  # int64[n], numbers of the measured steps, in order
+    # int64[n + 1], where each step's marks begin in ``codes`` and ``host_ns``; the last entry is their count
     first: Instants
+    # uint8[m], the part that begins at each mark: an index of ``record.parts.PARTS``, or one more for what lies outside
+    # of the step; the last mark of a step ends it
     codes: Codes
-    host_ns: Instants
-    arrivals_ns: Instants
-    collectives: list[Collective]
-    clock: ClockOffset
+    host_ns: Instants  # int64[m], when
+    arrivals_ns: Instants  # int64[k], when it came to each collective, in the order in which it came
+    collectives: list[Collective]  # [k], which one
+    clock: ClockOffset  # how far this clock is ahead of rank 0's
+    # int64[k], how long it waited at each for the others, where that is measured (on NCCL: the duration on its stream
+    # less the least of all ranks); -1 where it is not. None: clocks and arrivals say it.
     waited_ns: Instants | None = None
 
     def __eq__(self, other: Any) -> bool:
@@ -91,8 +75,7 @@ class RankTimeline:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
 
 
-OUTSIDE = len(PARTS)
-"""The code of what lies in no step."""
+OUTSIDE = len(PARTS)  # the code of what lies in no step
 
 BACKWARD = PARTS.index("backward")
 

@@ -99,11 +99,9 @@ def _awaited(kind: int, came: Instants, waits: Seconds) -> NDArray[np.int64]:
     return np.asarray(order[np.searchsorted(came[order], tree_exits(came), "left")])
 
 
-Cuts = Mapping[int, Seconds]
-"""For each rank that does less, nanoseconds less before each event."""
+Cuts = Mapping[int, Seconds]  # for each rank that does less, nanoseconds less before each event
 
-_ASKED = 256
-"""The most other ranks that are asked what a segment usually takes."""
+_ASKED = 256  # the most other ranks that are asked what a segment usually takes
 
 
 @dataclass(eq=False)

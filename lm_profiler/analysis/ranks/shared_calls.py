@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Instants, RankTimeline
 
-BESIDE = ", beside DDP's buckets"
-"""Ends the name of a call amid backward that is none of them: all ranks wait in it."""
+BESIDE = ", beside DDP's buckets"  # ends the name of a call amid backward that is none of them: all ranks wait in it
 
 
 def told_apart(

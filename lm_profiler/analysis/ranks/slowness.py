@@ -16,20 +16,16 @@ from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means
 from lm_profiler.analysis.steps.step_model import fit
 
-SIGNIFICANCE = 0.02
-"""The probability of calling any rank slower when all are equal."""
+SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are equal
 
-_LEAST = 0.01
-"""The share of the step below which an excess is not looked at."""
+_LEAST = 0.01  # the share of the step below which an excess is not looked at
 
+# the gap that divides slow ranks from fast ones, as a share of the distance of the slowest from the fastest
 _CLEAR = 0.5
-"""The gap that divides slow ranks from fast ones, as a share of the distance of the slowest from the fastest."""
 
-_TESTED = 8
-"""The most ranks of a part that are tested each; of more, the slowest and the least slow."""
+_TESTED = 8  # the most ranks of a part that are tested each; of more, the slowest and the least slow
 
-_HALF = 0.5
-"""The share of the highest level above which levels belong to the slow stretch."""
+_HALF = 0.5  # the share of the highest level above which levels belong to the slow stretch
 
 _LOWEST = 0.05
 _GRID = (np.arange(256) + 0.5) / 256.0

@@ -22,6 +22,7 @@ from lm_profiler.analysis.remedies.remedy import (
 )
 from lm_profiler.record.run import Finding, RunRecord, Settings
 
+# all remedies; those that `improve` tries in the order in which it does where ceilings are equal
 REMEDIES: Sequence[Remedy] = (
     Remedy(
         "precision",
@@ -107,7 +108,6 @@ REMEDIES: Sequence[Remedy] = (
         likely=0.4,
     ),
 )
-"""All remedies; those that `improve` tries in the order in which it does where ceilings are equal."""
 
 _BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
 

@@ -24,6 +24,7 @@ OTHER_OPTIMIZER = "training itself: the optimizer is another one"
 OTHER_CONTEXT = "training itself: the context is another one"
 UNKNOWN = "an option that was asked for: what else it changes is not known"
 
+# a plan's words for each effect on training that it offers, the least effect first
 EFFECTS = {
     None: "",
     ORDER: "rounding",
@@ -34,26 +35,17 @@ EFFECTS = {
     OTHER_OPTIMIZER: "the optimizer",
     OTHER_CONTEXT: "the context",
 }
-"""A plan's words for each effect on training that it offers, the least effect first."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine's facilities. None is unknown: then the runs themselves will tell.
+    """The machine's facilities. None is unknown: then the runs themselves will tell."""
 
-    Attributes:
-        half_precision: The mixed precision that it multiplies faster than float32; "" for none.
-        tf32: Whether it multiplies float32 as TF32.
-        compiles: Why torch.compile cannot work here; "" where it can.
-        cores: That the run may use.
-        has_device: Whether batches are copied to a device.
-    """
-
-    half_precision: str | None
-    tf32: bool | None
-    compiles: str
-    cores: int
-    has_device: bool
+    half_precision: str | None  # the mixed precision that it multiplies faster than float32; "" for none
+    tf32: bool | None  # whether it multiplies float32 as TF32
+    compiles: str  # why torch.compile cannot work here; "" where it can
+    cores: int  # that the run may use
+    has_device: bool  # whether batches are copied to a device
 
 
 @dataclass(frozen=True)
@@ -93,13 +85,9 @@ class FirstRun:
 
 @dataclass(frozen=True)
 class Smaller(Candidate):
-    """Options with which a run needs less memory.
+    """Options with which a run needs less memory."""
 
-    Attributes:
-        is_known: Whether it is known to fit without being rehearsed.
-    """
-
-    is_known: bool = False
+    is_known: bool = False  # whether it is known to fit without being rehearsed
 
     @property
     def words(self) -> list[str]:
@@ -128,8 +116,8 @@ def name_of(options: Mapping[str, str]) -> str:
     return " + ".join(f"{option}={text}" for option, text in options.items())
 
 
+# candidates that a run leaves open, each with why it cannot work on this hardware ("" where it can)
 Faster = Callable[[FirstRun, Hardware], Iterator[tuple[Candidate, str]]]
-"""Candidates that a run leaves open, each with why it cannot work on this hardware ("" where it can)."""
 
 
 def switch(name: str, when: Callable[[Any], bool], to: str, phases: tuple[str, ...], may_change: str | None) -> Faster:
@@ -144,21 +132,15 @@ def switch(name: str, when: Callable[[Any], bool], to: str, phases: tuple[str, .
 
 @dataclass(frozen=True)
 class Remedy:
-    """Something to do about a step that takes too long or needs too much.
+    """Something to do about a step that takes too long or needs too much."""
 
-    Attributes:
-        name: That of the finding that it answers, or its own where no finding is about it.
-        say: The sentence of such a finding.
-        likely: How much of what is possible it usually saves, to rank findings by: ceilings of what fuses or halves
-            are loose.
-        against: What a run is bound by for which it goes before other remedies whose ceilings are no lower.
-        faster: The candidates of `improve`: options, the ceiling of what they save, and what they may change.
-        smaller: The candidates of `plan` where a run does not fit, given the largest context that does, if known.
-    """
-
-    name: str
-    say: str | Callable[[Finding, Settings], str] = ""
+    name: str  # that of the finding that it answers, or its own where no finding is about it
+    say: str | Callable[[Finding, Settings], str] = ""  # the sentence of such a finding
+    # how much of what is possible it usually saves, to rank findings by: ceilings of what fuses or halves are loose
     likely: float = 1.0
+    # what a run is bound by for which it goes before other remedies whose ceilings are no lower
     against: tuple[Bound, ...] = ()
+    # the candidates of `improve`: options, the ceiling of what they save, and what they may change
     faster: Faster | None = None
+    # the candidates of `plan` where a run does not fit, given the largest context that does, if known
     smaller: Callable[[Planned, int | None], Iterator[Smaller]] | None = None

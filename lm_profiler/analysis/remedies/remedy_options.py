@@ -32,8 +32,8 @@ _CHECKPOINTING, _CHECKPOINTS = "model.activation_checkpointing", "model.checkpoi
 _PRECISION = "trainer.precision"
 _FULL = (None, "32-true", "32", 32)
 PRODUCTS = ("forward", "backward")
+# smaller batches that a plan tries: the largest that fits may not, once gradients are held from batch to batch
 _DIVISORS = 2
-"""Smaller batches that a plan tries: the largest that fits may not, once gradients are held from batch to batch."""
 
 _Tried = Iterator[tuple[Candidate, str]]
 

@@ -52,8 +52,8 @@ def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | 
     return [f"{steps}: throughput and FLOPs are of the mean of the measured steps, {mean:.3g} batches"]
 
 
+# batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter
 FEWEST = 2
-"""Batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter."""
 
 
 def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:

@@ -12,8 +12,7 @@ from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import OddStep, RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
 
-WARMUPS = (0, 1, 2, 5)
-"""The settings that reports in this field compare."""
+WARMUPS = (0, 1, 2, 5)  # the settings that reports in this field compare
 
 _STAGES = ("warmup", "measure")
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import FINEST, Series
 
-FEWEST = 3
-"""Values of a segment: one or two are odd values, not a level."""
+FEWEST = 3  # values of a segment: one or two are odd values, not a level
 
 _PHI = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.95])
 _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
@@ -33,19 +32,12 @@ _LONGEST = 400  # of more values, means of a few at once are searched: the searc
 
 @dataclass(frozen=True)
 class Levels:
-    """The fitted course of a series of n values.
+    """The fitted course of a series of n values."""
 
-    Attributes:
-        edges: indices where segments begin, 0 first, and n at the end.
-        levels: the mean of each segment; without ``shape``.
-        shape: (n,) what a line or a decay adds to the level; zeros where there is none.
-        decay: values in which a decay falls to 1/e; 0 of a line, None where ``shape`` is zero.
-    """
-
-    edges: tuple[int, ...]
-    levels: tuple[float, ...]
-    shape: Series
-    decay: float | None
+    edges: tuple[int, ...]  # indices where segments begin, 0 first, and n at the end
+    levels: tuple[float, ...]  # the mean of each segment; without ``shape``
+    shape: Series  # (n,) what a line or a decay adds to the level; zeros where there is none
+    decay: float | None  # values in which a decay falls to 1/e; 0 of a line, None where ``shape`` is zero
 
     @property
     def fitted(self) -> Series:

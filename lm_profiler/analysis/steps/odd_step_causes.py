@@ -12,11 +12,9 @@ from lm_profiler.record.quantities import TIMED, counted, duration_text
 from lm_profiler.record.run import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow, StepTable
 
-EXPLAINED = 0.5
-"""The share of a step's excess over the median that a cause must explain."""
+EXPLAINED = 0.5  # the share of a step's excess over the median that a cause must explain
 
-_TOLD = 0.1
-"""The share of the same excess below which a counter is not told."""
+_TOLD = 0.1  # the share of the same excess below which a counter is not told
 
 _COUNTS = {
     "major_faults": ("major page fault", "major page faults"),
@@ -25,8 +23,7 @@ _COUNTS = {
     "alloc_retries": ("retry of the allocator", "retries of the allocator"),
     "new_segments": ("new segment", "new segments"),
 }
-_FEWEST = {"minor_faults": 1000}
-"""More of them than usual, to be worth a word: each takes a microsecond."""
+_FEWEST = {"minor_faults": 1000}  # more of them than usual, to be worth a word: each takes a microsecond
 
 _SECONDS = {
     "asleep_s": "asleep",
@@ -52,8 +49,7 @@ class _Rank:
 
     counters: dict[int, StepCounters]
     usual: StepCounters
-    data_s: dict[int, float]
-    """How long the loop waited for its batch, on the host."""
+    data_s: dict[int, float]  # how long the loop waited for its batch, on the host
 
     def beyond(self, name: str, step: int) -> float:
         """Return by how much ``name`` is more than usual in ``step``; 0 where that is unknown."""

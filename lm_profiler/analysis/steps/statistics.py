@@ -18,14 +18,11 @@ from lm_profiler.record.run import TimeSummary
 
 Series = NDArray[np.float64]
 
-FEWEST_VALUES = 3
-"""An interval needs three values."""
+FEWEST_VALUES = 3  # an interval needs three values
 
-FINEST = 0.0003
-"""Noise, as a share of the value, below which a finer one is not told from it: timers and rounding."""
+FINEST = 0.0003  # noise, as a share of the value, below which a finer one is not told from it: timers and rounding
 
-PHI = np.arange(0.0, 0.96, 0.05)
-"""Coefficients of AR(1) noise that are weighed against each other."""
+PHI = np.arange(0.0, 0.96, 0.05)  # coefficients of AR(1) noise that are weighed against each other
 
 _DRAWS = 4000
 

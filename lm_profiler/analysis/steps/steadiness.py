@@ -18,8 +18,7 @@ from lm_profiler.record.run import Steadiness, StepLevel, StepPattern
 
 Word = Literal["steady", "slowing", "unsettled"]
 
-KNOWN_TO = 0.05
-"""A level that may be off by a larger share than this is not known, and the run is `noisy`."""
+KNOWN_TO = 0.05  # a level that may be off by a larger share than this is not known, and the run is `noisy`
 
 
 def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}) -> Steadiness:

@@ -21,23 +21,18 @@ from lm_profiler.analysis.steps.levels import Levels, course_of
 from lm_profiler.analysis.steps.patterns import Phases, noise_of, pattern_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
 
-SMALLEST_EFFECT = 0.01
-"""Changes of level under 1 % are not worth a word."""
+SMALLEST_EFFECT = 0.01  # changes of level under 1 % are not worth a word
 
-ODD = 0.10
-"""The share of its level by which a step is odd: one that is off by less hardly moves any figure."""
+ODD = 0.10  # the share of its level by which a step is odd: one that is off by less hardly moves any figure
 
 _FEWEST_BESIDE = 5
-_ODD_OF_FEW = 0.5
-"""The same share where there are fewer than ten steps, whose noise is hardly known."""
+_ODD_OF_FEW = 0.5  # the same share where there are fewer than ten steps, whose noise is hardly known
 
-FEWEST_STEPS = 10
-"""Below ten steps no course and no pattern is looked for."""
+FEWEST_STEPS = 10  # below ten steps no course and no pattern is looked for
 
+# half an interval, as a share of the level, below which one process proves nothing: memory layout, clocks and
+# neighbours move whole processes by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones, ISMM 2013)
 FINEST_TARGET = 0.005
-"""Half an interval, as a share of the level, below which one process proves nothing: memory layout, clocks and
-neighbours move whole processes by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones, ISMM 2013).
-"""
 
 _HAMPEL = 4.0  # standard deviations from the median of five neighbours
 _SMALL = math.log1p(SMALLEST_EFFECT)
@@ -47,14 +42,10 @@ _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
 
 @dataclass(frozen=True)
 class Pattern:
-    """Every ``every``-th step differs.
+    """Every ``every``-th step differs."""
 
-    Attributes:
-        every: steps after which it repeats.
-        offsets: (every,) what a step of each phase takes beyond the level, a share of it; phase 0 is the first step.
-    """
-
-    every: int
+    every: int  # steps after which it repeats
+    # (every,) what a step of each phase takes beyond the level, a share of it; phase 0 is the first step
     offsets: tuple[float, ...]
 
     @property

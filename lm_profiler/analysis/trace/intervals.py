@@ -14,8 +14,7 @@ from lm_profiler.analysis.trace.walk import Range
 
 Times = NDArray[np.int64]
 
-NO_PHASE = "other"
-"""The phase of what lies in none."""
+NO_PHASE = "other"  # the phase of what lies in none
 
 
 @dataclass

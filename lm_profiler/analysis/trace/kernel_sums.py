@@ -16,16 +16,14 @@ from lm_profiler.analysis.trace.walk import MODULE_PREFIX
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
 
-LARGEST_ROWS = 300
-"""Rows that are kept: the file stays small, and what is left out adds up to next to nothing."""
+LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
 
 _LONGEST_NAME = 240
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
 
 
-_Row = tuple[str, Kind, str, str | None, str | None]
-"""Phase, kind, name, operator and module."""
+_Row = tuple[str, Kind, str, str | None, str | None]  # phase, kind, name, operator and module
 
 
 _Key = TypeVar("_Key")

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from lm_profiler.record.kernels import Kind
 
+# kinds with so little arithmetic for each byte that memory sets their pace
 MEMORY_BOUND: frozenset[Kind] = frozenset({"elementwise", "normalization", "reduction", "softmax", "copies"})
-"""Kinds with so little arithmetic for each byte that memory sets their pace."""
 
 # Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: torch.compile's names
 # list all that was fused, so its template is asked for first; cuBLAS's splitKreduce_kernel is part of a matrix product,

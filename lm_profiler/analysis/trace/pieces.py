@@ -13,12 +13,13 @@ from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
 from lm_profiler.analysis.trace.walk import Inputs, LaunchCall, Operator, Packed, Range, walk
 from lm_profiler.record.kernels import Kind
 
+# What a device's time is used for. ``dispatch``, on the CPU alone: an operator that only calls others.
 Use = Literal["products", "memory", "communication", "input", "dispatch"]
-"""What a device's time is used for. ``dispatch``, on the CPU alone: an operator that only calls others."""
 
 _RANKS: dict[Use, int] = {"products": 0, "memory": 1, "communication": 3, "input": 4, "dispatch": 5}
 _UNKNOWN = 2  # of memory's: what is known by name goes first, for a compiled region may hold it
 
+# operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs
 _CALLS_ONLY = re.compile(
     r"^(autograd|profiler|torch)::|^\w+Backward\d*$|^(detach|Optimizer\.)|^Torch|^AOTDispatcher|^Pregraph|^CompiledFunction|"
     r"^aten::(_?(unsafe_)?(view|reshape|split|chunk|unbind|expand|empty|new_empty|to|narrow|select|slice|squeeze|"
@@ -26,10 +27,8 @@ _CALLS_ONLY = re.compile(
     r"resize|set|lift_fresh|contiguous|movedim|diagonal|real|imag|numpy_T|unfold|size|stride|broadcast_to|swapaxes|"
     r"empty_like|empty_strided|new_empty_strided|expand_as|view_as|conj|view_as_(real|complex)|split_with_sizes)_?(_alias)?)$"
 )
-"""Operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs."""
 
-INPUT_PHASES = frozenset({"data", "transfer"})
-"""What runs in these, or waits there, is due to the batch."""
+INPUT_PHASES = frozenset({"data", "transfer"})  # what runs in these, or waits there, is due to the batch
 
 
 class Piece(NamedTuple):
@@ -71,10 +70,8 @@ class TracedWork:
     on_device: bool
     begin: int
     end: int
-    collectives: Sequence[Range] = ()
-    """Collectives that ran on the host."""
-    gathers: Sequence[Range] = ()
-    """Where FSDP2 asked for parameters, with the name of their module."""
+    collectives: Sequence[Range] = ()  # collectives that ran on the host
+    gathers: Sequence[Range] = ()  # where FSDP2 asked for parameters, with the name of their module
 
     @cached_property
     def phase_starts(self) -> list[int]:

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+# no string of a trace looks like this: a quote inside of one has a backslash before it
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
-"""No string of a trace looks like this: a quote inside of one has a backslash before it."""
 
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
 _CHUNK = 1 << 16
+# Characters. Where so many are no whole event, the file is damaged, and is not read into memory any further.
 _LONGEST_EVENT = 1 << 24
-"""Characters. Where so many are no whole event, the file is damaged, and is not read into memory any further."""
 
 
 def trace_events(path: Path) -> Iterator[dict[str, Any]]:
@@ -78,20 +78,20 @@ def _more(file: TextIO, held: str) -> str:
     return more
 
 
+# beginnings of the names of ranges that the instruments, and the profiler itself, put into a trace
 MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#"
-"""Beginnings of the names of ranges that the instruments, and the profiler itself, put into a trace."""
 
-COMPILED_GRAPH = "CompiledFxGraph"
-"""The name of torch.compile's graphs here; the profiler puts a digest after it."""
+COMPILED_GRAPH = "CompiledFxGraph"  # the name of torch.compile's graphs here; the profiler puts a digest after it
 
+# beginnings of the ranges of collectives that run on the host; those of a device are kernels
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
-"""Beginnings of the ranges of collectives that run on the host; those of a device are kernels."""
 
+# the range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)
 _GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
-"""The range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)."""
 
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+# today's names of the categories that torch before 1.12 wrote
 _FORMERLY = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
@@ -99,10 +99,9 @@ _FORMERLY = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""Today's names of the categories that torch before 1.12 wrote."""
 
+# numbers of calls (cupti_runtime_cbid.h) for which torch 2.11's profiler on CUDA 13 has but the name INVALID
 _UNNAMED = {461: "cudaStreamGetCaptureInfo", 486: "cudaEventElapsedTime", 505: "cudaLaunchKernel"}
-"""Numbers of calls (cupti_runtime_cbid.h) for which torch 2.11's profiler on CUDA 13 has but the name INVALID."""
 
 _VALUES = re.compile("attention|index_select")
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)

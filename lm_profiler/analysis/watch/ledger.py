@@ -40,8 +40,8 @@ class Ledger:
     began_ns: int
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     last_ns: int = 0
+    # seconds of each validation, checkpoint and turn of an epoch since somebody looked
     longest: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of each validation, checkpoint and turn of an epoch since somebody looked."""
 
     _later: list[NamedSpan] = field(default_factory=list)
 

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 _BLOCK = 10  # steps whose median is their level; a slow step is above the blocks before and after it too
 _KEPT, _FEWEST = 20_000, 1_000  # steps whose tail is known
 _TAIL = 0.05  # share of them that is the tail
-_RISK = 1e-8
-"""How likely a steady step may be told: a hundredth of the aim, because the tail is known from few steps."""
+_RISK = 1e-8  # how likely a steady step may be told: a hundredth of the aim, because the tail is known from few steps
 _LEAST_SHAPE, _MOST_SHAPE = 0.05, 0.9  # a tail that looks shorter by chance would promise too much: simulated,
 # as is the standard error that the shape is raised by
 _ENORMOUS = math.log(5.0)  # what is told before the tail is known
-_SLOW = math.log(1.25)
-"""A step that takes less than a quarter more is not worth an event."""
+_SLOW = math.log(1.25)  # a step that takes less than a quarter more is not worth an event
 
 
 @dataclass(eq=False)

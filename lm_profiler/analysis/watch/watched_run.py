@@ -27,13 +27,11 @@ from lm_profiler.record.run import OddStep, Settings, StepCounters
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.watch_files import WatchEvent
 
+# steps in memory: a change of level is confirmed in those around it, and a slow step is judged beside its neighbours
 _RING = 2400
-"""Steps in memory: a change of level is confirmed in those around it, and a slow step is judged beside its
-neighbours."""
 _BEFORE = 1000  # steps before a suspected change that it is confirmed against
 _AROUND = 200  # steps on either side of a slow one
-_APART_S = 60.0
-"""Seconds between two events alike; what happens meanwhile is counted."""
+_APART_S = 60.0  # seconds between two events alike; what happens meanwhile is counted
 _SLOW_ONCE, _FEWEST = 1.5, 4  # times the longest of as many before: a validation, a checkpoint, the turn of an epoch
 _LEAST_S, _LEAST_STEPS = 0.1, 10.0  # ... and longer by so many seconds, and steps, or nobody minds
 _DATA = PARTS.index("data")
@@ -42,15 +40,10 @@ _ASKED = [each for each in FINDINGS if each[0] in ("steps", "figures", "causes o
 
 @dataclass(eq=False)
 class WatchedRun:
-    """Takes what a run leaves as it comes, and returns events.
+    """Takes what a run leaves as it comes, and returns events."""
 
-    Args:
-        workers: processes of the loader; None where it does not say.
-        epoch_s: seconds since 1970 at 0 of the clock of the steps.
-    """
-
-    workers: int | None = None
-    epoch_s: float = 0.0
+    workers: int | None = None  # processes of the loader; None where it does not say
+    epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     steps: int = 0
     levels: LevelChanges = field(default_factory=LevelChanges)
     slow: SlowSteps = field(default_factory=SlowSteps)

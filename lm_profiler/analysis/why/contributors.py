@@ -11,8 +11,7 @@ from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.traced import Gap, Weighed
 from lm_profiler.record.run import Contributor
 
-LARGEST = 8
-"""Contributors that are kept of a term."""
+LARGEST = 8  # contributors that are kept of a term
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lm_profiler.analysis.trace.kinds import operator_kind
 from lm_profiler.analysis.trace.walk import Inputs
 
+# bytes of an element, by the type's name in a trace
 _SIZES = {
     **dict.fromkeys(("double", "long", "long int", "long long", "c10::complex<float>"), 8),
     **dict.fromkeys(("float", "int", "c10::complex<c10::Half>"), 4),
@@ -18,7 +19,6 @@ _SIZES = {
     **dict.fromkeys((f"c10::Float8_{form}" for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
     "c10::complex<double>": 16,
 }
-"""Bytes of an element, by the type's name in a trace."""
 
 _DTYPES = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 
@@ -83,8 +83,7 @@ def _stored(dims: Sequence[int], steps: Sequence[Any]) -> int:
     return prod(count for count, step in zip(dims, steps, strict=True) if step)
 
 
-_Rule = Callable[[Sequence[Operand], int], int]
-"""Bytes from the operands and what reading all of them takes."""
+_Rule = Callable[[Sequence[Operand], int], int]  # bytes from the operands and what reading all of them takes
 
 _COMPARED = re.compile(r"(eq|ne|lt|le|gt|ge|isnan|isinf|isfinite|logical_\w+)_?")
 

@@ -21,29 +21,25 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.steps.step_model import FINEST_TARGET
 from lm_profiler.record.run import PlaceName, PlaceSlack, Saving, Slack
 
-LEVELS = (0.1, 0.25, 0.6)
-"""Delays, as shares of the median step."""
+LEVELS = (0.1, 0.25, 0.6)  # delays, as shares of the median step
 
-_SMALL = 2
-"""The first so many levels tell the slope."""
+_SMALL = 2  # the first so many levels tell the slope
 
-_UNDELAYED = 2
-"""Blocks without a delay in each round: every cost is against them."""
+_UNDELAYED = 2  # blocks without a delay in each round: every cost is against them
 
+# each delay is held at least, and at most, so often: the difference between two blocks of one delay is the noise
 _ROUNDS = (2, 4)
-"""Each delay is held at least, and at most, so often: the difference between two blocks of one delay is the noise."""
 
+# steps of a block that count, at least; with so many a further round is worth more than longer blocks, whose first
+# steps are lost to settling
 _KEPT, _ENOUGH = 4, 16
-"""Steps of a block that count, at least; with so many a further round is worth more than longer blocks, whose first
-steps are lost to settling."""
 
 _RESAMPLES = 2000
 _GRID = 241
 _TAIL = 2.5
 
 
-HOST_PLACES = ("data", "forward", "backward", "optimizer")
-"""The phases in which the host can be delayed."""
+HOST_PLACES = ("data", "forward", "backward", "optimizer")  # the phases in which the host can be delayed
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,12 @@ from lm_profiler.analysis.trace.collective_times import Communication, communica
 from lm_profiler.analysis.trace.intervals import NO_PHASE, gaps_between, phase_finder, shared_out
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece, TracedWork, Use, rank_of
 
+# calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
-"""Calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says."""
 
-_LONG_NS = 10_000
-"""A call of the driver that lasts longer is worth a name: launching takes 5 microseconds."""
+_LONG_NS = 10_000  # a call of the driver that lasts longer is worth a name: launching takes 5 microseconds
 
-_MOST = 0.5
-"""The share of a gap that a call must fill to be its cause."""
+_MOST = 0.5  # the share of a gap that a call must fill to be its cause
 
 PYTHON = "Python"
 QUEUED = "between kernels that were queued"
@@ -123,8 +121,7 @@ def _towards(piece: Piece | None) -> str:
     return "the loop" if piece is None else f"launching {piece.operator or piece.name}"
 
 
-Weighed = tuple[Piece, float]
-"""A piece, and how many nanoseconds of it count."""
+Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
 
 
 @dataclass(frozen=True)
@@ -198,8 +195,8 @@ def _scatter(weighed: Sequence[Weighed], begins: Sequence[int]) -> float | None:
     return student(freedom, 0.95) * math.sqrt(variance / len(begins))
 
 
+# nanoseconds of the whole call of an operator, from its name and inputs alone; None is unknown
 Floor = Callable[[Piece], float | None]
-"""Nanoseconds of the whole call of an operator, from its name and inputs alone; None is unknown."""
 
 
 def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:

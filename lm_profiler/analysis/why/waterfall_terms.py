@@ -16,42 +16,27 @@ from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Rates, Term, TermName, Waterfall
 
-_UNLIKE = 1.10
-"""Traced steps in which more ran, as a share of the measured step, were unlike the measured ones."""
+_UNLIKE = 1.10  # traced steps in which more ran, as a share of the measured step, were unlike the measured ones
 
-_NOTED = 0.01
-"""The share of the step below which unknown bytes are not worth a note."""
+_NOTED = 0.01  # the share of the step below which unknown bytes are not worth a note
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The untraced step of one device, and what that device could do. None is unknown.
+    """The untraced step of one device, and what that device could do. None is unknown."""
 
-    Attributes:
-        step_s: its mean, in the 95 % interval from ``ci_low`` to ``ci_high``.
-        input_s: of it, waiting for the batch and for its transfer.
-        waiting_s: of it, waiting for other ranks, by phase.
-        ideal_s: the model's FLOPs at the peak.
-        recomputed_share: of all FLOPs, what activation checkpointing repeats.
-        rates: FLOP/s by the dtype of the factors.
-        dtype: in which most is multiplied; there is a rate of it.
-        clock_share: the clock that was held over the one that the peak is stated for.
-        lists: the parameters that an optimizer is given in lists, all of them together.
-        multiprocessors: of the device.
-    """
-
-    step_s: float
+    step_s: float  # its mean, in the 95 % interval from ``ci_low`` to ``ci_high``
     ci_low: float | None
     ci_high: float | None
-    input_s: float
-    ideal_s: float
-    recomputed_share: float
-    rates: Rates
-    dtype: str
-    clock_share: float | None = None
-    lists: Lists = UNKNOWN_LISTS
-    multiprocessors: int | None = None
-    waiting_s: Mapping[str, float] = field(default_factory=dict)
+    input_s: float  # of it, waiting for the batch and for its transfer
+    ideal_s: float  # the model's FLOPs at the peak
+    recomputed_share: float  # of all FLOPs, what activation checkpointing repeats
+    rates: Rates  # FLOP/s by the dtype of the factors
+    dtype: str  # in which most is multiplied; there is a rate of it
+    clock_share: float | None = None  # the clock that was held over the one that the peak is stated for
+    lists: Lists = UNKNOWN_LISTS  # the parameters that an optimizer is given in lists, all of them together
+    multiprocessors: int | None = None  # of the device
+    waiting_s: Mapping[str, float] = field(default_factory=dict)  # of it, waiting for other ranks, by phase
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:

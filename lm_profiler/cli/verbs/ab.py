@@ -31,8 +31,7 @@ for example:
   lm_profiler ab --a git:main --b . --budget 10m --fail_on slower -- run -- python train.py
   lm_profiler ab --b_options "--model.compile=true" -- fit --config demo"""
 
-_ERROR = 0.05
-"""In how many of all calls the interval may miss the true ratio, at any look."""
+_ERROR = 0.05  # in how many of all calls the interval may miss the true ratio, at any look
 
 _OURS = ("--name", "--log_dir")
 

@@ -54,9 +54,9 @@ _AHEAD = (
     "a gain may be of batches that were made before the measured steps"
 )
 _NO_TIME = "the first setting's own run did not end within the budget, and nothing can be said without it"
+# A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
+# share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs.
 _LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
-"""A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
-share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs."""
 
 
 def run(request: ImproveRequest) -> int:

@@ -38,16 +38,13 @@ for example:
   lm_profiler plan --config demo --plot memory_timeline --output memory.png
   lm_profiler plan --config xl_bf16 --device H200 --trainer.devices=8 --trainer.strategy=fsdp --bandwidth=450e9"""
 
-_LIMIT_S = 600.0
-"""Seconds of CPU time for one rehearsal."""
+_LIMIT_S = 600.0  # seconds of CPU time for one rehearsal
 
-_AT_ONCE = 2
-"""Rehearsals that run at the same time; each keeps one core busy."""
+_AT_ONCE = 2  # rehearsals that run at the same time; each keeps one core busy
 
 _SIZES = {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
 
-_MOST_BYTES = 1 << 50
-"""The largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has."""
+_MOST_BYTES = 1 << 50  # the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,8 @@ for example:
   lm_profiler report logs/small --allocations  what holds the memory, and what backward needs
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
+# options that ask for a table even of a single run, as the formats for programs do
 _TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
-"""Options that ask for a table even of a single run, as the formats for programs do."""
 
 
 def run(options: Options) -> int:

@@ -20,8 +20,7 @@ from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect
 
-_NEEDS = {"html": "plotly", "parquet": "pyarrow"}
-"""The formats that need a file, each with the package that writes it."""
+_NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,10 @@ for example:
   lm_profiler run --measure_steps=100 --name=nightly -- torchrun --nproc_per_node=2 train.py
   lm_profiler run --verb=validate --trainer=2 -- python -m package.train"""
 
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-"""The exit codes with which a shell answers."""
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # the exit codes with which a shell answers
 
+# fields of ``Options`` that are no arguments of ``profiling_callbacks``
 _NOT_PASSED = ("trainer", "program", "command")
-"""Fields of ``Options`` that are no arguments of ``profiling_callbacks``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,11 +40,9 @@ _TOY = (
     "--data.context_length=128",
 )
 _UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
-_RESAMPLES = 2000
-"""Resamples of the bootstrap interval of the instruments' cost."""
+_RESAMPLES = 2000  # resamples of the bootstrap interval of the instruments' cost
 
-_PROCESSES = "ABCDE"
-"""The names of the equal runs. Two runs would say too little about their spread."""
+_PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
 
 
 @dataclass(frozen=True)

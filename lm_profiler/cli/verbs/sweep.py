@@ -43,13 +43,13 @@ for example:
 
 SPAWNING = (sys.executable, "-m", "lm_profiler.processes.fork_server", "lm_profiler")
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
+# The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely.
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
-"""The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely."""
 
 _OUTPUT = "output.txt"
 
+# the statuses that count as results: a sweep may look for the size at which memory runs out
 _GOOD_STATUSES = ("ok", "oom", "refused")
-"""The statuses that count as results: a sweep may look for the size at which memory runs out."""
 
 
 def run(request: Request) -> int:

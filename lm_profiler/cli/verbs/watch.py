@@ -28,8 +28,8 @@ for example:
   lm_profiler watch logs/demo/version_0 | cat    once"""
 
 _APART_S = 1.0
+# a training reports every ten seconds, also while a step stands still; without a report for so long it is gone
 _SILENT_S = 60.0
-"""A training reports every ten seconds, also while a step stands still; without a report for so long it is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)

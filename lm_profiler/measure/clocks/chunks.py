@@ -50,13 +50,9 @@ _Segment = tuple[_Layout, Sequence[Any]]
 
 @dataclass(eq=False)
 class ChunkReader:
-    """Reads one tape, a chunk after the other.
+    """Reads one tape, a chunk after the other."""
 
-    Args:
-        stream: the device's clock of the timeline; None where there is only the host's.
-    """
-
-    stream: EventStream | None = None
+    stream: EventStream | None = None  # the device's clock of the timeline; None where there is only the host's
     _stack: tuple[int, ...] = tuple(TapeReading().stack)
     _rest: list[Any] = field(default_factory=list)
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(default_factory=dict)

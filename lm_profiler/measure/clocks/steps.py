@@ -16,12 +16,12 @@ from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.record.quantities import PARTS
 
 DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len(PARTS))
+# code of a stretch between two marks that is not part of the step, such as validation during accumulation
 OUTSIDE = len(PARTS)
-"""Code of a stretch between two marks that is not part of the step, such as validation during accumulation."""
 
+# codes of marks that begin no part: the innermost part ends; clipping ends and the optimizer's arithmetic begins; the
+# optimizer's arithmetic ends, however often it began; an error passed; the step ends
 LEAVE, CLIPPED, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 6)
-"""Codes of marks that begin no part: the innermost part ends; clipping ends and the optimizer's arithmetic begins; the
-optimizer's arithmetic ends, however often it began; an error passed; the step ends."""
 
 
 @dataclass(slots=True)

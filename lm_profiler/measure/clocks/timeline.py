@@ -24,17 +24,12 @@ class Timeline:
     and more, several times its cost in a tight loop. So a mark is one call of a built-in that extends a list, which
     Ctrl-C finds either done or not done.
 
-    Args:
-        clock: the host's clock, in nanoseconds.
-        stream: the device's clock; None where there is only the host's.
-        part: the Guard that handles errors in here.
-
     ``note`` writes a mark: a code and the host's instant.
     """
 
-    clock: Callable[[], int] = time.perf_counter_ns
-    stream: EventStream | None = None
-    part: Guard = UNGUARDED
+    clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
+    stream: EventStream | None = None  # the device's clock; None where there is only the host's
+    part: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
         self._tape: list[Any] = [TapeReading()]  # what was read before, then two entries a mark

@@ -16,11 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_ROUNDS = 10
-"""Round trips of a comparison, of which the quickest counts."""
+_ROUNDS = 10  # round trips of a comparison, of which the quickest counts
 
-_QUARTZ = 5e-5
-"""The most that a clock may gain or lose: 50 ppm, as oscillators on boards are specified."""
+_QUARTZ = 5e-5  # the most that a clock may gain or lose: 50 ppm, as oscillators on boards are specified
 
 
 class ClockReading(NamedTuple):
@@ -43,23 +41,15 @@ def clock_id() -> str:
 class ClockComparison:
     """Compares all ranks' clocks with rank 0's, each time that all ranks call ``compare``.
 
-    Args:
-        store: the key-value store that all ranks share.
-        rank: the rank of this process.
-        ranks: the number of ranks.
-        patience_s: how long a comparison waits for the others, in all.
-        clock: the clock of this process, in nanoseconds.
-        own: the name of that clock.
-
     ``readings`` has, on rank 0, the readings of each clock, one for each comparison that succeeded.
     """
 
-    store: Any
-    rank: int
-    ranks: int
-    patience_s: float
-    clock: Callable[[], int] = time.perf_counter_ns
-    own: str = field(default_factory=clock_id)
+    store: Any  # the key-value store that all ranks share
+    rank: int  # the rank of this process
+    ranks: int  # the number of ranks
+    patience_s: float  # how long a comparison waits for the others, in all
+    clock: Callable[[], int] = time.perf_counter_ns  # the clock of this process, in nanoseconds
+    own: str = field(default_factory=clock_id)  # the name of that clock
     readings: dict[str, list[ClockReading]] = field(default_factory=dict)
     _clocks: Sequence[str | None] | None = None
     _asked: Sequence[int] = ()

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from lm_profiler.measure.collectives.recorder import Arrivals, Dump, collectives
 from lm_profiler.torch_names import TIME_COLLECTIVES, WORLD
 
-_PATIENCE_S = 2.0
-"""Seconds: NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second."""
+_PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second
 
 
 def time_collectives() -> None:

@@ -19,18 +19,16 @@ import torch
 
 from lm_profiler.torch_names import FLIGHT_RECORDER, NCCL_RECORDER, WORLD
 
-Dump = Callable[[], Sequence[Mapping[str, Any]]]
-"""The ring's entries, oldest first."""
+Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest first
 
-_TRIES = 20
-"""Attempts to read two clocks at the same time; the closest counts, and is within a microsecond."""
+_TRIES = 20  # attempts to read two clocks at the same time; the closest counts, and is within a microsecond
 
+# bytes of the dtypes of gradients, by the recorder's names
 _DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2}
-"""Bytes of the dtypes of gradients, by the recorder's names."""
 
+# NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
+# time and this constant, the wall clock was set.
 _DRIFT, _JITTER_NS = 1e-5, 100_000
-"""NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
-time and this constant, the wall clock was set."""
 
 
 class CollectiveCall(NamedTuple):
@@ -120,27 +118,20 @@ def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_
 class Arrivals:
     """Collects the ring's calls before they are overwritten, and converts their instants to ``clock``.
 
-    Args:
-        dump: reads the ring.
-        clock: the host's clock of the marks.
-        wall: the ring's clock.
-        room: the capacity of the ring.
-
     ``calls`` has all calls since those that the ring held at the first reading, ``at_ns`` their instants. ``lost``:
     entries were overwritten before they were read. ``clock_was_set``: the wall clock was set, so that the instants
     cannot be trusted.
     """
 
-    dump: Dump
-    clock: Callable[[], int] = time.perf_counter_ns
-    wall: Callable[[], int] = time.time_ns
-    room: int = field(default_factory=ring_size)
+    dump: Dump  # reads the ring
+    clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
+    wall: Callable[[], int] = time.time_ns  # the ring's clock
+    room: int = field(default_factory=ring_size)  # the capacity of the ring
     calls: list[CollectiveCall] = field(default_factory=list)
     at_ns: list[int] = field(default_factory=list)
     lost: bool = False
     clock_was_set: bool = False
-    last: int = -1
-    """The number of the newest entry that was read."""
+    last: int = -1  # the number of the newest entry that was read
     _ahead: tuple[int, int] | None = None
 
     def drain(self) -> int:

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.torch_names import DDP_TIMES, DDP_TIMES_RATE
 
+# ``kDDPRuntimeLoggingSampleRate`` of torch's ``reducer.cpp``, to go back to: the current rate cannot be read
 _USUAL_RATE = 100
-"""``kDDPRuntimeLoggingSampleRate`` of torch's ``reducer.cpp``, to go back to: the current rate cannot be read."""
 
 
 class ReducerReading(NamedTuple):

@@ -22,8 +22,8 @@ from lm_profiler.measure.device.precision import Switches, operators_with_precis
 from lm_profiler.record.run import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import tree_leaves
 
+# (module, batch) to the loss, or to a mapping with the loss under ``"loss"``
 Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
-"""(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""
 
 
 def audit(
@@ -88,10 +88,10 @@ class _Seen:
     modules: Counter[str]
     loss: float = 0.0
     loss_dtype: str | None = None
+    # the output of the ``last`` module that returned a floating-point tensor with dimensions
     output: dict[str, Tensor] = field(default_factory=dict)
-    """The output of the ``last`` module that returned a floating-point tensor with dimensions."""
+    # the dtypes of a class's ``parameters``, ``outputs`` and ``gradients``
     dtypes: defaultdict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """The dtypes of a class's ``parameters``, ``outputs`` and ``gradients``."""
     gradients: defaultdict[str, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
 
 

@@ -20,15 +20,15 @@ from torch.utils.flop_counter import flop_registry
 
 from lm_profiler.torch_names import SCHEMA, SPARSE_VALUES
 
-Formula = Callable[..., int]
-"""Takes the operator's arguments and, as ``out_val``, its result; returns FLOPs."""
+Formula = Callable[..., int]  # takes the operator's arguments and, as ``out_val``, its result; returns FLOPs
 
 # Operators of distributed torch, which communicate and multiply nothing.
 _PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
 TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
+# namespaces whose operators are known: those that multiply have a formula or are in ``_UNKNOWN``
 _KNOWN = {*TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
-"""Namespaces whose operators are known: those that multiply have a formula or are in ``_UNKNOWN``."""
 
+# operators that multiply, and have no formula in torch or here
 _UNKNOWN = {
     *("aten::_int_mm", "aten::_trilinear", "aten::_foreach_mm", "aten::conv_tbc", "aten::_mixed_dtypes_linear"),
     *("aten::hspmm", "aten::sparse_sampled_addmm", "aten::_sparse_sparse_matmul", "aten::_sparse_mm_reduce_impl"),
@@ -41,9 +41,7 @@ _UNKNOWN = {
     *("aten::mkldnn_linear", "aten::mkldnn_convolution", "aten::miopen_convolution", "aten::_mps_convolution"),
     *("aten::_lstm_mps", "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"),
 }
-"""Operators that multiply, and have no formula in torch or here."""
-OVERLOAD = type(torch.ops.aten.add.Tensor)
-"""The class of operators with a schema; higher-order operators have others."""
+OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class of operators with a schema; higher-order operators have others
 
 
 class UncountableError(Exception):

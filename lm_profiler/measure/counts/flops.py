@@ -36,8 +36,8 @@ from lm_profiler.torch_names import (
 )
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
+# the package of fake tensors, on which torch also tries operators out to infer shapes
 _SHAPES_ALONE = "torch._subclasses"
-"""The package of fake tensors, on which torch also tries operators out to infer shapes."""
 WORK = ("forward", "backward", "recomputation")
 _PLAIN = Tensor.__torch_dispatch__
 
@@ -45,10 +45,8 @@ _PLAIN = Tensor.__torch_dispatch__
 class _Handling(NamedTuple):
     """How an operator is called; by default as it is, and uncounted."""
 
-    passed_on: bool = False
-    """Its tensors wrap others, whose operators arrive here one by one."""
-    composite: bool = False
-    """It consists of other operators, which are counted in its place."""
+    passed_on: bool = False  # its tensors wrap others, whose operators arrive here one by one
+    composite: bool = False  # it consists of other operators, which are counted in its place
     counted: bool = False
     around: AbstractContextManager[None] = nullcontext()
 

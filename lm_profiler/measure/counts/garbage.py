@@ -24,12 +24,9 @@ class GarbageLog:
     A signal handler may run inside a callback of the collector, and Python drops what is raised there: Ctrl-C would be
     lost. So the callback is a generator that keeps any exception in ``held``, which ``StepReader`` raises after the
     step.
-
-    Args:
-        clock: nanoseconds.
     """
 
-    clock: Callable[[], int]
+    clock: Callable[[], int]  # nanoseconds
     collections: list[GarbageCollection] = field(default_factory=list)
     held: BaseException | None = None
     _callback: Callable[[str, dict[str, int]], Any] | None = None

@@ -45,8 +45,7 @@ class TimedCompilation(NamedTuple):
 
     began_s: float
     ended_s: float
-    what: str | None
-    """The entry of ``recompiled_since``; None for a backward."""
+    what: str | None  # the entry of ``recompiled_since``; None for a backward
 
 
 def compilations(since_s: float) -> list[TimedCompilation] | None:

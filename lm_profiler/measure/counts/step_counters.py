@@ -14,26 +14,20 @@ from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import Raw
 from lm_profiler.record.run import StepCounters
 
+# The most CPU time, in seconds, that a minor page fault takes: clearing a huge page of 2 MiB at 4 GB/s. A small page
+# takes a thousandth of that; nobody counts how many were huge, so that the kernel's CPU time is often the closer bound.
 DEAREST_FAULT_S = 0.5e-3
-"""The most CPU time, in seconds, that a minor page fault takes: clearing a huge page of 2 MiB at 4 GB/s. A small page
-takes a thousandth of that; nobody counts how many were huge, so that the kernel's CPU time is often the closer
-bound."""
 
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Events of the same time from other sources, on the clock of the raw readings.
+    """Events of the same time from other sources, on the clock of the raw readings."""
 
-    Args:
-        collections: garbage collections.
-        compilations: those of torch.compile; None where they are not known.
-        gpu: returns the GPU's clock rate and throttle reasons between two instants in seconds.
-    """
-
-    collections: Sequence[GarbageCollection] = ()
-    compilations: Sequence[TimedCompilation] | None = ()
+    collections: Sequence[GarbageCollection] = ()  # garbage collections
+    compilations: Sequence[TimedCompilation] | None = ()  # those of torch.compile; None where they are not known
+    # returns the GPU's clock rate and throttle reasons between two instants in seconds
     gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None)
 
 

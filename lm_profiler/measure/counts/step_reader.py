@@ -20,33 +20,29 @@ from lm_profiler.measure.counts.recompiles import TimedCompilation, compilations
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
+# seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used
 _APART_S = 1e-3
-"""Seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used."""
 
 _of_process = partial(getrusage, RUSAGE_SELF)
 
+# a step's number, usage of the process, times of the thread, the allocator's retries and segments
 Reading = tuple[int, Any, bytes, Sequence[int]]
-"""A step's number, usage of the process, times of the thread, the allocator's retries and segments."""
 
+# a step's number, begin and end, usage of the process, times of the thread, the allocator's retries and segments
 Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
-"""A step's number, begin and end, usage of the process, times of the thread, the allocator's retries and segments."""
 
 
 @dataclass(eq=False)
 class StepReader:
     """Reads the counters at the end of each step, from ``start`` to ``stop``.
 
-    Args:
-        clock: the clock of the marks, in nanoseconds.
-        allocator: retries and segments of the device's allocator so far; empty where it does not count them.
-        usage: usage of the process, as getrusage(2) has it.
-
     ``collections`` and ``compilations`` are those of the same time; the latter is None where they are not known.
     """
 
-    clock: Callable[[], int]
+    clock: Callable[[], int]  # the clock of the marks, in nanoseconds
+    # retries and segments of the device's allocator so far; empty where it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
-    usage: Callable[[], Any] = _of_process
+    usage: Callable[[], Any] = _of_process  # usage of the process, as getrusage(2) has it
     compilations: Sequence[TimedCompilation] | None = None
     _read: list[Reading] = field(default_factory=list)
     _when: dict[int, tuple[int, int]] = field(default_factory=dict)

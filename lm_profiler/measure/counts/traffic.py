@@ -13,11 +13,11 @@ from lm_profiler.torch_names import SCHEMA, storage_key, tree_leaves
 # Operators that read as many rows or elements of their first tensor as indices say.
 _LOOK_UPS = {"embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm_"}
 _GATHERS = {"index", "index_select", "gather", "take", "_index_put_impl_"}
+# operators that read a tensor's shape, and not its elements
 _SHAPES_ALONE = {
     *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
 }
-"""Operators that read a tensor's shape, and not its elements."""
 
 
 class Regions:

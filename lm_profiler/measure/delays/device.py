@@ -8,9 +8,9 @@ from typing import Any
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.torch_names import SLEEP
 
+# Cycles of the calibration: about 6 ms at 1.7 GHz. Each delay's real length is measured, so that a clock rate that
+# changes later does no harm.
 _CYCLES = 10_000_000
-"""Cycles of the calibration: about 6 ms at 1.7 GHz. Each delay's real length is measured, so that a clock rate that
-changes later does no harm."""
 
 
 class DeviceDelays:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+# indices of the shared memory: the delay of a batch in seconds; an instant of ``time.monotonic``, the same clock in all
+# processes; then for each worker its seconds of delay and its delayed batches
 _DELAY, _HOLD_UNTIL, _TAKEN = 0, 1, 2
-"""Indices of the shared memory: the delay of a batch in seconds; an instant of ``time.monotonic``, the same clock in
-all processes; then for each worker its seconds of delay and its delayed batches."""
 
 
 class WorkerDelays:

@@ -11,26 +11,24 @@ from torch import Tensor
 from lm_profiler.measure.device.stopwatch import Stopwatch
 from lm_profiler.measure.memory.peaks import available_bytes
 
+# Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated.
 SMALLEST, LARGEST = 128, 16384
-"""Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated."""
 
+# seconds: a matmul of this length hides the cost of launching and timing it, which is microseconds
 LONG_ENOUGH_S = 0.01
-"""Seconds: a matmul of this length hides the cost of launching and timing it, which is microseconds."""
 
-SETTLED = 1.1
-"""Sizes grow until doubling the side raises the rate by less than this factor."""
+SETTLED = 1.1  # sizes grow until doubling the side raises the rate by less than this factor
 
+# seconds: a shorter matmul whose size memory limits, and whose rate has not ``SETTLED``, is no ceiling
 BELIEVABLE_S = 0.001
-"""Seconds: a shorter matmul whose size memory limits, and whose rate has not ``SETTLED``, is no ceiling."""
 
 _PROBES, _PAUSE_S = 3, 0.05
 _TILE = 256
-_MEMORY_SHARE = 0.5
-"""The share of free memory that the matrices may take."""
+_MEMORY_SHARE = 0.5  # the share of free memory that the matrices may take
 
+# Memory that counts as free on a CPU at most, so that 2048 is the largest side in float32. There the matrices enlarge
+# the training process itself, and matmuls of this size are long enough.
 _ON_A_CPU_BYTES = 256 << 20
-"""Memory that counts as free on a CPU at most, so that 2048 is the largest side in float32. There the matrices enlarge
-the training process itself, and matmuls of this size are long enough."""
 
 
 def matmul_ceiling(

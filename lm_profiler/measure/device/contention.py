@@ -16,11 +16,9 @@ from lm_profiler.measure.device.gpu_sharing import gpu_sharing
 from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import Contention, GpuSharing
 
-_SLACK_S = 0.03
-"""Seconds of CPU time of others that do not count: three ticks, the resolution of the system's sums."""
+_SLACK_S = 0.03  # seconds of CPU time of others that do not count: three ticks, the resolution of the system's sums
 
-_SHORTEST_S = 0.1
-"""Seconds: a shorter measurement says nothing, since its CPU time is a few ticks."""
+_SHORTEST_S = 0.1  # seconds: a shorter measurement says nothing, since its CPU time is a few ticks
 
 
 @dataclass(frozen=True)

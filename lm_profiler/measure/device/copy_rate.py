@@ -10,11 +10,11 @@ import torch
 from lm_profiler.measure.device.ceiling import usable_bytes
 from lm_profiler.measure.device.stopwatch import Stopwatch
 
+# bytes of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB)
 ON_A_GPU_BYTES = 512 << 20
-"""Bytes of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB)."""
 
+# bytes of each buffer on a CPU, where they enlarge the process: both are twice the last-level cache of many CPUs
 ON_A_CPU_BYTES = 32 << 20
-"""Bytes of each buffer on a CPU, where they enlarge the process: both are twice the last-level cache of many CPUs."""
 
 _MEMORY_SHARE = 0.5
 _PROBES, _PAUSE_S, _COPIES = 3, 0.05, 3

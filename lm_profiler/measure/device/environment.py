@@ -51,10 +51,9 @@ def cpu_cores() -> int:
 class MatrixUnits:
     """What a device multiplies faster than float32."""
 
-    tf32: bool = False
-    """Whether float32 matmuls can run as TF32."""
+    tf32: bool = False  # whether float32 matmuls can run as TF32
+    # the fastest precision of 16 bits; None where there is none, or where it is unknown
     half_precision: Literal["bf16-mixed", "16-mixed"] | None = None
-    """The fastest precision of 16 bits; None where there is none, or where it is unknown."""
 
 
 def matrix_units(device: torch.device) -> MatrixUnits:

@@ -10,8 +10,7 @@ from statistics import fmean
 from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import GpuSharing
 
-_PATIENCE_S = 5.0
-"""Seconds to wait for NVML."""
+_PATIENCE_S = 5.0  # seconds to wait for NVML
 
 
 _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since

@@ -19,15 +19,13 @@ from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.process_spread import cache_folder
 
-AGREE = 0.8
-"""Two readings agree if the smaller is at least this share of the larger."""
+AGREE = 0.8  # two readings agree if the smaller is at least this share of the larger
 
+# seconds for which nothing is read anew once two readings have agreed: a reading costs each run CPU time
 FRESH_S = 86_400.0
-"""Seconds for which nothing is read anew once two readings have agreed: a reading costs each run CPU time."""
 
 
-_AGREED = "agreed_at"
-"""The key of the time at which two readings agreed, in seconds since 1970."""
+_AGREED = "agreed_at"  # the key of the time at which two readings agreed, in seconds since 1970
 
 
 def known_ceiling(

@@ -18,33 +18,22 @@ _BYTES = 4  # float32
 # torch 2.13 has renamed both, and warns of the old names.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_FEWEST = 3
-"""An interval needs three times."""
-_TIMEOUT = timedelta(minutes=10)
-"""Longer than whoever started the ranks waits for them: who hangs is told there."""
+_FEWEST = 3  # an interval needs three times
+_TIMEOUT = timedelta(minutes=10)  # longer than whoever started the ranks waits for them: who hangs is told there
 
 
 @dataclass(frozen=True)
 class LinkRequest:
-    """What each rank measures: every one of ``ops`` at every one of ``sizes_bytes``.
+    """What each rank measures: every one of ``ops`` at every one of ``sizes_bytes``."""
 
-    Attributes:
-        backend: gloo (on the CPU) or nccl (rank r on GPU r).
-        ranks: how many there are.
-        port: of the store, on this machine.
-        name: tells these ranks from others that use the store.
-        repeats: the most repeats of a row.
-        budget_s: the seconds that a row may take; three repeats are made in any case.
-    """
-
-    backend: str
-    ranks: int
-    port: int
-    name: str
+    backend: str  # gloo (on the CPU) or nccl (rank r on GPU r)
+    ranks: int  # how many there are
+    port: int  # of the store, on this machine
+    name: str  # tells these ranks from others that use the store
     ops: Sequence[str]
     sizes_bytes: Sequence[int]
-    repeats: int
-    budget_s: float
+    repeats: int  # the most repeats of a row
+    budget_s: float  # the seconds that a row may take; three repeats are made in any case
 
 
 class LinkRow(NamedTuple):

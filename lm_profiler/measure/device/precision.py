@@ -10,8 +10,8 @@ import torch
 
 _T = TypeVar("_T")
 
+# the older setting's words for those of the newer one
 _WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
-"""The older setting's words for those of the newer one."""
 
 
 def float32_matmul_precision(device_type: str = "cuda") -> str:

@@ -56,17 +56,11 @@ class _Log:
 
 @dataclass(eq=False)
 class TelemetrySampler:
-    """Samples one GPU in the background between ``start`` and ``stop``, neither of which raises.
+    """Samples one GPU in the background between ``start`` and ``stop``, neither of which raises."""
 
-    Args:
-        gpu: the GPU.
-        period_s: seconds from one sample to the next.
-        clock: the clock of the samples, in seconds.
-    """
-
-    gpu: Gpu
-    period_s: float = 0.1
-    clock: Callable[[], float] = time.perf_counter
+    gpu: Gpu  # the GPU
+    period_s: float = 0.1  # seconds from one sample to the next
+    clock: Callable[[], float] = time.perf_counter  # the clock of the samples, in seconds
 
     def __post_init__(self) -> None:
         self._log = _Log()

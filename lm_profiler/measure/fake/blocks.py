@@ -10,12 +10,11 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from itertools import count
 
-MIN_BLOCK = 512
-"""``kMinBlockSize``, in bytes: sizes are rounded up to a multiple of it."""
+MIN_BLOCK = 512  # ``kMinBlockSize``, in bytes: sizes are rounded up to a multiple of it
 
 _SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20
+# ``kSmallSize``, ``kSmallBuffer``; ``kLargeBuffer``, ``kMinLargeAlloc``, ``kRoundLarge``; all in bytes
 _LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
-"""``kSmallSize``, ``kSmallBuffer``; ``kLargeBuffer``, ``kMinLargeAlloc``, ``kRoundLarge``; all in bytes."""
 
 
 @dataclass(eq=False)
@@ -24,8 +23,7 @@ class MemoryBlock:
 
     size: int
     small: bool
-    number: int
-    """Stands for the address: among free blocks of equal size the one with the lowest number is taken."""
+    number: int  # stands for the address: among free blocks of equal size the one with the lowest number is taken
     before: MemoryBlock | None = None
     after: MemoryBlock | None = None
     free: bool = False

@@ -28,11 +28,11 @@ _ALWAYS = frozenset({
 })  # fmt: skip
 _BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one as it comes
 
+# functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU: ``AT_FORALL_FP32`` and
+# the lists after it in torch's ATen/autocast_mode.h, and the functions that are built from these
 _IN_FLOAT32 = _ALWAYS | {
     name for name in _BY_RELEASE if getattr(torch.ops.aten, name).default.has_kernel_for_dispatch_key("AutocastCUDA")
 }
-"""Functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU: ``AT_FORALL_FP32`` and
-the lists after it in torch's ATen/autocast_mode.h, and the functions that are built from these."""
 
 
 class KernelsOfCuda(TorchFunctionMode):
@@ -183,14 +183,13 @@ def _attention(
 
 _AMPERE = (8, 0)
 
-_LARGEST_HEAD = 256
-"""The largest head dimension that a fused kernel takes."""
+_LARGEST_HEAD = 256  # the largest head dimension that a fused kernel takes
 
 _LOW = (torch.bfloat16, torch.float16)
 
+# what runs in place of a function, by the function's name; attention is added once the GPU is known
 _FUSED: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "dropout": _dropout,
     "cross_entropy": _cross_entropy,
 }
-"""What runs in place of a function, by the function's name; attention is added once the GPU is known."""

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 else:
     FakeTensor = FAKE_TENSOR.as_base()
 
-MOST = 1 << 18
-"""The most elements of a tensor whose value is kept."""
+MOST = 1 << 18  # the most elements of a tensor whose value is kept
 
 _COALESCES = {torch.ops.aten._coalesce.default}
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
@@ -106,18 +105,13 @@ class KnownValues(FAKE_MODE.as_base()):  # type: ignore[misc]  # a class that is
 class _Kind:
     """How an operator affects values."""
 
-    asks: bool = False
-    """It asks for a device or a size, and neither makes nor changes a value."""
-    constructs: bool = False
-    """It makes a tensor from numbers alone."""
-    empty: bool = False
-    """It makes a tensor without setting its values."""
-    normalizes: bool = False
-    """It updates running statistics, which most schemas of batch norm do not declare."""
-    sparsifies: bool = False
-    """It makes a sparse tensor, whose number of rows depends on values."""
+    asks: bool = False  # it asks for a device or a size, and neither makes nor changes a value
+    constructs: bool = False  # it makes a tensor from numbers alone
+    empty: bool = False  # it makes a tensor without setting its values
+    normalizes: bool = False  # it updates running statistics, which most schemas of batch norm do not declare
+    sparsifies: bool = False  # it makes a sparse tensor, whose number of rows depends on values
+    # the lists of tensors that it writes to: position among the arguments, and name
     written_lists: Sequence[tuple[int, str]] = ()
-    """The lists of tensors that it writes to: position among the arguments, and name."""
 
 
 @cache

@@ -15,11 +15,10 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.torch_names import DISPATCH_MODE, WORLD, tree_leaves
 
+# how often a ring of n ranks passes (n-1)/n of all bytes on, by a part of the collective's name
 _TURNS = {"reduce_scatter": 1, "allreduce": 2, "all_reduce": 2, "gather": 1, "alltoall": 1, "all_to_all": 1}
-"""How often a ring of n ranks passes (n-1)/n of all bytes on, by a part of the collective's name."""
 
-_FROM_ONE = ("broadcast", "reduce_")
-"""Collectives whose bytes pass each link once."""
+_FROM_ONE = ("broadcast", "reduce_")  # collectives whose bytes pass each link once
 
 
 def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:

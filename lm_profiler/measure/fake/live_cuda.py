@@ -84,9 +84,9 @@ def _configured_bytes(config: str) -> int:
 
 _HOPPER = (9, 0)
 
+# Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on, and for cuBLASLt
+# (ATen/cuda/CublasHandlePool.cpp). Not imitated: torch 2.11 still gives Blackwell the smaller one.
 _CUBLAS, _CUBLAS_LT = ((8 << 20) + (128 << 10), 32 << 20), 1 << 20
-"""Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on, and for cuBLASLt
-(ATen/cuda/CublasHandlePool.cpp). Not imitated: torch 2.11 still gives Blackwell the smaller one."""
 
 _MATMULS = {
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")

@@ -22,8 +22,8 @@ class DependsOnValues(Exception):
     """Raised where a step asks for a value that cannot be known without running it."""
 
 
+# lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
 TAKEN_FOR_ONE: dict[str, None] = {}
-"""Lines that called ``float`` on an unknown number, in the order of their calls; the values are not used."""
 
 # Frames of these folders are skipped when the line that asked is looked for.
 _OURS = (os.path.dirname(__file__), os.path.dirname(torch.__file__))  # noqa: PTH120

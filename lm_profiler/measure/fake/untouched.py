@@ -17,12 +17,12 @@ import torch
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES_ONE = {"os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
 _CHANGES_TWO = {"os.rename", "os.link", "os.symlink"}
+# events whose second argument is the descriptor of an open folder, or -1: ``shutil.rmtree`` removes so
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
-"""Events whose second argument is the descriptor of an open folder, or -1: ``shutil.rmtree`` removes so."""
 
 _TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
+# variables that name the caches of libraries, which make missing files again
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
-"""Variables that name the caches of libraries, which make missing files again."""
 
 
 class WouldChange(PermissionError):

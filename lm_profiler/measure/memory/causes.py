@@ -81,22 +81,14 @@ class HoldingsReader:
     shrink: hooks see each gradient arrive, and tell how many were there at the peak, to within one. Where no such hook
     runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
     gradients over at its end; until then they are in the rest, which is an upper bound.
-
-    Args:
-        module: the model.
-        optimizers: the plain optimizers, without Lightning's wrapping.
-        peak: returns the most bytes allocated since the last reset; None where that is unknown.
-        device: the device whose memory is read.
-        held: returns the bytes that the allocator holds now; None where it does not say.
-        part: the Guard that handles errors in a hook.
     """
 
-    module: nn.Module
-    optimizers: Sequence[Optimizer]
-    peak: Callable[[], int | None]
-    device: torch.device
-    held: Callable[[], int | None]
-    part: Guard = UNGUARDED
+    module: nn.Module  # the model
+    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    peak: Callable[[], int | None]  # returns the most bytes allocated since the last reset; None where that is unknown
+    device: torch.device  # the device whose memory is read
+    held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None where it does not say
+    part: Guard = UNGUARDED  # the Guard that handles errors in a hook
 
     def __post_init__(self) -> None:
         self.moments: dict[str, MemoryCauses] = {}

@@ -24,16 +24,11 @@ class MemoryHistory:
 
     Recording costs microseconds an allocation, so it has a stage of its own. C++ frames are left out: resolving them
     makes a dump a hundred times slower.
-
-    Args:
-        record: torch's function that starts and stops recording.
-        snapshot: returns what was recorded, for all devices of this process.
-        max_entries: how many of the last events are kept, at several KB of host memory each.
     """
 
-    record: Callable[..., object]
-    snapshot: Callable[[], object]
-    max_entries: int = 100_000
+    record: Callable[..., object]  # torch's function that starts and stops recording
+    snapshot: Callable[[], object]  # returns what was recorded, for all devices of this process
+    max_entries: int = 100_000  # how many of the last events are kept, at several KB of host memory each
     _running: bool = field(default=False, init=False)
 
     def start(self) -> None:

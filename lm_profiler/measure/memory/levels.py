@@ -27,20 +27,13 @@ class LevelsReader:
 
     Where the allocator does not say what it holds (the CPU's), the storages of parameters, gradients, optimizer states
     and buffers are counted, and those that autograd saved for backward. Outputs that nothing saved are left out.
-
-    Args:
-        module: the model.
-        optimizers: the plain optimizers, without Lightning's wrapping.
-        held: returns the bytes that the allocator holds now; None where it does not say.
-        device: the device whose memory is read.
-        part: the Guard that handles errors in a hook.
     """
 
-    module: nn.Module
-    optimizers: Sequence[Optimizer]
-    held: Callable[[], int | None]
-    device: torch.device
-    part: Guard = UNGUARDED
+    module: nn.Module  # the model
+    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None where it does not say
+    device: torch.device  # the device whose memory is read
+    part: Guard = UNGUARDED  # the Guard that handles errors in a hook
 
     def __post_init__(self) -> None:
         self.saved = SavedTensors(self.part)

@@ -11,8 +11,8 @@ import psutil
 _MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _V2 = ("", "memory.max", "memory.current", "")
+# names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory
 _GIVEN_BACK = ("active_file", "inactive_file")
-"""Names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory."""
 
 
 def left_bytes() -> int | None:

@@ -16,8 +16,7 @@ from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes in a unit of getrusage(2)'s maximum resident set size."""
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of getrusage(2)'s maximum resident set size
 
 
 @dataclass(eq=False)

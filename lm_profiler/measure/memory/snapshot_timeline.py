@@ -12,11 +12,11 @@ from lm_profiler.measure.memory.storage_notes import SeenTensor, Site, StorageNo
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.text import short_path
 
+# bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
 _BLOCK = 512
-"""Bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for."""
 
+# parts of the files' names whose lines do not tell for what memory was asked
 _NOBODYS = ("/torch/", "/lightning", "/lm_profiler/callbacks/", "/lm_profiler/measure/", "??", "<")
-"""Parts of the files' names whose lines do not tell for what memory was asked."""
 
 
 def _now_us() -> int:
@@ -25,15 +25,11 @@ def _now_us() -> int:
 
 @dataclass(eq=False)
 class MarksHeard:
-    """Keeps what ``TensorsSeen`` tells in a step, with the instant of each mark; storages are told by their address.
+    """Keeps what ``TensorsSeen`` tells in a step, with the instant of each mark; storages are told by their address."""
 
-    Args:
-        clock_us: the clock of the allocator's history, in microseconds since 1970.
-    """
-
-    clock_us: Callable[[], int] = _now_us
+    clock_us: Callable[[], int] = _now_us  # the clock of the allocator's history, in microseconds since 1970
+    # the marks of the last step that ended
     step: list[tuple[int, int, list[SeenTensor], list[SeenTensor] | None]] = field(default_factory=list)
-    """The marks of the last step that ended."""
     _now: list[Any] = field(default_factory=list)
 
     def __call__(self, code: int, known: list[SeenTensor], saved: list[SeenTensor] | None) -> None:

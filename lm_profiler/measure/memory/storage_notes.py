@@ -18,8 +18,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.torch_names import storage_key
 
 _CAUSES = tuple(HELD)
-_MOST = 10
-"""The allocations that a timeline lists."""
+_MOST = 10  # the allocations that a timeline lists
 
 
 class SeenTensor(NamedTuple):
@@ -37,19 +36,13 @@ class TensorsSeen:
     """Tells, at each mark, which storages are parameters, gradients, states and buffers, and what autograd saved.
 
     Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
-
-    Args:
-        module: the model.
-        optimizers: the plain optimizers, without Lightning's wrapping.
-        saved: the tensors that autograd keeps now.
-        storage: returns the identity of a storage by which the notes know it.
-        told: gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up).
     """
 
-    module: nn.Module
-    optimizers: Sequence[Optimizer]
-    saved: Iterable[Tensor]
-    storage: Callable[[Any], int]
+    module: nn.Module  # the model
+    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    saved: Iterable[Tensor]  # the tensors that autograd keeps now
+    storage: Callable[[Any], int]  # returns the identity of a storage by which the notes know it
+    # gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up)
     told: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
     _part: int | None = None
 
@@ -102,8 +95,7 @@ class Site(NamedTuple):
     operator: str | None = None
     module: str | None = None
     line: str | None = None
-    recomputes: bool = False
-    """Whether backward runs a module's forward again there."""
+    recomputes: bool = False  # whether backward runs a module's forward again there
 
 
 NOWHERE = Site()

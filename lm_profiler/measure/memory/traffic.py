@@ -46,24 +46,15 @@ class TrafficReader:
     - clip: reads gradients.
     - optimizer: reads gradients, reads and writes their parameters and states. Unknown where a gradient is sparse:
       then only some of the rows may be touched.
-
-    Args:
-        module: the model.
-        optimizers: the plain optimizers, without Lightning's wrapping.
-        device: the device whose memory is meant.
-        timeline: the timeline whose marks are observed.
-        saved: what autograd saved; ``LevelsReader`` switches it on and off.
-        forward: sees the operators of forward passes; ``StepFlops`` shows them to it.
     """
 
-    module: nn.Module
-    optimizers: Sequence[Optimizer]
-    device: torch.device
-    timeline: Timeline
-    saved: SavedTensors
-    forward: ForwardTraffic
-    traffic: StepTraffic | None = None
-    """The traffic of the last step that ended."""
+    module: nn.Module  # the model
+    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    device: torch.device  # the device whose memory is meant
+    timeline: Timeline  # the timeline whose marks are observed
+    saved: SavedTensors  # what autograd saved; ``LevelsReader`` switches it on and off
+    forward: ForwardTraffic  # sees the operators of forward passes; ``StepFlops`` shows them to it
+    traffic: StepTraffic | None = None  # the traffic of the last step that ended
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _sparse: bool = False

@@ -96,8 +96,8 @@ class NumericsFacts(Part):
     )
 
 
+# What can bind a run. ``straggler``: most ranks wait for one, for those of one host, or for another one each step.
 Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]
-"""What can bind a run. ``straggler``: most ranks wait for one, for those of one host, or for another one each step."""
 
 
 class Verdict(Part):
@@ -124,6 +124,7 @@ class Verdict(Part):
     """False where the steps are too few or differ too much, or where something else used the machine."""
 
 
+# What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do.
 FindingName = Literal[
     "ranks",
     "input",
@@ -151,7 +152,6 @@ FindingName = Literal[
     "recomputation",
     "communication",
 ]
-"""What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do."""
 
 
 class Finding(Part):

@@ -75,11 +75,9 @@ class ModelFacts(Part):
     compiled: bool | None = None
 
 
+# The share of the needed CPU time, or of the GPU's time, that others may take before the run counts as contended. Less
+# cannot be seen in the times of steps.
 SHARED = 0.05
-"""The share of the needed CPU time, or of the GPU's time, that others may take before the run counts as contended.
-
-Less cannot be seen in the times of steps.
-"""
 
 
 class Flops(Part):

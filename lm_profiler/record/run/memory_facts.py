@@ -39,12 +39,12 @@ class MemoryCauses(Part):
     activations_and_rest: int | None = figure("activations and rest", "GiB", "{title}")
 
 
+# moments at which sharded and unsharded runs differ, each with its title
 MOMENTS = {
     "set_up": "after set-up",
     "before_optimizer": "before the optimizer's step",
     "after_optimizer": "after the optimizer's step",
 }
-"""Moments at which sharded and unsharded runs differ, each with its title."""
 
 
 class AllocatorReading(Part):

@@ -18,8 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import dataclass_transform
 
+# the version of every file's format; ``docs/reference/files.md`` says what may be added without a new number
 SCHEMA_VERSION = 1
-"""The version of every file's format; ``docs/reference/files.md`` says what may be added without a new number."""
 
 
 def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
@@ -31,8 +31,8 @@ def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
         raise
 
 
+# marks a field that holds one of some words: a word that a later version may have added is kept as it is
 Newer = WrapValidator(_known_or_newer)
-"""Marks a field that holds one of some words: a word that a later version may have added is kept as it is."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field, figure))

@@ -10,13 +10,13 @@ from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
 
+# where a rank can be slow: a part of the step, or between steps (validation, checkpoints)
 RANK_PARTS = (*PARTS, "between steps")
-"""Where a rank can be slow: a part of the step, or between steps (validation, checkpoints)."""
 
+# For whom the others wait. ``straggler``: one rank; ``several``: ranks that are slow together, in the same phase or in
+# different ones between two collectives; ``host``: the ranks of one host; ``turns``: another rank each step; ``equal``:
+# nobody waits long; ``unsure``: they wait, and the steps do not say for whom.
 FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"]
-"""For whom the others wait. ``straggler``: one rank; ``several``: ranks that are slow together, in the same phase or in
-different ones between two collectives; ``host``: the ranks of one host; ``turns``: another rank each step; ``equal``:
-nobody waits long; ``unsure``: they wait, and the steps do not say for whom."""
 
 
 class RankSpread(Part):
@@ -52,9 +52,9 @@ class RankTimes(Part):
         return sum(self.waiting_s.values())
 
 
+# why no rank is named although ranks wait: more steps are needed to be sure; one rank was slow in some steps, perhaps
+# by chance; or other programs used the machine and may have made it late
 RankDoubt = Literal["few steps", "chance", "shared machine"]
-"""Why no rank is named although ranks wait: more steps are needed to be sure; one rank was slow in some steps, perhaps
-by chance; or other programs used the machine and may have made it late."""
 
 
 class SlowRank(Part):

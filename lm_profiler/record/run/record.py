@@ -40,8 +40,8 @@ from lm_profiler.record.run.waterfall import Slack, Waterfall
 
 _SHARED = {part: word for part, word in WORDS.items() if part != "step"}
 
+# ``unfinished`` is what a run is called while it runs, and what it stays where its process was killed
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
-"""``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
 
 Verb = Literal["fit", "validate", "test", "predict"]
 

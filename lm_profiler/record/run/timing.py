@@ -187,11 +187,9 @@ class LoaderFacts(Part):
         return max(self.ready_before - self.ready_after, 0)
 
 
-LIGHTNING = "Lightning"
-"""The owner of Lightning's own work in its loops."""
+LIGHTNING = "Lightning"  # the owner of Lightning's own work in its loops
 
-OURS = "lm_profiler"
-"""The owner of what the profiler's own instruments cost."""
+OURS = "lm_profiler"  # the owner of what the profiler's own instruments cost
 
 
 class OwnedTime(Part):

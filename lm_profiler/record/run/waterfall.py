@@ -10,6 +10,7 @@ from lm_profiler.record.figure import figure
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
 
+# the terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means
 TermName = Literal[
     "ideal",
     "clock",
@@ -23,7 +24,6 @@ TermName = Literal[
     "input",
     "unexplained",
 ]
-"""The terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means."""
 
 
 class Contributor(Part):
@@ -98,9 +98,9 @@ class Waterfall(Part):
         return {name for name, rate in rates.items() if rate is None}
 
 
+# where a delay is held: in the loader's workers; on the host before it asks for a batch (a loader without workers),
+# before forward, backward or optimizer; or in the device's stream, before the kernels of forward
 PlaceName = Literal["loader", "data", "forward", "backward", "optimizer", "device"]
-"""Where a delay is held: in the loader's workers; on the host before it asks for a batch (a loader without workers),
-before forward, backward or optimizer; or in the device's stream, before the kernels of forward."""
 
 
 class PlaceSlack(Part):

@@ -45,12 +45,13 @@ def _place(of: PlaceSlack) -> dict[str, Any]:
 
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
-MOST_STEPS = 4000
-"""The most steps that a page gets: more bars could neither be told apart nor drawn."""
+MOST_STEPS = 4000  # the most steps that a page gets: more bars could neither be told apart nor drawn
 
 Json = dict[str, Any]
 
 
+# the colours of the parts of a step, of other series, of shading and of causes of memory; (colour, hatching) for kinds
+# of kernel
 COLOURS: Json = {
     "parts": PART_COLOURS,
     "series": SERIES_COLOURS,
@@ -58,8 +59,6 @@ COLOURS: Json = {
     "kinds": KIND_LOOKS,
     "causes": CAUSE_COLOURS,
 }
-"""The colours of the parts of a step, of other series, of shading and of causes of memory; (colour, hatching) for kinds
-of kernel."""
 
 
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:

@@ -23,8 +23,8 @@ from lm_profiler.report.page.views import memory, ranks, searched, watch, why
 from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
+# Comment lines and indentation, a sixth of the modules. No module has a text of several lines to be broken.
 _COMMENT = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
-"""Comment lines and indentation, a sixth of the modules. No module has a text of several lines to be broken."""
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
@@ -63,12 +63,11 @@ form-action 'none'"
 _ALL_STEPS = 3_000
 _ALL_KERNELS = 5_500
 _KERNEL_RUNS = 100
+# the limits on what makes a page large: the steps and rows of kernels of all runs, the runs that have kernels, and the
+# places of a memory timeline, of one run and of all
 _PLACES, _ALL_PLACES = 1_000, 10_000
-"""The limits on what makes a page large: the steps and rows of kernels of all runs, the runs that have kernels, and the
-places of a memory timeline, of one run and of all."""
 
-_DIGITS = 6
-"""The significant digits of numbers in a page; no figure is shown with more."""
+_DIGITS = 6  # the significant digits of numbers in a page; no figure is shown with more
 
 
 def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:

@@ -23,13 +23,14 @@ PART_COLOURS = {
     "other": "#888888",
 }
 
+# Colours of lines that are not parts of a step (Tol muted teal, purple, rose, green); none of them means a phase.
+# Markers tell more lines apart.
 SERIES_COLOURS = ("#44AA99", "#AA4499", "#CC6677", "#117733")
-"""Colours of lines that are not parts of a step (Tol muted teal, purple, rose, green); none of them means a phase.
-Markers tell more lines apart."""
 
+# the colour of shading, grids and what has no figure, readable on white and on dark
 PALE = "#888888"
-"""The colour of shading, grids and what has no figure, readable on white and on dark."""
 
+# colours of what memory is held for, in the order of a stack
 CAUSE_COLOURS = {
     "parameters": "#332288",  # Tol muted indigo
     "gradients": "#88CCEE",  # Tol muted cyan
@@ -39,10 +40,11 @@ CAUSE_COLOURS = {
     "activations": "#CC6677",  # Tol muted rose
     "rest": "#BBBBBB",
 }
-"""Colours of what memory is held for, in the order of a stack."""
 
 _MULTIPLY, _EACH, _ROWS, _MOVE = SERIES_COLOURS
 
+# The colour and the hatching (as matplotlib and plotly name it) of each kind of kernel, in the order of a stack. Kinds
+# that work alike share a colour.
 KIND_LOOKS = {
     "matmul": (_MULTIPLY, ""),
     "attention": (_MULTIPLY, "/"),
@@ -56,8 +58,6 @@ KIND_LOOKS = {
     "other": (PALE, ""),
     "idle": (PALE, "/"),
 }
-"""The colour and the hatching (as matplotlib and plotly name it) of each kind of kernel, in the order of a stack. Kinds
-that work alike share a colour."""
 
 
 STYLE: dict[Any, Any] = {

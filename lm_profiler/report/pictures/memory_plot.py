@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH, _SECOND = 8.6, 6.2
-"""Inches of a picture with one panel, and of each further one."""
+_WIDTH, _SECOND = 8.6, 6.2  # inches of a picture with one panel, and of each further one
 _MOST_PANELS = 4
-_NARROW = 0.012
-"""The share of the axis that a character of a phase's name takes; names with less room are turned."""
+_NARROW = 0.012  # the share of the axis that a character of a phase's name takes; names with less room are turned
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 _MOST_RANKS = 4
 _HIDDEN, _EXPOSED = "#DDCC77", SERIES_COLOURS[2]
-_FINEST = 1000
-"""Parts of a step: a gap in what computes that is shorter is not drawn."""
+_FINEST = 1000  # parts of a step: a gap in what computes that is shorter is not drawn
 
-Span = tuple[float, float]
-"""Begin and length in ms."""
+Span = tuple[float, float]  # begin and length in ms
 
 
 @dataclass(frozen=True)

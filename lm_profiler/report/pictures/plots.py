@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 
 
 _BARS_WIDTH = 8.0
-_NAMES_ROOM = 2.6
-"""The width of the names in inches; longer ones have a second line."""
-_MOST_NAMED = 100
-"""The most bars that have a name each; of more bars every k-th has one."""
+_NAMES_ROOM = 2.6  # the width of the names in inches; longer ones have a second line
+_MOST_NAMED = 100  # the most bars that have a name each; of more bars every k-th has one
 
 
 def phases(groups: Sequence[Group]) -> Figure:
@@ -102,10 +100,8 @@ def _said(step: Estimate, ended: str) -> str:
 
 
 KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu", "overlap")
-WAY_DOWN = "improve"
-"""The kind of picture that shows a search of ``improve`` instead of runs."""
-TIMELINE = "memory_timeline"
-"""The kind of picture that shows one step of each run, from files beside its record."""
+WAY_DOWN = "improve"  # the kind of picture that shows a search of ``improve`` instead of runs
+TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files beside its record
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
@@ -208,8 +204,7 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 
 
-_MOST_WORDS = 12
-"""The most lines in a legend, and below an axis; of more, only the number is shown."""
+_MOST_WORDS = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
 _WIDTH, _MOST_TICKS = 7.2, 24
 
 

@@ -25,11 +25,9 @@ _ODD = PART_COLOURS["data"]  # stands out from black
 _TOLD = 3
 _WIDTH = 8.0
 _MOST_PANELS = 30
-_NAMED = 8
-"""The most lines in one panel that a reader can follow; those of further runs are grey."""
+_NAMED = 8  # the most lines in one panel that a reader can follow; those of further runs are grey
 _DASHES = ("-", "--")
-_LINEAR = 3.0
-"""How many medians the slowest step may take on a linear axis; a first step that compiles takes a hundred."""
+_LINEAR = 3.0  # how many medians the slowest step may take on a linear axis; a first step that compiles takes a hundred
 
 
 def steps(groups: Sequence[Group]) -> Figure:

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 _MOST_PANELS = 12
 _WIDTH = 8.0
 _STEP = "measured step"
-_TOLD = 0.01
-"""The least share of the step that is written beside a bar."""
-_SEEN = 0.002
-"""The least share of the step with which a phase is in the legend."""
+_TOLD = 0.01  # the least share of the step that is written beside a bar
+_SEEN = 0.002  # the least share of the step with which a phase is in the legend
 _SCALE = TIMES["step"].scale
 
 

@@ -19,11 +19,10 @@ from lm_profiler.report.tables.table import Table, text_table
 
 CiFormat = Literal["bmf", "github-action-benchmark", "junit"]
 
+# longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
 _MOST_BYTES = 64_000
-"""Longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")."""
 
-_LEVELS = {"SLOWER": "error", "UNCLEAR": "warning"}
-"""The annotation of a verdict, where it is not a notice."""
+_LEVELS = {"SLOWER": "error", "UNCLEAR": "warning"}  # the annotation of a verdict, where it is not a notice
 
 
 @dataclass(frozen=True)

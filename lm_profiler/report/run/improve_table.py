@@ -18,8 +18,7 @@ _STYLES = {
     "SAME": "dim",
     **dict.fromkeys(("UNDECIDED", "FAILED", "REFUSED", "NUMERICS"), "yellow"),
 }
-_NEAR = 1.1
-"""The ratio below which three digits behind the point are shown: two would not tell it from 1."""
+_NEAR = 1.1  # the ratio below which three digits behind the point are shown: two would not tell it from 1
 
 
 def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:

@@ -76,8 +76,7 @@ def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
     return sums
 
 
-_SIGNIFICANT, _NAMED = 0.02, 5
-"""The least share of forward that is told, and the most kernels that are named."""
+_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and the most kernels that are named
 
 
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
@@ -106,8 +105,7 @@ def _shares(table: KernelTable, kind: Kind) -> str:
     return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
 
 
-SOFTMAX_FLOPS = 5
-"""FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide."""
+SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 
 
 def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
@@ -154,8 +152,8 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 
 IDLE = "idle"
 
+# the parts of a kernel's name that say nothing to a reader
 _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-"""The parts of a kernel's name that say nothing to a reader."""
 
 _LARGEST = 15
 

@@ -12,10 +12,8 @@ from lm_profiler.report.run.phase_table import table_of
 from lm_profiler.report.tables.table import Table, ms_text
 
 WAITING = "waiting"
-_NAMED = 16
-"""The most ranks that a line names one by one."""
-_SEEN = 0.001
-"""The share of the mean step below which a phase's exposed communication is left out."""
+_NAMED = 16  # the most ranks that a line names one by one
+_SEEN = 0.001  # the share of the mean step below which a phase's exposed communication is left out
 
 
 def own_work_table(record: RunRecord) -> Table:

@@ -31,8 +31,7 @@ from lm_profiler.report.tables.table import Table, ms_text, text_table
 from lm_profiler.report.tables.table_columns import device_of
 
 _WAITS_SHOWN = 2
-_SAID = 0.05
-"""The share of the step from which ``other`` is broken down at a run's end."""
+_SAID = 0.05  # the share of the step from which ``other`` is broken down at a run's end
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:

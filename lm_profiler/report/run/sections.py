@@ -110,15 +110,15 @@ _LISTS_OF = {
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = ("odd_steps", "step_counters")
+# the lists whose columns are left out where no row has a value
 _SPARSE = (*_STEPS, "ranks.by_rank", "findings", "other_by_owner.actions")
-"""The lists whose columns are left out where no row has a value."""
+# the lists of bare figures: what numbers their rows, and the first number
 _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
-"""The lists of bare figures: what numbers their rows, and the first number."""
 _TERMS = "Terms of the waterfall"  # `waterfall_tables` shows them
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
+# the rows of families, each with its title
 _KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")} | MOMENTS
-"""The rows of families, each with its title."""
 
 
 def shown(of: Quantity, record: RunRecord) -> str:

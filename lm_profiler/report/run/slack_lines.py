@@ -6,8 +6,8 @@ from lm_profiler.record.run import PlaceSlack, RunRecord, Saving, Slack
 
 _WHOLE = ("loader", "compute")
 
+# the share of the largest delay from which a slack counts as "or more": a larger delay may cost nothing either
 _REACHED = 0.99
-"""The share of the largest delay from which a slack counts as "or more": a larger delay may cost nothing either."""
 
 
 def slack_lines(record: RunRecord) -> list[str]:

@@ -12,8 +12,8 @@ from lm_profiler.record.run import Finding, OddStep, RunRecord, Steadiness, Step
 
 _ODD_SHOWN = 3
 
+# the share of the highest SM clock below which a GPU's figures say more about its cooling than about the program
 _SLOW_CLOCK = 0.75
-"""The share of the highest SM clock below which a GPU's figures say more about its cooling than about the program."""
 
 
 def verdict_lines(record: RunRecord) -> list[str]:

@@ -11,13 +11,12 @@ from lm_profiler.record.run import Contributor, RunRecord, Term, Waterfall
 from lm_profiler.record.text import shortened
 from lm_profiler.report.tables.table import digits_of, ms_text
 
+# the share of the step below which terms are summed up on the terminal, and are not named as places to save
 _SMALL = 0.01
-"""The share of the step below which terms are summed up on the terminal, and are not named as places to save."""
-_NOTHING = 1e-3
-"""The share of a term below which what no phase is known of is rounding."""
+_NOTHING = 1e-3  # the share of a term below which what no phase is known of is rounding
 _MOST_NAMED = 2
+# The share of the step that may be unexplained. Beyond it any term may be longer than the trace shows: no ceilings.
 _UNSURE = 0.1
-"""The share of the step that may be unexplained. Beyond it any term may be longer than the trace shows: no ceilings."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ SUFFIXES = {
     ".parquet": "parquet",
     ".html": "html",
 }
+# the formats that carry SI values, with the ends of intervals in columns of their own
 FOR_PROGRAMS = ("csv", "json", "parquet")
-"""The formats that carry SI values, with the ends of intervals in columns of their own."""
 
+# the beginning of a heading, a quotation or a list, up to where a backslash makes it plain text
 _LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
-"""The beginning of a heading, a quotation or a list, up to where a backslash makes it plain text."""
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -39,8 +39,8 @@ _LATEX = str.maketrans(
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
+# characters that JSON leaves as they are, and that a terminal or an editor would obey or hide
 _HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Characters that JSON leaves as they are, and that a terminal or an editor would obey or hide."""
 _ENTITIES = {"&": "&amp;", "<": "&lt;"}
 _OPENS = re.compile(r"&(?=#?\w+;)|<")
 

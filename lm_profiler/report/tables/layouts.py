@@ -194,8 +194,8 @@ def devices(entries: Sequence[Entry]) -> Table:
     return Table(headings, body, same, [*how, *notes(groups, shown)])
 
 
+# how much of a step a run does, by the part whose time is its figure
 MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
-"""How much of a step a run does, by the part whose time is its figure."""
 
 
 def modes(entries: Sequence[Entry]) -> Table:

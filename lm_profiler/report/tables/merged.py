@@ -14,8 +14,7 @@ from lm_profiler.record.run.record import Status
 from lm_profiler.record.sweep import CellStatus
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, DIMENSIONS, Column, column, preset_of
 
-Merged = Sequence[Entry]
-"""The entries of one row: at least one."""
+Merged = Sequence[Entry]  # the entries of one row: at least one
 
 HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
 WORDS = {"oom": "OOM"}

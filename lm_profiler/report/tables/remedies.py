@@ -12,8 +12,7 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.usage_error import UsageError
 
-_MOST = 5
-"""The most runs that a table gives advice for."""
+_MOST = 5  # the most runs that a table gives advice for
 
 
 def remedies(entries: Sequence[Entry]) -> list[str]:
@@ -54,8 +53,8 @@ def _command(entry: Entry) -> str:
 
 _EVERY = "model.checkpoint_every"
 
+# cells that differ in nothing else, by the blocks of a checkpoint and those nested in it; () is none
 Checkpoints = Mapping[tuple[int, ...], Sequence[Entry]]
-"""Cells that differ in nothing else, by the blocks of a checkpoint and those nested in it; () is none."""
 
 
 def best_checkpoints(entries: Sequence[Entry]) -> list[str]:

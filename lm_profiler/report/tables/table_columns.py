@@ -20,25 +20,18 @@ from lm_profiler.usage_error import UsageError
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table of runs.
-
-    Attributes:
-        get: Returns an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
-        place: How early it is shown where there is no room for all.
-        option: The option that sets a fact, where there is one.
-        compared: Whether runs are told apart by it where no option was swept.
-        quantity: How figures are shown; None for facts.
-    """
+    """One column of a table of runs."""
 
     name: str
     title: str
+    # returns an entry's value: a figure in SI, text, a truth value, or None where it is unknown
     get: Callable[[Entry], Any]
     meaning: str = ""
     group: str = ""
-    place: Place = Place.TABLE
-    option: str | None = None
-    compared: bool = False
-    quantity: Quantity | None = None
+    place: Place = Place.TABLE  # how early it is shown where there is no room for all
+    option: str | None = None  # the option that sets a fact, where there is one
+    compared: bool = False  # whether runs are told apart by it where no option was swept
+    quantity: Quantity | None = None  # how figures are shown; None for facts
 
     def interval(self, entry: Entry) -> tuple[float, float] | None:
         """Return the (low, high) of a figure, in SI; None where it has no interval."""
@@ -157,14 +150,14 @@ COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.item
 COLUMNS |= {name: _of_figure(of) for name, of in QUANTITIES.items() if name not in COLUMNS}
 """Every column that has a name of its own: facts first, then figures."""
 
+# the columns of facts that an option sets, by that option
 OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
-"""The columns of facts that an option sets, by that option."""
 
+# the columns that tell runs apart in a table
 FACTS = [of for of in COLUMNS.values() if of.group in _FACTS and of.place is Place.TABLE]
-"""The columns that tell runs apart in a table."""
 
+# the facts that tell runs apart where no option was swept, the options first
 COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option is None)
-"""The facts that tell runs apart where no option was swept, the options first."""
 
 
 def figures(place: Place) -> list[Column]:

@@ -16,8 +16,7 @@ from lm_profiler.record.text import printable
 from lm_profiler.report.tables.table import Table, TableCell
 
 _GAP = 2
-_LEAST = 16
-"""The least width of a column of text that is narrowed to keep a table in one piece."""
+_LEAST = 16  # the least width of a column of text that is narrowed to keep a table in one piece
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
