@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lm_profiler.cli.errors import wrong_call
 from lm_profiler.measure.boundary import say
-from lm_profiler.models.attention import check_attention
+from lm_profiler.models.transformer import check_attention
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect

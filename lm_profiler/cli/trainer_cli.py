@@ -34,7 +34,7 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
 from lm_profiler.measure.boundary import say
-from lm_profiler.models import attention
+from lm_profiler.models import transformer
 from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option
@@ -142,7 +142,7 @@ class ProfilerCLI(OptionsCLI):
         self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         check_attention_of(self.model, self.trainer, self.verb)
-        attention.nvtx_parts = self._get(self.config_init, "trace").nvtx
+        transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
         if isinstance(self.model, LanguageModel) and self.trainer.is_global_zero:
             for line in other_meanings([self.model.size]):
                 say(line)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from lm_profiler.usage_error import UsageError, expect, expect_one_of
+from lm_profiler.usage_error import expect, expect_one_of
 
 OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names somebody else's
 
@@ -17,9 +17,7 @@ OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module
 class TransformerConfig:
     """The dimensions of a decoder-only Transformer; not the context length, which is the data's.
 
-    Raises:
-        UsageError: a dimension is not positive, the heads do not divide the width into even parts, or the
-            attention's name is unknown.
+    Raises UsageError for dimensions that do not fit together.
     """
 
     d_model: int  # width of the residual stream (D)
@@ -38,29 +36,13 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
             expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
-        if self.d_model % self.num_heads:
-            # Name the nearest head counts that work, because guessing them is tedious.
-            fitting = [h for h in range(1, self.d_model // 2 + 1) if self.d_model % (2 * h) == 0]
-            nearest = sorted(sorted(fitting, key=lambda h: abs(h - self.num_heads))[:2])
-            remedy = f"; take {' or '.join(map(str, nearest))} heads" if nearest else "; change d_model"
-            raise UsageError(
-                f"num_heads: expected a divisor of d_model ({self.d_model}), given {self.num_heads}{remedy}"
-            )
-        if self.head_dim % 2:
-            raise UsageError(
-                f"num_heads: expected an even width per head, because RoPE turns pairs, "
-                f"given {self.d_model} / {self.num_heads} = {self.head_dim}; change num_heads or d_model"
-            )
+        divisor = f"a divisor of d_model ({self.d_model}), for an even width per head, because RoPE turns pairs"
+        expect(self.d_model % (2 * self.num_heads) == 0, "num_heads", divisor, self.num_heads)
         check_attention_name(self.attention)
-        self._check_checkpoints()
-
-    def _check_checkpoints(self) -> None:
-        for every in self.checkpoint_every:
-            expected = f"1 to num_layers ({self.num_layers}) blocks to a checkpoint"
-            expect(1 <= every <= self.num_layers, "checkpoint_every", expected, every)
-        nests = all(outer > inner for outer, inner in pairwise(self.checkpoint_every))
-        expected = "each number smaller than the one before, since its checkpoints lie inside of that one's"
-        expect(nests, "checkpoint_every", expected, list(self.checkpoint_every))
+        every = self.checkpoint_every
+        expected = f"1 to num_layers ({self.num_layers}) blocks to a checkpoint, each number below the one before"
+        nests = all(outer > inner for outer, inner in pairwise((self.num_layers + 1, *every, 0)))
+        expect(nests, "checkpoint_every", expected, list(every))
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -69,7 +51,6 @@ class TransformerConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
         return self.d_model // self.num_heads
 
     @property
@@ -78,14 +59,11 @@ class TransformerConfig:
         return f"{self.d_model}/{self.d_ff}/{self.num_layers}/{self.num_heads}"
 
     def num_parameters(self, embedding: bool = True) -> int:
-        """Return the exact number of parameters, without building anything.
+        """Return the exact number of parameters, with or without those of the ``embedding``, whose rows are looked up.
 
         A block holds four D·D attention matrices, three D·F SwiGLU matrices and two norm gains (D each).
         Around the blocks stand the token embedding (V·D), the untied LM head (V·D) and the final norm (D).
         There are no biases.
-
-        Args:
-            embedding: Count the token embedding, whose rows are looked up and not multiplied.
         """
         block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
         table = self.vocab_size * self.d_model
@@ -134,10 +112,6 @@ def other_meanings(sizes: Iterable[str]) -> list[str]:
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:
-    """Return the named size with the given fields changed; a field given as None keeps the preset's value.
-
-    Raises:
-        UsageError: there is no such size, or the fields do not fit together.
-    """
+    """Return the named size with the given fields changed; a field given as None keeps the preset's value."""
     expect_one_of(PRESETS, "size", size)
     return replace(PRESETS[size], **{name: value for name, value in overrides.items() if value is not None})

@@ -1,21 +1,161 @@
-"""A decoder-only Transformer, with causal attention by name.
+"""A decoder-only Transformer, and causal attention by name: our own two functions, and anybody's, which is checked.
 
 Shapes: B batch, T context, D width of the model, H heads, E width of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, reduce
+from importlib import import_module
+from inspect import signature
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import einsum, rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.models.attention import attention_function
 from lm_profiler.models.config import TransformerConfig
+from lm_profiler.usage_error import UsageError, expect
+
+# (queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+nvtx_parts = False  # whether ``math`` puts its scores, softmax and values into NVTX ranges
+
+
+def sdpa(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
+    """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one."""
+    return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
+
+
+def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
+    """Scores, mask and softmax written out, with the [B, H, T, T] scores in memory: the baseline to profile.
+
+    softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
+    """
+    context, width = q_BHTE.shape[-2:]
+    with _part("attention scores"):
+        # Queries are scaled and not scores: T·E numbers instead of T·T.
+        scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
+        future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
+        scores_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf"))
+    with _part("attention softmax"):
+        weights_BHTT = scores_BHTT.softmax(dim=-1)
+    with _part("attention values"):
+        # Where autocast computes the softmax in float32 it brings both factors to one dtype by itself.
+        out_BHTE: Tensor = einsum(weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e")
+    return out_BHTE
+
+
+def _part(name: str) -> AbstractContextManager[Any]:
+    # A compiler fuses the parts with each other, and would break its graph at a range.
+    marked = nvtx_parts and not torch.compiler.is_compiling()
+    return torch.cuda.nvtx.range(name) if marked else nullcontext()
+
+
+ATTENTION: dict[str, AttentionFunction] = {"sdpa": sdpa, "math": math}
+
+
+def attention_function(name: str) -> AttentionFunction:
+    """Return our own function called ``name``, or the one that ``package.module:function`` names, asked to be causal.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    if name in ATTENTION:
+        return ATTENTION[name]
+    module, _, path = name.partition(":")
+    try:
+        function: Any = reduce(getattr, path.split("."), import_module(module))
+    except Exception as error:  # a module of somebody else's may raise anything
+        raise UsageError(
+            f"attention: expected a function that can be imported, given {name} ({_told(error)})"
+        ) from error
+    expect(callable(function), "attention", "a function", name)
+    try:
+        by_name = "is_causal" in signature(function).parameters
+    except (TypeError, ValueError):  # one that is written in C
+        by_name = False
+    # An autograd.Function's `apply` takes anything, but nothing by its name.
+    return partial(function, is_causal=True) if by_name else lambda q, k, v: function(q, k, v, True)
+
+
+# sequences, heads and tokens of the check: all unlike, so that none is taken for another; tokens as kernels tile
+_CHECKED = (2, 3, 256)
+
+# the largest error of the check, as a share of the largest number: the dtype's rounding, many times over
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+# the same for float32 on an accelerator, where Triton's `tl.dot` multiplies in TF32 unless told otherwise
+_TF32_TOLERANCE = 5e-3
+
+
+def check_attention(name: str, width: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
+    """Compare somebody's function with the definition in float64: its values and, with ``backward``, its gradients.
+
+    Raises:
+        UsageError: it fails, or its shape or its numbers are wrong; the message says where they are off.
+    """
+    if name in ATTENTION:
+        return
+    draw = torch.Generator().manual_seed(0)
+    shape = (*_CHECKED, width)
+    *qkv, upstream = (torch.randn(shape, generator=draw).to(dtype) for _ in range(4))
+    exact = [x.double() for x in qkv]
+    truth = _values(math, exact, upstream.double(), backward)
+    attend = attention_function(name)
+    try:
+        results = _values(attend, [x.to(device, copy=True) for x in qkv], upstream.to(device), backward)
+    except UsageError:
+        raise
+    except Exception as error:
+        given = f"q, k, v of shape {list(shape)} [B, H, T, d], and is_causal"
+        raise UsageError(f"attention: expected {name} to take {given}, given {_told(error)}") from error
+    within = _TF32_TOLERANCE if dtype == torch.float32 and device.type != "cpu" else _TOLERANCE[dtype]
+    if _differ(results["values"], F.scaled_dot_product_attention(exact[0], exact[1], exact[2]), within) is None:
+        raise UsageError(f"attention: expected causal attention, given {name}, in which a token sees later ones")
+    for what, numbers in results.items():
+        if (said := _differ(numbers, truth[what], within)) is not None:
+            subject = f"{what} of {name} in {str(dtype).removeprefix('torch.')}"
+            raise UsageError(f"attention: expected {subject} within {within:g} of the largest number, given\n{said}")
+
+
+def _values(attend: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool) -> dict[str, Tensor]:
+    """Return the attended values and, with ``backward``, the gradients of q, k and v for ``upstream``."""
+    with torch.set_grad_enabled(backward):
+        given = [x.detach().requires_grad_(backward) for x in qkv]
+        out: Any = attend(*given)
+        is_alike = isinstance(out, Tensor) and (out.shape, out.dtype) == (qkv[0].shape, qkv[0].dtype)
+        shown = f"{list(out.shape)} in {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+        expect(is_alike, "attention", f"values of shape {list(qkv[0].shape)} [B, H, T, d] in {qkv[0].dtype}", shown)
+        if not backward:
+            return {"values": out}
+        expect(out.requires_grad, "attention", "values with a gradient; `validate` times forward alone", "none")
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(out, given, upstream, allow_unused=True)
+    named = zip(("gradient of q", "gradient of k", "gradient of v"), gradients, given, strict=True)
+    return {"values": out.detach(), **{name: torch.zeros_like(x) if of is None else of for name, of, x in named}}
+
+
+def _differ(given: Tensor, truth: Tensor, within: float) -> str | None:
+    """Return where numbers are off by more than ``within`` as a share of the largest true one; None where none is."""
+    try:
+        torch.testing.assert_close(
+            given.detach().cpu().double(), truth, rtol=0.0, atol=within * float(truth.abs().max())
+        )
+    except AssertionError as error:
+        return "; ".join(line for line in str(error).splitlines()[2:4])
+    return None
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 NORM_EPS = 1e-5  # Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code).
 

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 
-from lm_profiler.models.attention import AttentionFunction, attention_function
 from lm_profiler.models.config import check_attention_name
+from lm_profiler.models.transformer import AttentionFunction, attention_function
 from lm_profiler.training.fake_tokens import ENDLESS
 from lm_profiler.usage_error import UsageError, expect
 
@@ -18,18 +18,15 @@ from lm_profiler.usage_error import UsageError, expect
 class AttentionAlone(LightningModule):
     """Causal attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
 
-    Q, K and V are the module's parameters, so that their gradients have a place of their own and the module's memory is
-    what attention is given. Gradients are cleared at the end of each step: the next one begins with Q, K and V alone.
-    There is no optimizer. How many sequences of how many tokens, the data say: see `EmptyBatches`.
+    Q, K and V are the module's parameters, so that its memory is what attention is given. Gradients are cleared at the
+    end of each step: the next one begins with Q, K and V alone. There is no optimizer. How many sequences of how many
+    tokens, the data say: see `EmptyBatches`.
 
     Args:
         d_model: Width of Q, K and V (D).
         attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
         compile: Compile it with torch.compile.
-
-    Raises:
-        UsageError: an argument is out of range.
     """
 
     model: LoneAttention
@@ -61,8 +58,12 @@ class AttentionAlone(LightningModule):
         """Make Q, K and V once, in this hook, so that the strategy decides their device and dtype."""
         if hasattr(self, "model"):  # Lightning calls this hook once for each verb
             return
-        batch_size, context_length = batches_of(getattr(self.trainer, "datamodule", None))
-        self.model = LoneAttention(self.attend, (batch_size, 1, context_length, self.d_model))
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, EmptyBatches):
+            raise UsageError(
+                f"data: expected lm_profiler.training.EmptyBatches for attention alone, given {type(data).__name__}"
+            )
+        self.model = LoneAttention(self.attend, (data.batch_size, 1, data.context_length, self.d_model))
         if self.compile_model:
             self.model.compile()
 
@@ -75,15 +76,12 @@ class AttentionAlone(LightningModule):
         return out_B1TD
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Return the sum of the output: a loss that costs next to nothing to differentiate."""
-        return self.forward().sum()
+        return self.forward().sum()  # a loss that costs next to nothing to differentiate
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Return the attended values [B, 1, T, D]."""
         return self.forward()
 
     def on_train_batch_end(self, outputs: object, batch: Tensor, batch_idx: int) -> None:
-        """Free the gradients, so that each step begins with Q, K and V alone."""
         self.zero_grad()
 
     def tokens_in(self, batch: Tensor) -> int:
@@ -109,9 +107,6 @@ class EmptyBatches(LightningDataModule):
     Args:
         batch_size: Sequences at once (B), per device.
         context_length: Tokens in a sequence (T).
-
-    Raises:
-        UsageError: an argument is out of range.
     """
 
     def __init__(self, batch_size: int = 8, context_length: int = 1024) -> None:
@@ -128,10 +123,7 @@ class EmptyBatches(LightningDataModule):
 
 
 class Endless:
-    """A loader that gives the same batch for ever.
-
-    It has a length, because Lightning prefetches a batch from a loader that has none.
-    """
+    """A loader that gives the same batch for ever; Lightning would prefetch from one without a length."""
 
     def __init__(self, batch: Tensor) -> None:
         self._batch = batch
@@ -141,16 +133,3 @@ class Endless:
 
     def __iter__(self) -> Iterator[Tensor]:
         return repeat(self._batch)
-
-
-def batches_of(data: object) -> tuple[int, int]:
-    """Return the sequences in a batch and the tokens in a sequence of ``data``.
-
-    Raises:
-        UsageError: ``data`` is not ``EmptyBatches``.
-    """
-    if not isinstance(data, EmptyBatches):
-        raise UsageError(
-            f"data: expected lm_profiler.training.EmptyBatches for attention alone, given {type(data).__name__}"
-        )
-    return data.batch_size, data.context_length

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,29 +30,16 @@ class WrappedDDP(DDPStrategy):
 
     Args:
         wrapper: The class, as ``package.module:Class``.
-        process_group_backend: gloo or nccl; if not given, the device's.
-        timeout_s: Seconds that a collective may take.
-        start_method: How Lightning starts the processes.
+        options: Those of Lightning's DDPStrategy.
     """
 
-    def __init__(
-        self,
-        wrapper: str,
-        process_group_backend: str | None = None,
-        timeout_s: float = 1800.0,
-        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
-    ) -> None:
-        timeout = timedelta(seconds=timeout_s)
-        super().__init__(process_group_backend=process_group_backend, timeout=timeout, start_method=start_method)
+    def __init__(self, wrapper: str, **options: Any) -> None:
+        super().__init__(**options)
         self.wrapper, self._accumulates = wrapper, False
 
     @cached_property
     def wrapper_class(self) -> type[nn.Module]:
-        """The class that ``wrapper`` names.
-
-        Raises:
-            UsageError: there is none, or it lacks what is asked of a wrapper.
-        """
+        """The class that ``wrapper`` names. Raises UsageError where there is none, or it lacks what is asked of it."""
         module, _, name = self.wrapper.partition(":")
         try:
             named = getattr(import_module(module), name, None)
@@ -86,9 +72,9 @@ class WrappedDDP(DDPStrategy):
             getattr(self.model, _FINISH)()
 
     def teardown(self) -> None:
-        """Leave the module as it was."""
-        if isinstance(self.model, _MeanGradients):
-            self.model.remove_hooks()
+        """Leave the module as it was: its parameters outlive the wrapper."""
+        for hook in getattr(self.model, "hooks", ()):
+            hook.remove()
         self.model = self.lightning_module
         super().teardown()
 
@@ -117,18 +103,11 @@ class _MeanGradients(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up in this process alone."""
         self.is_local = True
         yield
         self.is_local = False
 
-    def remove_hooks(self) -> None:
-        """Take the hooks off the parameters, which outlive the wrapper."""
-        for hook in self.hooks:
-            hook.remove()
-
     def gradients(self) -> list[Tensor]:
-        """Return those that backward has made."""
         return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
 
 

@@ -29,17 +29,11 @@ _GOLDEN, _MIX_1, _MIX_2 = (
 class TokenSequences(Dataset[Batch]):
     """Sequences of token ids, each a pure function of the seed and its index: the same in each worker and on each rank.
 
-    Args:
-        vocab_size: Ids run from 0 to vocab_size - 1.
-        context_length: Tokens of a sequence (T).
-        distribution: `uniform`, or `zipf`: id r has a probability in proportion to 1 / (r + 1).
-        seed: Another seed, other tokens.
+    Ids run from 0 to ``vocab_size`` - 1; under `zipf` id r has a probability in proportion to 1 / (r + 1).
     """
 
     def __init__(self, vocab_size: int, context_length: int, distribution: Distribution, seed: int) -> None:
-        self.vocab_size = vocab_size
-        self.context_length = context_length
-        self.seed = seed
+        self.vocab_size, self.context_length, self.seed = vocab_size, context_length, seed
         self._cumulative: NDArray[np.float64] | None = None
         if distribution == "zipf":
             cumulative = np.cumsum(1.0 / np.arange(1, vocab_size + 1))
@@ -88,9 +82,6 @@ class FakeTokens(LightningDataModule):
         num_workers: Processes that make batches; 0 makes them in the training process.
         pin_memory: Put batches in page-locked memory; if not given, on CUDA only.
         vocab_size: Number of token ids; if not given, that of the trained module.
-
-    Raises:
-        UsageError: an argument is out of range.
     """
 
     def __init__(
@@ -124,26 +115,22 @@ class FakeTokens(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return a loader of the data, which is the same for every verb."""
         data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
+        trainer, pin, sampler = self.trainer, self.pin_memory, None
+        if trainer is not None:  # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
+            sampler = RankSampler(data, trainer.world_size, trainer.global_rank, shuffle=False, drop_last=True)
+        if pin is None:
+            pin = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             data,
             batch_size=self.batch_size,
-            sampler=self._sampler(data),
-            collate_fn=_already_batched,
+            sampler=sampler,
+            collate_fn=_same,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            pin_memory=self._on_cuda() if self.pin_memory is None else self.pin_memory,
+            pin_memory=pin,
         )
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
-
-    def _sampler(self, data: TokenSequences) -> RankSampler | None:
-        if self.trainer is None:
-            return None
-        # Needed for one rank too: under DDP and FSDP Lightning would put its own sampler there.
-        return RankSampler(data, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True)
-
-    def _on_cuda(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _vocabulary(self) -> int:
         module = self.trainer.lightning_module if self.trainer is not None else None
@@ -163,8 +150,8 @@ class FakeTokens(LightningDataModule):
         return self.vocab_size
 
 
-def _already_batched(batch: Any) -> Any:
-    return batch
+def _same(batch: Any) -> Any:
+    return batch  # already batched
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from lm_profiler.measure.device.precision import Switches
-from lm_profiler.models.attention import attention_function
 from lm_profiler.models.config import preset
-from lm_profiler.models.transformer import Transformer
+from lm_profiler.models.transformer import Transformer, attention_function
 from lm_profiler.torch_names import FUSED_DEVICES
 from lm_profiler.training.data_parallel import shard_blocks
 from lm_profiler.training.offered import check_compile_mode
@@ -26,11 +25,7 @@ _STAGES = ("train", "val", "test")
 
 
 class KeptMetrics(nn.ModuleDict):
-    """The loss (``MeanMetric``) and the perplexity (``text.Perplexity``) of each stage, as ``train_loss`` and the like.
-
-    With several ranks the logged value of each step is that of all their batches: torchmetrics then updates each metric
-    twice a step, and sends its states from rank to rank.
-    """
+    """The loss and the perplexity of each stage, as ``train_loss`` and the like, kept by torchmetrics."""
 
     def __init__(self) -> None:
         from torchmetrics import MeanMetric  # half a second, and rarely needed
@@ -39,11 +34,6 @@ class KeptMetrics(nn.ModuleDict):
         kinds: dict[str, Callable[[], nn.Module]] = {"loss": MeanMetric, "perplexity": Perplexity}
         # Not in the Trainer's dtype: in bfloat16 they could count no further than 256.
         super().__init__({f"{stage}_{name}": kind() for stage in _STAGES for name, kind in kinds.items()})
-
-    def agree(self, ranks: int) -> None:
-        """Have each step's values be those of all ``ranks``."""
-        for metric in self.values():
-            metric.dist_sync_on_step = ranks > 1  # type: ignore[assignment]
 
     def log(self, module: LightningModule, stage: str, loss: Tensor, logits_BTV: Tensor, targets_BT: Tensor) -> None:
         """Update the metrics of ``stage``, and log them as ``module``'s.
@@ -89,9 +79,6 @@ class LanguageModel(LightningModule):
         shard_optimizer_states: Each process of DDP keeps the optimizer's states of a part of the parameters, and sends
             that part to the others after its step (ZeRO stage 1, torch's ZeroRedundancyOptimizer).
         metrics: Keep loss and perplexity with torchmetrics, and log them, as a real training does.
-
-    Raises:
-        UsageError: the dimensions do not fit together, or an option is out of range.
     """
 
     model: Transformer
@@ -120,6 +107,7 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         self.size = size
+        every = (checkpoint_every,) if isinstance(checkpoint_every, int) else tuple(checkpoint_every or ())
         # This checks the dimensions before any weight exists.
         self.config = preset(
             size,
@@ -130,45 +118,37 @@ class LanguageModel(LightningModule):
             vocab_size=vocab_size,
             attention=attention,
             activation_checkpointing=activation_checkpointing,
-            checkpoint_every=(checkpoint_every,)
-            if isinstance(checkpoint_every, int)
-            else tuple(checkpoint_every or ()),
+            checkpoint_every=every,
         )
         attention_function(attention)  # one that cannot be imported is refused before any weight exists
         self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
-        self.compile_model = compile
-        self.compile_mode = compile_mode
+        self.compile_model, self.compile_mode = compile, compile_mode
         self.float32_matmul_precision = float32_matmul_precision
         self.optimizer_name: OptimizerName = optimizer
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.fused = fused
+        self.lr, self.weight_decay, self.fused = lr, weight_decay, fused
         self.shard_optimizer_states = shard_optimizer_states
         self.metrics = KeptMetrics() if metrics else None
         self._matmul_switches: Switches | None = None
-        self._check_options()
-
-    def _check_options(self) -> None:
-        expect_one_of(get_args(OptimizerName), "optimizer", self.optimizer_name)
-        expect_one_of(get_args(MatmulPrecision), "float32_matmul_precision", self.float32_matmul_precision)
-        if self.compile_mode is not None:
-            check_compile_mode(self.compile_mode, "compile_mode")
-        expect(self.lr >= 0, "lr", "zero or more", self.lr)
-        expect(self.weight_decay >= 0, "weight_decay", "zero or more", self.weight_decay)
+        expect_one_of(get_args(OptimizerName), "optimizer", optimizer)
+        expect_one_of(get_args(MatmulPrecision), "float32_matmul_precision", float32_matmul_precision)
+        if compile_mode is not None:
+            check_compile_mode(compile_mode, "compile_mode")
+        expect(lr >= 0, "lr", "zero or more", lr)
+        expect(weight_decay >= 0, "weight_decay", "zero or more", weight_decay)
 
     def setup(self, stage: str) -> None:
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
         if stage == "fit":
             self.check_precision()
-        if self.metrics is not None:
-            self.metrics.agree(self.trainer.world_size)
+        for metric in self.metrics.values() if self.metrics is not None else ():
+            # Each logged value is of all ranks' batches.
+            metric.dist_sync_on_step = self.trainer.world_size > 1  # type: ignore[assignment]
         self._restore_precision()
         self._matmul_switches = Switches.now()
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
 
     def teardown(self, stage: str) -> None:
-        """Restore the process-wide matmul precision."""
         self._restore_precision()
 
     def cpu(self) -> LanguageModel:
@@ -225,7 +205,6 @@ class LanguageModel(LightningModule):
             self.model.compile(mode=self.compile_mode)
 
     def configure_optimizers(self) -> Optimizer | None:
-        """Return the optimizer over all parameters, or None for forward and backward alone."""
         if self.optimizer_name == "none":
             return None
         fused = self.fused
@@ -254,7 +233,6 @@ class LanguageModel(LightningModule):
             super().configure_gradient_clipping(*args, **kwargs)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits [B, T, V] of token ids [B, T]."""
         logits_BTV: Tensor = self.model(tokens_BT)
         return logits_BTV
 
@@ -263,11 +241,9 @@ class LanguageModel(LightningModule):
         return self._loss(batch, "train")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss, as ``training_step`` does."""
         return self._loss(batch, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss, as ``training_step`` does."""
         return self._loss(batch, "test")
 
     def _loss(self, batch: Batch, stage: str) -> Tensor:
@@ -286,7 +262,6 @@ class LanguageModel(LightningModule):
             return False
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the logits [B, T, V]."""
         return self.forward(batch[0])
 
     def tokens_in(self, batch: Batch) -> int:

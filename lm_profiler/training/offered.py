@@ -29,11 +29,7 @@ class TorchOptions:
     float32_matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def apply(self, module: nn.Module) -> None:
-        """Apply the options to this process and to ``module``.
-
-        Raises:
-            UsageError: there is nothing to compile, or no such mode.
-        """
+        """Apply the options to this process and to ``module``, or raise UsageError where nothing can be compiled."""
         if self.float32_matmul_precision is not None:
             torch.set_float32_matmul_precision(self.float32_matmul_precision)
         if not self.compile:
@@ -49,16 +45,12 @@ class TorchOptions:
 def check_compile_mode(mode: str, option: str) -> None:
     """Raise UsageError unless torch.compile has such a ``mode``, which it says itself, before it compiles anything."""
     try:
-        torch.compile(_nothing, mode=mode)
+        torch.compile(lambda: None, mode=mode)
     except RuntimeError as error:
         _, said, modes = str(error).partition("one of: ")
         if not said:
             raise
         raise UsageError(f"{option}: expected one of {modes}, given {mode!r}") from None
-
-
-def _nothing() -> None:
-    pass
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -90,38 +82,29 @@ class LoaderOptions:
         if self.num_workers is None and self.pin_memory is None:
             return
         # A partial, because unlike a closure it can be pickled.
-        setattr(source, hook, partial(self._changed_loader, getattr(source, hook)))
+        setattr(source, hook, partial(self._made, getattr(source, hook)))
 
-    def _changed_loader(self, make: Callable[[], Any]) -> DataLoader[Any]:
+    def _made(self, make: Callable[[], Any]) -> DataLoader[Any]:
         return self.changed(make())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
-        """Return a copy of ``loader`` with these options.
-
-        Raises:
-            UsageError: ``loader`` is not of torch's own class, the only one whose arguments are known.
-        """
+        """Return a copy of ``loader``, which must be of torch's own class, whose arguments alone are known."""
         if type(loader) is not DataLoader:
             raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
         workers = loader.num_workers if self.num_workers is None else self.num_workers
         # torch refuses a prefetch factor without workers, and a loader that had none has no factor to hand on.
-        with_workers = {
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": loader.persistent_workers,
-            "timeout": loader.timeout,
-            "multiprocessing_context": loader.multiprocessing_context,
-        }
+        names = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
+        with_workers = names if workers and loader.num_workers else ()
         return DataLoader(
             loader.dataset,
             **_batches(loader),
             num_workers=workers,
-            collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory if self.pin_memory is None else self.pin_memory,
-            worker_init_fn=loader.worker_init_fn,
-            generator=loader.generator,
-            in_order=loader.in_order,
-            **(with_workers if workers and loader.num_workers else {}),
+            **{name: getattr(loader, name) for name in (*_KEPT, *with_workers)},
         )
+
+
+_KEPT = ("collate_fn", "worker_init_fn", "generator", "in_order")
 
 
 def _batches(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -50,20 +50,10 @@ def test_dimensions_are_positive(name: str, value: int) -> None:
         preset("small", **{name: value})
 
 
-def test_heads_that_do_not_divide_the_width_are_told_which_would() -> None:
-    message = r"num_heads: expected a divisor of d_model \(768\), given 10; take 8 or 12 heads"
-    with pytest.raises(ValueError, match=message):
-        preset("small", num_heads=10)
-
-
-def test_a_head_of_odd_width_has_no_pairs_to_turn() -> None:
-    with pytest.raises(ValueError, match=r"num_heads: expected an even width per head.*given 12 / 4 = 3;"):
-        TransformerConfig(d_model=12, d_ff=24, num_layers=1, num_heads=4)
-
-
-def test_a_width_that_no_head_count_fits_says_so() -> None:
-    with pytest.raises(ValueError, match="change d_model"):
-        TransformerConfig(d_model=7, d_ff=24, num_layers=1, num_heads=2)
+@pytest.mark.parametrize("width, heads", [(768, 10), (12, 4), (7, 2)])  # a head of odd width has no pairs to turn
+def test_heads_must_divide_the_width_into_even_parts(width: int, heads: int) -> None:
+    with pytest.raises(ValueError, match=rf"num_heads: expected a divisor of d_model \({width}\).*, given {heads}"):
+        TransformerConfig(d_model=width, d_ff=24, num_layers=1, num_heads=heads)
 
 
 def test_an_unknown_attention_lists_the_known_ones() -> None:

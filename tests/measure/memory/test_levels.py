@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.levels import LevelsReader, SavedTensors
-from lm_profiler.models.attention import ATTENTION
+from lm_profiler.models.transformer import ATTENTION
 from lm_profiler.record.run import MemoryLevels
 
 FLOAT = 4
