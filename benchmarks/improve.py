@@ -21,8 +21,9 @@ from itertools import product
 
 import numpy as np
 
-from lm_profiler.analysis.improve.search import improve
-from lm_profiler.analysis.improve.trials import Candidate, Checked, Improvement, Ran, Trial
+from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.decision import Checked, Improvement, Ran
+from lm_profiler.improve.search import Searcher
 
 Options = Mapping[str, str]
 Program = Callable[[Options], float]
@@ -175,17 +176,14 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
 def _search(
     candidates: list[Candidate], cells: int, seconds: Callable[[Options, int], float]
 ) -> tuple[Improvement, int]:
-    searching, ran = improve(candidates, float(cells)), 0
-    asked = next(searching)
-    while True:
-        try:
-            if isinstance(asked, Trial):
-                asked = searching.send(Ran(seconds(asked.options, ran), 1.0))
-                ran += 1
-            else:
-                asked = searching.send(Checked(True))
-        except StopIteration as end:
-            return end.value, ran
+    def time(options: Options, number: int) -> Ran:
+        nonlocal ran
+        ran += 1
+        return Ran(seconds(options, ran - 1), 1.0)
+
+    ran = 0
+    found = Searcher(candidates, float(cells), time, lambda compared: Checked(True)).improve()
+    return found, ran
 
 
 def _candidate(program: Program, group: str, value: str, rng: np.random.Generator, ceilings: bool) -> Candidate:

@@ -18,8 +18,7 @@ from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import MemoryLevels, read_run
 from lm_profiler.record.sweep import Cell
-from lm_profiler.sweep.request import Request
-from lm_profiler.sweep.sweep_plan import plan_of
+from lm_profiler.sweep.sweep_plan import SweepRequest, plan_of
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -143,7 +142,7 @@ def test_attention_that_would_take_the_machine_down_is_refused(
 
 def cells_of(*arguments: str) -> list[Cell]:
     """Of the sweep that these ask for, as a dry run shows them."""
-    request = OptionsReader("sweep", Request).read([*arguments, "--dry_run"])
+    request = OptionsReader("sweep", SweepRequest).read([*arguments, "--dry_run"])
     return plan_of(request, {path: read_config(path)[1] for path in request.configs}).cells
 
 

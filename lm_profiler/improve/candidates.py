@@ -6,19 +6,21 @@ phases: a change saves no more time than the part that it changes takes.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_profiler.analysis.hardware.device_rates import Dtype, peak
-from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.analysis.remedies.catalogue import tried_on
-from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, FirstRun, Hardware, name_of
-from lm_profiler.analysis.remedies.remedy_options import ATTENTION, WORKERS
+from lm_profiler.analysis.remedies.catalogue import ATTENTION, WORKERS, tried_on
+from lm_profiler.analysis.remedies.remedy import (
+    BY_WORKERS,
+    OTHER_BATCH,
+    UNKNOWN,
+    Candidate,
+    FirstRun,
+    Hardware,
+    name_of,
+)
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Environment
 
@@ -30,15 +32,11 @@ _BFLOAT16_MATMULS = {"amx_bf16", "avx512_bf16", "bf16"}
 def hardware(environment: Environment, cpuinfo: Path = Path("/proc/cpuinfo")) -> Hardware:
     """Return what the machine of a run can do; it is assumed to be this machine."""
     on_cpu = environment.device_type == "cpu"
-    name = environment.device_name
-    rates = [dtype for dtype in ("float32", "tf32", *_MIXED) if peak(name, dtype) is not None]
-    if on_cpu:
-        half, tf32 = _cpu_precision(cpuinfo), False
-    elif rates:
+    rates = [dtype for dtype in ("float32", "tf32", *_MIXED) if peak(environment.device_name, dtype) is not None]
+    half, tf32 = (_cpu_precision(cpuinfo), False) if on_cpu else (None, None)
+    if rates and not on_cpu:
         half, tf32 = next((word for dtype, word in _MIXED.items() if dtype in rates), ""), "tf32" in rates
-    else:
-        half, tf32 = None, None
-    return Hardware(half, tf32, _compiles(on_cpu), environment.cpu_count, not on_cpu)
+    return Hardware(half, tf32, environment.cpu_count, not on_cpu)
 
 
 def _cpu_precision(cpuinfo: Path) -> str | None:
@@ -51,20 +49,7 @@ def _cpu_precision(cpuinfo: Path) -> str | None:
     return "bf16-mixed" if flags & _BFLOAT16_MATMULS else "" if flags else None
 
 
-def _compiles(on_cpu: bool) -> str:
-    """Return why torch.compile has no compiler here, or "" where it has one."""
-    if on_cpu:
-        compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-        return "" if any(map(shutil.which, filter(None, compilers))) else "there is no C++ compiler"
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    named = os.environ.get("CC")  # with it, triton.runtime.build looks for no other
-    compilers = ["gcc", "clang"] if named is None else [named]
-    return "" if any(map(shutil.which, compilers)) else "there is no C compiler, which triton needs"
-
-
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """A candidate that is not tried, and why."""
 
     candidate: Candidate
@@ -74,33 +59,23 @@ class Refused:
 def candidates(look: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:
     """Return the changes that the run of ``look`` has not made, and those of them that cannot work here.
 
-    Args:
-        look: The first setting's run, with its trace.
-        hardware: What the machine can do.
-        free_batch: Whether the number of samples in a step may change.
+    ``free_batch`` is whether the number of samples in a step may change.
     """
     assert look.record is not None
-    tried, refused = list[Candidate](), list[Refused]()
-    for candidate, why in tried_on(FirstRun(look, look.record), hardware):
-        if why:
-            refused.append(Refused(candidate, why))
-        elif free_batch or candidate.may_change != OTHER_BATCH:
-            tried.append(candidate)
-    return tried, refused
+    all_of_them = [Refused(*pair) for pair in tried_on(FirstRun(look, look.record), hardware)]
+    refused = [each for each in all_of_them if each.why]
+    free = [each.candidate for each in all_of_them if not each.why]
+    return [one for one in free if free_batch or one.may_change != OTHER_BATCH], refused
 
 
 def asked_for(
     values: Mapping[str, Sequence[str]], known: Sequence[Candidate], option: Callable[[str], Any]
 ) -> list[Candidate]:
-    """Return a candidate for each of the ``values`` of each option, except for values that the run has already.
+    """Return a candidate for each of the ``values`` that a user asked for, except for those that the run has already.
 
     A ``known`` candidate with the same options is taken as it is, with its ceiling. Another value of an option in
     ``known`` takes group and ``may_change`` from there. Those of workers are known even if no candidate tries them.
-
-    Args:
-        values: The values of each option that a user asked for.
-        known: Our own candidates.
-        option: Returns the run's value of an option.
+    ``option`` returns the run's value of an option.
     """
     alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
     alike |= {name: (one.group, one.may_change) for one in known for name in one.options}

@@ -1,40 +1,158 @@
-"""Run the cells that the search asks for, each in its own process; a cell that has run is read from its folder.
+"""Run the cells that a search asks for, each in its own process, and read what they measured.
 
 A cell is identified by a setting and a number, not by who asked for it. So a search that was killed asks for the same
-cells again and goes on from their folders.
+cells again, and those that have run are read from their folders.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lm_profiler.improve.cell_calls import (
-    NOT_REHEARSED,
-    check_cell,
-    look_cell,
-    seed_cell,
-    setting_of,
-    timed_cell,
-    warm_up,
-)
-from lm_profiler.improve.ran import MemorySeen, RanCell
+from lm_profiler.improve.decision import Ran
+from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import RecordError
 from lm_profiler.record.run import RunRecord, read_run
-from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome, read_plan
-from lm_profiler.sweep.sweep_folder import SweepFolder, difference, is_done
-from lm_profiler.usage_error import UsageError
-
-# seconds to wait before a run that was short of memory is tried again, for the first and the second time
-PAUSES_S = (5.0, 15.0)
+from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
+from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
+from lm_profiler.sweep.sweep_plan import safe_name
 
 _SHORTEST_S = 1.0  # no run begins with fewer seconds left in the budget
+
+# options of cells that are only timed: they leave out all stages after the measured steps
+_TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
+_AUDITED = {"numerics.audit": "true", "numerics.losses": "10"}
+# an option of a setting that has fitted before: planning it again takes a fifth of a cell's time
+_NOT_REHEARSED = {"check_memory": "false"}
+
+_PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by default (``prefetch_factor``)
+
+
+@dataclass(frozen=True)
+class CellCalls:
+    """The calls of an improvement's cells: the first setting's ``call``, the verb first, with options and instruments.
+
+    ``folder`` is that of all runs.
+    """
+
+    folder: Path
+    call: Sequence[str]
+
+    def look(self) -> Cell:
+        """Return the first of all cells: the first setting with all instruments."""
+        return self._cell({}, "look", _AUDITED, _AUDITED)
+
+    def check(self, options: Mapping[str, str]) -> Cell:
+        """Return a cell whose losses and gradients are compared."""
+        return self._cell(options, "check", {**_TIMED, **_AUDITED, "memory.steps": "1"}, _AUDITED)
+
+    def time(self, options: Mapping[str, str], number: int, more: Mapping[str, str] | None = None) -> Cell:
+        """Return the cell that times a setting for the ``number``-th time."""
+        return self._cell(options, f"r{number}", {**_TIMED, **(more or {})}, number=number)
+
+    def _cell(
+        self,
+        options: Mapping[str, str],
+        suffix: str,
+        instruments: Mapping[str, str],
+        shown: Mapping[str, str] | None = None,
+        number: int = 0,
+    ) -> Cell:
+        # One setting has one name, in whatever order the search has collected its options.
+        options = dict(sorted(options.items()))
+        cell_id = f"{_name(options)},{suffix}"
+        words = [f"--{name}={text}" for name, text in {**instruments, **options}.items()]
+        arguments = [*self.call, *words, f"--log_dir={self.folder}", f"--name={cell_id}"]
+        overrides = {**options, "numerics.audit": "true"} if shown else options
+        return Cell(id=cell_id, overrides=overrides, repeat=number, arguments=arguments)
+
+
+def setting_of(cell: Cell) -> str:
+    """Return the part of the cell's id that all cells of its setting share."""
+    return cell.id.rpartition(",")[0]
+
+
+def _name(options: Mapping[str, str]) -> str:
+    text = ",".join(f"{name.removeprefix('trainer.')}={value}" for name, value in options.items())
+    return safe_name(text, options) if options else "first"
+
+
+def warm_up(options: Mapping[str, str], first: RunRecord | None) -> dict[str, str]:
+    """Return options for a longer warm-up where workers prefetch more batches than the ``first`` run's warm-up uses."""
+    if first is None or first.loader is None:
+        return {}
+    workers = [int(text) for name, text in options.items() if name.endswith(".num_workers") and text.isdecimal()]
+    ahead = max([first.loader.ahead or 0, *(_PREFETCH * count for count in workers)])
+    steps = 1 + math.ceil(ahead / _batches(first))  # one more: batches are prefetched during the first step
+    return {} if steps <= first.steps_planned.get("warmup", steps) else {"stages.warmup_steps": str(steps)}
+
+
+def _batches(record: RunRecord) -> int:
+    return 1 if record.model is None else record.model.accumulate_grad_batches
+
+
+class NoSteps(Exception):
+    """A run without a usable mean step; the message says why."""
+
+
+@dataclass(frozen=True)
+class RanCell:
+    """A cell that has run."""
+
+    entry: Entry  # the run with its record
+    outcome: CellOutcome  # how the cell ended
+    took_s: float  # seconds that it takes from the budget, all tries together; 0 if it was asked for before
+    cut: bool = False  # whether the end of the budget ended it
+
+    @property
+    def record(self) -> RunRecord:
+        """The record of a run that ended well.
+
+        Raises:
+            NoSteps: the run did not end well.
+        """
+        if self.outcome.status != "ok" or self.entry.record is None:
+            raise NoSteps(f"{self.outcome.status}: {self.outcome.reason or 'no reason given'}")
+        return self.entry.record
+
+    def ran(self, first: RunRecord | None) -> Ran:
+        """Return the result of the run, its step scaled to the samples or tokens of the ``first`` setting's step."""
+        failed = refused = seconds = peak = None
+        try:
+            record = self.record
+            other = other_step(first or record, record)
+            seconds = _step_s(record) * (1.0 if other is None else other[1] / other[2])
+            peak = peak_bytes(record)
+        except NoSteps as error:
+            why, is_refused = str(error), self.outcome.status == "refused"
+            failed, refused = (None, why.removeprefix("refused: ")) if is_refused else (why, None)
+        no_memory = self.outcome.status in ("oom", "interrupted")
+        return Ran(seconds, self.took_s, failed, refused, peak, self.cut, no_memory)
+
+
+def _step_s(record: RunRecord) -> float:
+    """Return the mean step: batches of several workers come in bursts, so that a median tells no rate.
+
+    Raises:
+        NoSteps: there are too few steps.
+    """
+    step = record.time.get("step")
+    if step is None or step.mean is None:
+        raise NoSteps("too few measured steps: raise --stages.measure_steps")
+    return step.mean
+
+
+def peak_bytes(record: RunRecord) -> int | None:
+    """Return the peak bytes of the measured steps: those of the device's tensors, else those of the process."""
+    if record.memory is None:
+        return None
+    measured = record.memory.measured
+    return measured.resident_peak if measured.allocated_peak is None else measured.allocated_peak
 
 
 class Interrupted(Exception):
@@ -46,89 +164,69 @@ class Cells:
 
     Args:
         folder: The folder of the runs; its plan grows by each cell that is asked for.
-        call: The arguments of the first setting's call, the verb first.
+        calls: The calls of the cells.
         run: Runs a cell within a limit in seconds. If the cell has no outcome afterwards, it was interrupted.
-        pause: Waits for a number of seconds.
         clock: Returns the time in seconds.
 
-    ``left_s`` is the rest of the budget, ``longest_s`` the time limit of a cell, and ``first`` the first setting's own
-    run, once there is one.
+    ``left_s`` is the rest of the budget, ``longest_s`` the time limit of a cell, ``first`` the first setting's own run,
+    once there is one, and ``shared`` the ids of cells during which something else used the machine.
     """
 
     def __init__(
         self,
         folder: SweepFolder,
-        call: Sequence[str],
+        calls: CellCalls,
         run: Callable[[Cell, float], None],
-        pause: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self._call, self._run, self._pause = folder, call, run, pause
+        self.folder, self._calls, self._run = folder, calls, run
         self._clock, self._since_s = clock, clock()
         self.left_s = self.longest_s = math.inf
         self.first: RunRecord | None = None
-        self._asked: set[str] = set()
-        self._shared: set[str] = set()
-        self._memory = MemorySeen()
+        self.asked, self.shared, self._fitted = set[str](), set[str](), set[str]()
 
     def look(self) -> RanCell:
         """Run the first setting with all instruments."""
-        return self._done(look_cell(self.folder.path, self._call))
+        return self._done(self._calls.look())
 
     def check(self, options: Mapping[str, str]) -> RanCell:
         """Run a setting to compare its losses and gradients."""
-        return self._done(check_cell(self.folder.path, self._call, options))
-
-    def under(self, seed: int) -> RanCell:
-        """Run the first setting under another seed to compare its losses."""
-        return self._done(seed_cell(self.folder.path, self._call, seed))
+        return self._done(self._calls.check(options))
 
     def time(self, options: Mapping[str, str], number: int) -> RanCell:
         """Time a setting for the ``number``-th time."""
         more = warm_up(options, self.first)
-        if self._memory.has_fitted(setting_of(timed_cell(self.folder.path, self._call, options, number))):
-            more |= NOT_REHEARSED
-        return self._done(timed_cell(self.folder.path, self._call, options, number, more))
+        if setting_of(self._calls.time(options, number)) in self._fitted:
+            more |= _NOT_REHEARSED
+        return self._done(self._calls.time(options, number, more))
 
     def _done(self, cell: Cell) -> RanCell:
-        """Return how ``cell`` ended. It runs if it has not, and again if memory or time were short and may suffice now.
+        """Return how ``cell`` ended. It runs if it has not, and again if it was short of time and there is more now.
 
         Raises:
             Interrupted: a user interrupted the search.
         """
-        known, again = is_done(self.folder.path, cell), cell.id in self._asked
-        self._asked.add(cell.id)
+        known, again = is_done(self.folder.path, cell), cell.id in self.asked
+        self.asked.add(cell.id)
         done = self._read(cell) if known else None
-        if done is None or (not again and self._may_end_otherwise(cell, done)):
+        longest_s = min(self.left_s, self.longest_s)
+        if done is None or (not again and done.outcome.status == "timeout" and done.outcome.duration_s < longest_s):
             done = self._tried(cell)
-        self._memory.saw(setting_of(cell), done)
+        if done.outcome.status == "ok":
+            self._fitted.add(setting_of(cell))
         # A cell that is asked for twice has been paid for: its time must not leave the budget again.
         return replace(done, took_s=0.0) if again else done
 
-    def _may_end_otherwise(self, cell: Cell, done: RanCell) -> bool:
-        """Whether the cell was short of memory that may be free now, or of time of which there is more now."""
-        short = done.outcome.status == "timeout" and done.outcome.duration_s < min(self.left_s, self.longest_s)
-        return short or self._memory.is_passing(setting_of(cell), done)
-
     def _tried(self, cell: Cell) -> RanCell:
-        """Run ``cell``, and again after a pause where it was short of memory that may be free then.
-
-        Its ``took_s`` counts from the end of the cell before it, so that the budget includes the time between cells.
-        """
-        if self.left_s - self._passed_s < _SHORTEST_S:
+        """Run ``cell``. Its ``took_s`` counts from the end of the cell before it, so that no time is left out."""
+        left_s = self.left_s - (self._clock() - self._since_s)
+        if left_s < _SHORTEST_S:
             return _never_began(self.folder.path, cell)
         self._add(cell)
-        tries_s = 0.0
-        for pause_s in (*PAUSES_S, math.inf):
-            self._run(cell, max(min(self.left_s - self._passed_s, self.longest_s), 0.0))
-            done = self._ended(cell)
-            tries_s += done.outcome.duration_s
-            passed_s = max(self._passed_s, tries_s)
-            if passed_s + pause_s >= self.left_s or not self._memory.is_passing(setting_of(cell), done):
-                break
-            self._pause(pause_s)
-        self._since_s = self._clock()
-        return replace(done, took_s=passed_s)
+        self._run(cell, min(left_s, self.longest_s))
+        done = self._ended(cell)
+        before_s, self._since_s = self._since_s, self._clock()
+        return replace(done, took_s=max(self._since_s - before_s, done.outcome.duration_s))
 
     def _ended(self, cell: Cell) -> RanCell:
         if (done := self._read(cell)) is None:
@@ -136,36 +234,22 @@ class Cells:
             raise Interrupted(*[outcome.reason] if outcome is not None and outcome.reason else [])
         return done
 
-    @property
-    def _passed_s(self) -> float:
-        """Seconds since the last cell ended."""
-        return self._clock() - self._since_s
-
     def _read(self, cell: Cell) -> RanCell | None:
         """Read a cell from its folder; None where it has not ended by itself."""
         path = self.folder.path
         outcome = read_outcome(path, cell.id)
-        if outcome is None or (outcome.status == "interrupted" and not _killed(outcome)):
+        # One that was killed alone, as by the OOM killer, has ended: the search goes on without it.
+        if outcome is None or (outcome.status == "interrupted" and outcome.exit_code != -signal.SIGKILL):
             return None
-        run = path / outcome.run if outcome.run is not None else path / cell.id
+        run = path / (outcome.run or cell.id)
         try:
             record = read_run(run)
         except RecordError:
             record = None
         if record is not None and "shared" in record.words:
-            self._shared.add(cell.id)
+            self.shared.add(cell.id)
         cut = outcome.status == "timeout" and self.left_s <= self.longest_s
         return RanCell(Entry(run, record, cell, outcome, path), outcome, outcome.duration_s, cut)
-
-    @property
-    def count(self) -> int:
-        """The number of cells that were asked for."""
-        return len(self._asked)
-
-    @property
-    def shared(self) -> int:
-        """The number of cells during which something else used the machine."""
-        return len(self._shared)
 
     def _add(self, cell: Cell) -> None:
         """Add the cell to the plan on disk before its folder is made."""
@@ -175,11 +259,6 @@ class Cells:
             self.folder.begin()
 
 
-def _killed(outcome: CellOutcome) -> bool:
-    """Whether only the cell was killed, as by the OOM killer: then the search goes on without it."""
-    return outcome.exit_code == -signal.SIGKILL
-
-
 def _never_began(path: Path, cell: Cell) -> RanCell:
     """Return the outcome of a cell for which no time is left."""
     why = "the budget ended before it began"
@@ -187,37 +266,3 @@ def _never_began(path: Path, cell: Cell) -> RanCell:
         cell=cell.id, status="timeout", reason=why, run=None, ended="", duration_s=0.0, exit_code=None
     )
     return RanCell(Entry(path / cell.id, None, cell, outcome, path), outcome, 0.0, cut=True)
-
-
-def begun(path: Path, plan: SweepPlan) -> SweepPlan:
-    """Return the plan at ``path`` if the same improvement has begun there, else ``plan``.
-
-    Raises:
-        UsageError: another improvement or sweep has begun there.
-    """
-    try:
-        known = read_plan(path)
-    except RecordError:  # no plan, or a damaged one, which SweepFolder refuses
-        return plan
-    # Only the first cell is the same for each call: the others depend on how far the search came.
-    unlike = difference(known.model_copy(update={"cells": known.cells[:1]}), plan)
-    if unlike is not None:
-        raise UsageError(
-            f"name: expected what was begun in {path}, given a call with {unlike}; "
-            "name another with --name, or remove that folder"
-        )
-    return known
-
-
-def plan_of(name: str, command: str, configs: Mapping[str, str], cells: Sequence[Cell]) -> SweepPlan:
-    """Return the plan of an improvement that has asked for ``cells`` so far."""
-    texts = "".join(configs.values()).encode()
-    return SweepPlan(
-        name=name,
-        command=command,
-        verb="fit",
-        seed=0,
-        config_sha256=hashlib.sha256(texts).hexdigest() if configs else None,
-        configs=dict(configs),
-        cells=list(cells),
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lm_profiler.record.calls import config_file
-from lm_profiler.sweep.request import check_folder_name
+from lm_profiler.sweep.sweep_plan import check_folder_name
 from lm_profiler.usage_error import UsageError
 
 # The most values of ``--try``. A process checks the call of each before anything runs: 100 take half a minute.

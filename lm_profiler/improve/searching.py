@@ -1,21 +1,122 @@
-"""Drive the search: run the cells that answer its questions, and write the record after each answer."""
+"""Drive a search: run the cells that answer its questions, write the record after each answer, show how it goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
 
-from lm_profiler.analysis.improve.search import improve
-from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
-from lm_profiler.analysis.remedies.remedy import UNKNOWN
-from lm_profiler.improve.cells import Cells, Interrupted
-from lm_profiler.improve.ran import NoSteps, RanCell, other_step, ran
-from lm_profiler.improve.report_builder import Account
-from lm_profiler.improve.tolerance import SEEDS, distances, judge, loss_tolerance, trains_the_same
-from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
+from rich.console import Console
+
+from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.candidates import Refused
+from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, setting_of
+from lm_profiler.improve.decision import Checked, Compared, Improvement, Ran
+from lm_profiler.improve.improve_request import ImproveRequest
+from lm_profiler.improve.search import Searcher
+from lm_profiler.improve.tolerance import checked_numbers
+from lm_profiler.processes.cell_server import CellServer
+from lm_profiler.record.calls import WRONG_CALL
+from lm_profiler.record.improve import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.process_spread import known_spread
+from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import RunRecord
+from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
+from lm_profiler.report.run.improve_table import saved_text, verdict_text
+from lm_profiler.sweep.display import LineDisplay
+from lm_profiler.sweep.schedule import Schedule, own_compile_cache
+from lm_profiler.sweep.sweep_folder import SweepFolder
+
+_SHARED = "{} of {} runs shared the machine with something else, which makes them differ: try again while it is quiet"
+
+
+@dataclass(frozen=True)
+class Account:
+    """The parts of an improvement's record that do not change during the search."""
+
+    request: ImproveRequest  # the options of the call
+    started: str  # when the improvement first began
+    look_s: float = 0.0  # seconds that the first setting's own run took
+    refused: Sequence[Refused] = ()  # changes that are not tried
+    notes: Sequence[str] = ()  # notes that hold whatever the search finds
+
+    def record(self, search: Improvement, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
+        """Return the record as of now. ``shared`` counts the ``runs`` during which something else used the machine."""
+        refused = [Tried(**_fields(each.candidate), verdict="REFUSED", why=each.why) for each in self.refused]
+        return ImproveRecord(
+            name=self.request.name,
+            command=self.request.command,
+            started=self.started,
+            budget_s=self.request.budget_s,
+            elapsed_s=self.look_s + search.spent_s,
+            ended=ended,
+            first_s=None if search.first is None else search.first.seconds,
+            options=dict(search.options),
+            tried=[*(_tried(of, of.candidate) for of in search.tried if of.candidate is not None), *refused],
+            left=[candidate.name for candidate in search.left],
+            final=None if search.last is None else _final(search.last),
+            runs=runs,
+            notes=[*self.notes, *([_SHARED.format(shared, runs)] if shared else [])],
+        )
+
+
+def _fields(candidate: Candidate) -> dict[str, Any]:
+    return {**vars(candidate), "options": dict(candidate.options)}
+
+
+def _tried(compared: Compared, candidate: Candidate) -> Tried:
+    saved, low, high = compared.saved_s or (None, None, None)
+    return Tried(
+        **_fields(candidate),
+        pairs=compared.pairs,
+        a_s=compared.a_s,
+        b_s=compared.b_s,
+        saved_s=saved,
+        low_s=low,
+        high_s=high,
+        a_bytes=_bytes(compared.a),
+        b_bytes=_bytes(compared.b),
+        numerics=None if compared.checked is None else _numerics(compared.checked),
+        verdict=compared.verdict,
+        accepted=compared.accepted,
+        why=compared.why,
+    )
+
+
+def _numerics(checked: Checked) -> Numerics:
+    loss = checked.loss if checked.loss is not None and isfinite(checked.loss) else None
+    return Numerics(loss=loss, gradients=checked.gradients, within=checked.within)
+
+
+def _final(last: Compared) -> Final | None:
+    """Return the comparison of the first and the final setting; None where too few of its runs ended well."""
+    if (interval := last.interval) is None or last.a_s is None or last.b_s is None:
+        return None
+    return Final(
+        pairs=last.pairs,
+        first_s=last.a_s,
+        final_s=last.b_s,
+        ratio=1.0 / interval.ratio,
+        low=1.0 / interval.high,
+        high=1.0 / interval.low,
+        first_bytes=_bytes(last.a),
+        final_bytes=_bytes(last.b),
+    )
+
+
+def _bytes(runs: Sequence[Ran]) -> int | None:
+    """Return the median of the runs' peak bytes; None where none is known."""
+    known = [run.memory_bytes for run in runs if run.memory_bytes is not None]
+    return round(median(known)) if known else None
+
+
+# -- questions and answers ---------------------------------------------------------------------------------------------
 
 
 def search(
@@ -34,62 +135,39 @@ def search(
         first: The first setting's own run, to whose samples all steps are scaled.
         tell: Gets the record after each answer.
     """
-    left_s, known = account.request.budget_s - account.look_s, known_spread(first.environment)
-    asking = improve(candidates, left_s, account.request.accept_numerics, known)
-    state = Improvement()
+    request = account.request
 
     def write(ended: Ended) -> ImproveRecord:
-        record = account.record(state, ended, cells.count, cells.shared)
+        record = account.record(searching.now, ended, len(cells.asked), len(cells.shared))
         record.write(cells.folder.path / IMPROVE_FILE)
         tell(record)
         return record
 
-    asked = next(asking)
+    def before_a_run() -> None:  # which may be killed
+        write("unfinished")
+        cells.left_s = request.budget_s - account.look_s - searching.now.spent_s
+
+    def time_setting(options: Mapping[str, str], number: int) -> Ran:
+        before_a_run()
+        return cells.time(options, number).ran(first)
+
+    def check(compared: Compared) -> Checked:
+        before_a_run()
+        return _checked(cells, compared, request.global_batch == "free")
+
+    left_s, known = request.budget_s - account.look_s, known_spread(first.environment)
+    searching = Searcher(candidates, left_s, time_setting, check, request.accept_numerics, known)
     try:
-        while True:
-            state = asked.search
-            write("unfinished")  # before the next run, which may be killed
-            cells.left_s = account.request.budget_s - account.look_s - state.spent_s
-            asked = asking.send(_answer(cells, asked, first, account.request.global_batch))
-    except StopIteration as done:
-        state = done.value
-        return write(state.ended or "done")
+        return write(searching.improve().ended or "done")
     except Interrupted as why:
         if why.args:
             account = replace(account, notes=[*account.notes, f"interrupted: {why}"])
         return write("interrupted")
 
 
-def _loss_from_first(cells: Cells, b: RunRecord) -> float:
-    """Return how far b's loss is from the first setting's; 0 where that is unknown.
-
-    Each winner is compared with the one before it, so small distances could add up unseen. The first setting's losses
-    are known already: the first winner was compared with them.
-    """
-    with suppress(NoSteps):
-        a = cells.check({}).record
-        return 0.0 if other_step(a, b) is not None else distances(a.numerics, b.numerics)[0] or 0.0
-    return 0.0
-
-
-def _tolerance_of_seeds(cells: Cells) -> tuple[float, float]:
-    """Return by what share the first setting's losses differ between seeds, and the seconds that the runs took.
-
-    These runs are made only for the first change whose loss is off; later changes reuse them.
-    """
-    runs, took_s = [cells.check({})], 0.0
-    for seed in SEEDS:
-        runs.append(cells.under(seed))
-        took_s += runs[-1].took_s
-        cells.left_s -= runs[-1].took_s
-    return loss_tolerance([None if run.entry.record is None else run.entry.record.numerics for run in runs]), took_s
-
-
-def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) -> Ran | Checked:
-    if not isinstance(asked, Check):
-        return ran(cells.time(asked.options, asked.number), first)
-    sides = list[RanCell]()
-    for options in (asked.a_options, asked.b_options):
+def _checked(cells: Cells, compared: Compared, free_batch: bool) -> Checked:
+    sides = []
+    for options in (compared.a_options, compared.b_options):
         sides.append(cells.check(options))
         cells.left_s -= sides[-1].took_s
     took_s = sum(side.took_s for side in sides)
@@ -99,18 +177,101 @@ def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) 
         a, b = (side.record for side in sides)
     except NoSteps as error:
         return Checked(None, took_s, why=f"its numbers are unknown: {error}")
-    # The search asks for ``asked.b_options`` on top of the winners so far (``asked.a_options``).
-    loss, gradients = distances(a.numerics, b.numerics)
-    other = other_step(a, b)
-    if asked.a_options and loss is not None:
-        loss = max(loss, _loss_from_first(cells, b))
-    rest = (gradients, asked.candidate.may_change, other, global_batch == "free")
-    within, why = judge(loss, *rest)
-    if within is False and judge(0.0, *rest)[0] is not False:  # only its loss is off
-        tolerance, more_s = _tolerance_of_seeds(cells)
-        took_s += more_s
-        within, why = judge(loss, *rest, tolerance)
-    if asked.candidate.may_change == UNKNOWN and within is not False:
-        within, unlike = trains_the_same(a, b, other is None)
-        why = unlike or why
-    return Checked(within, took_s, loss, gradients, why)
+    base = None
+    with suppress(NoSteps):  # the first winner was compared with it: no further run
+        base = cells.check({}).record if compared.a_options else None
+    may_change = None if compared.candidate is None else compared.candidate.may_change
+    return replace(checked_numbers(a, b, may_change, free_batch, base), took_s=took_s)
+
+
+# -- processes and display ---------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """Runs one cell at a time until it is interrupted.
+
+    Cells of one setting share a compile cache: first steps are not compared here, and compilation takes minutes.
+    """
+
+    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
+        self._folder, self._server, self._display = folder, server, display
+        self._caches = folder.path / "compile_caches"
+        shutil.rmtree(self._caches, ignore_errors=True)  # a call that was killed may have left files
+        self._schedule: Schedule | None = None
+        self.interrupted = False
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._caches, ignore_errors=True)
+
+    def __call__(self, cell: Cell, limit_s: float) -> None:
+        """Run ``cell``.
+
+        Raises:
+            Interrupted: a user interrupted the search.
+        """
+        self._raise_if_interrupted()
+        setting = self._caches / setting_of(cell)
+        self._schedule = Schedule(
+            self._folder.path,
+            [cell],
+            self._server,
+            self._display,
+            timeout_s=round(limit_s, 1),
+            environment=own_compile_cache(setting),
+        )
+        self._schedule.run()
+        outcome = read_outcome(self._folder.path, cell.id)
+        if outcome is None or outcome.status != "ok":  # a half-written file would fail the next cell
+            shutil.rmtree(setting, ignore_errors=True)
+        self._raise_if_interrupted()
+
+    def interrupt(self) -> None:
+        """Let the running cell end, and begin no other."""
+        self.interrupted = True
+        if self._schedule is not None:
+            self._schedule.interrupted = True
+
+    def _raise_if_interrupted(self) -> None:
+        if self.interrupted:
+            raise Interrupted
+
+
+class ImproveDisplay(LineDisplay):
+    """Shows how the search in ``folder`` goes on."""
+
+    def __init__(
+        self,
+        folder: Path,
+        budget_s: float,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(folder, console, clock)
+        self._budget_s, self._elapsed_s, self._told = budget_s, 0.0, list[Tried]()
+
+    def tell(self, record: ImproveRecord) -> None:
+        """Print a line for each comparison that has ended since the last call."""
+        self._elapsed_s = record.elapsed_s
+        done = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
+        for tried in (of for of in done if of not in self._told):
+            self._say(f"[{self.progress()}] {_tried_text(tried)}")
+        self._told = done
+        self.tick()
+
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+        if outcome.status != "ok" and outcome.exit_code != WRONG_CALL:
+            self._say(f"{outcome.status:<8} {cell.id}" + (f"  {outcome.reason}" if outcome.reason else ""))
+        super().ended(cell, outcome)
+
+    def progress(self) -> str:
+        return f"{duration_text(self._elapsed_s)} of {duration_text(self._budget_s)}"
+
+
+def _tried_text(tried: Tried) -> str:
+    """Return one change as a line: what it saved, and whether it is kept."""
+    of = f" of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}" if tried.a_s is not None else ""
+    brought = f"; saved {saved_text(tried)} ms{of}" if tried.saved_s is not None else ""
+    return f"{tried.name}: {verdict_text(tried)}{brought}" + (f"; {tried.why}" if tried.why else "")

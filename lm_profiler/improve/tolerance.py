@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, WITHOUT_CLIPPING
+from lm_profiler.analysis.compare.ratio import MARGIN
+from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
+from lm_profiler.analysis.steps.statistics import student
+from lm_profiler.improve.decision import Checked
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import NumericsFacts, RunRecord
+from lm_profiler.record.run import RunRecord
 
-# The tolerated share of the mean loss of the first steps. The spread of the first setting's losses between seeds takes
-# its place where it is larger, because another number of workers draws other random numbers. Real errors exceed both.
-LOSS_TOLERANCE = 0.01
-
-# the seeds of further runs of the first setting, made where a loss is off by more than ``LOSS_TOLERANCE``
-SEEDS = (20_231, 20_232, 20_233, 20_234)
-
-# Standard deviations of five runs' mean losses. A sixth run differs from one of them by more in one case of twenty:
-# Student's t for 4 degrees of freedom, 2.776, times the square root of 2 for the difference of two runs.
-_SEED_STDS = 3.93
+# The tolerated share of the mean loss of the first steps, and the share beyond which chance is no excuse.
+LOSS_TOLERANCE, _MOST_BY_CHANCE = 0.01, 0.1
 
 # The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
 # within 2 %; a matmul that loses half of its bits exceeds it.
@@ -31,101 +26,88 @@ GRADIENT_TOLERANCE = 0.05
 # these apart: at the start, all models with the same vocabulary have about the same loss.
 OWN_LOSS_TOLERANCE, OWN_NORM_TOLERANCE = 1e-5, 1e-4
 
+_COUNTED = ("samples", "tokens")
 _THE_MODEL = {"parameters": "parameters", "trainable_parameters": "parameters that are trained", "bytes": "bytes"}
 
 
-def distances(a: NumericsFacts | None, b: NumericsFacts | None) -> tuple[float | None, float | None]:
-    """Return the distance of b's mean loss from a's, as a share, and of b's gradients from float32's; None is unknown.
+def checked_numbers(
+    a: RunRecord, b: RunRecord, may_change: str | None, free_batch: bool = False, first: RunRecord | None = None
+) -> Checked:
+    """Return whether run ``b``, of a setting with a change, computes what run ``a`` does without it; and why not.
 
-    The mean loss is over the steps that both runs have, with the same batches and seed. It may be infinite.
-    """
-    if a is None or b is None:
-        return None, None
-    both = [(x, y) for x, y in zip(a.losses, b.losses, strict=False) if x is not None]
-    if not both:
-        return None, b.gradient_error
-    without = fmean(x for x, _ in both)
-    with_it = fmean(inf if y is None else y for _, y in both)
-    return abs(with_it - without) / abs(without) if without else None, b.gradient_error
-
-
-def loss_tolerance(same: Sequence[NumericsFacts | None]) -> float:
-    """Return by what share the mean losses of one setting differ between seeds, at least ``LOSS_TOLERANCE``.
-
-    With fewer than ``len(SEEDS)`` known losses it is ``LOSS_TOLERANCE``.
-    """
-    known = [of.losses for of in same if of is not None and of.losses and None not in of.losses]
-    means = [fmean(x for x in losses if x is not None) for losses in known]
-    if len(means) < len(SEEDS) or not (middle := abs(fmean(means))):
-        return LOSS_TOLERANCE
-    return max(LOSS_TOLERANCE, _SEED_STDS * stdev(means) / middle)
-
-
-def judge(
-    loss: float | None,
-    gradients: float | None,
-    may_change: str | None,
-    other_step: tuple[str, int, int] | None = None,
-    free_batch: bool = False,
-    tolerance: float = LOSS_TOLERANCE,
-) -> tuple[bool | None, str | None]:
-    """Return whether the distances are within their tolerances, None where one is unknown; and why they are not.
+    Both runs have the same seed, and the same batches unless ``other_step`` says otherwise.
 
     Args:
-        loss: The distance of the mean loss, as a share.
-        gradients: The distance of the gradients from float32's.
+        a: The run without the change.
+        b: The run with it.
         may_change: What the change may affect.
-        other_step: The unit in which the steps differ in size, with the counts without and with the change.
-        free_batch: Whether that is allowed. Losses of other batches cannot be compared: then gradients alone count.
-        tolerance: The tolerance of the loss.
+        free_batch: Whether a step may have other samples. Losses of other batches cannot be compared: then the
+            gradients alone count.
+        first: The first setting's run, to whose loss b's is held as well: small distances of several winners add up.
     """
-    if other_step is not None:
-        what, without, with_it = other_step
-        said = f"a step has {with_it} {what} instead of {without}"
-        if not free_batch:
-            return False, f"{said}; --global_batch free allows it"
-        within, why = judge(loss, gradients, OTHER_BATCH)
-        return within, f"{said}; {why}" if why else said
-    if may_change == WITHOUT_CLIPPING:
-        return False, may_change  # equal losses of a few steps say nothing of the step that needs it
-    told = [("gradients", gradients, GRADIENT_TOLERANCE)]
-    if may_change != OTHER_BATCH:
-        told.insert(0, ("loss", loss, tolerance))
-    for what, off, allowed in told:
-        if off is not None and not off <= allowed:
-            by = f"{off:.1%}" if off < inf else "more than can be told"
-            return False, f"{what} off by {by}; {allowed * 100:.2g} % is tolerated"
-    unknown = [what for what, off, _ in told if off is None]
+    other = other_step(a, b)
+    loss, by_chance = _loss_off(a, b)
+    if first is not None and loss is not None and other_step(first, b) is None:
+        loss = max(loss, _loss_off(first, b)[0] or 0.0)
+    gradients = None if a.numerics is None or b.numerics is None else b.numerics.gradient_error
+    limits = [("gradients", gradients, GRADIENT_TOLERANCE)]
+    if other is None and may_change != OTHER_BATCH:
+        limits.insert(0, ("loss", loss, min(max(LOSS_TOLERANCE, by_chance), _MOST_BY_CHANCE)))
+    off = [] if other is None or free_batch else ["--global_batch free allows it"]
+    if may_change == UNKNOWN:
+        off += _unlike(a, b)
+        limits += _own_limits(a, b, other is None)
+    within, why = _judged(off, limits)
+    size = None if other is None else f"a step has {other[2]} {other[0]} instead of {other[1]}"
+    hint = "--accept_numerics takes it" if within is False and may_change == UNKNOWN else None
+    return Checked(within, 0.0, loss, gradients, "; ".join(filter(None, (size, why, hint))) or None)
+
+
+def _judged(off: Sequence[str], limits: Sequence[tuple[str, float | None, float]]) -> tuple[bool | None, str | None]:
+    """Return whether nothing is off and each distance is within its limit, None where one is unknown; and what is."""
+    off = [*off, *(_off_text(what, by, most) for what, by, most in limits if by is not None and not by <= most)]
+    unknown = [what for what, by, _ in limits if by is None]
+    if off:
+        return False, off[0]
     return (None, f"{' and '.join(unknown)} unknown") if unknown else (True, None)
 
 
-def trains_the_same(a: RunRecord, b: RunRecord, same_batches: bool = True) -> tuple[bool | None, str | None]:
-    """Return whether b trains as a does except for the order of float32 sums, None where that is unknown; and why not.
+def _off_text(what: str, by: float, allowed: float) -> str:
+    told = "more than can be told" if by == inf else f"{by:.1%}" if by >= 0.01 else f"{by * 100:.2g} %"
+    return f"{what} off by {told}; {allowed * 100:.2g} % is tolerated"
 
-    An option whose effect is unknown has to pass this test. With other batches, only the models can be compared.
+
+def _loss_off(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
+    """Return the distance of b's mean loss from a's, as a share, None where it is unknown; and what chance explains.
+
+    The means are over the steps that both runs have. The distance may be infinite.
     """
-    why = next(_unlike(a, b), None)
-    if why is not None:
-        return False, f"{why}; --accept_numerics takes it"
+    pairs = zip(_losses(a), _losses(b), strict=False)
+    both = [(x, inf if y is None else y) for x, y in pairs if x is not None]
+    mean = fmean(x for x, _ in both) if both else 0.0
+    if not mean:
+        return None, 0.0
+    # Another number of workers, or another kernel, draws other random numbers: single steps are then off by both
+    # signs. A real error is off by one, so that its steps scatter by less than their mean.
+    steps = [(y - x) / abs(x) for x, y in both if x and y < inf]
+    error = stdev(steps) / sqrt(len(steps)) if len(steps) > 1 else 0.0
+    return abs(fmean(y for _, y in both) - mean) / abs(mean), error and error * student(len(steps) - 1.0, 0.95)
+
+
+def _losses(run: RunRecord) -> Sequence[float | None]:
+    return [] if run.numerics is None else run.numerics.losses
+
+
+def _own_limits(a: RunRecord, b: RunRecord, same_batches: bool) -> list[tuple[str, float | None, float]]:
+    """Return how far an option whose effect is unknown is off, of what may differ by the order of sums alone."""
     if a.model is None or b.model is None or a.numerics is None or b.numerics is None:
-        return None, "what the option changes is unknown"
-    if not same_batches:
-        return True, None
-    one, two = a.numerics, b.numerics
-    for what, without, with_it, tolerance in (
-        ("loss", one.losses, two.losses, OWN_LOSS_TOLERANCE),
-        ("norm of the gradients", one.gradient_norms, two.gradient_norms, OWN_NORM_TOLERANCE),
-    ):
-        off = _furthest(without, with_it)
-        if off is None:
-            return None, f"{what} of the first steps unknown"
-        if not off <= tolerance:
-            by = f"{off * 100:.2g} %" if off < inf else "more than can be told"
-            return False, (
-                f"{what} of a step off by {by}: of an option that is not known {tolerance * 100:g} % is tolerated; "
-                "--accept_numerics takes it"
-            )
-    return True, None
+        return [("what the option changes", None, 0.0)]
+    norms = _furthest(a.numerics.gradient_norms, b.numerics.gradient_norms)
+    steps = [
+        ("loss of a first step", _furthest(_losses(a), _losses(b)), OWN_LOSS_TOLERANCE),
+        ("norm of the gradients of a first step", norms, OWN_NORM_TOLERANCE),
+    ]
+    return steps if same_batches else []  # with other batches, only the models can be compared
 
 
 def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
@@ -143,10 +125,32 @@ def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
             yield f"another model: {with_it:,} {what} instead of {without:,}"
 
 
-def _furthest(a: list[float | None], b: list[float | None]) -> float | None:
+def _furthest(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
     """Return the largest distance of a value of b from that of a, as a share; None where steps cannot be paired."""
     if not a or len(a) != len(b) or None in a:
         return None
     return max(
         inf if y is None else 0.0 if x == y else abs(y - x) / abs(x) if x else inf for x, y in zip(a, b, strict=True)
     )
+
+
+def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
+    """Return the unit in which steps of ``a`` and ``b`` differ in size, with both counts; None if they do not.
+
+    The unit is samples, else tokens. Where neither was counted in the batches, the options tell.
+    """
+    one, two = _sizes(a), _sizes(b)
+    both = [what for what in one if what in two]
+    for what in [what for what in both if what in _COUNTED] or both[:1]:
+        if abs(two[what] - one[what]) > MARGIN * one[what]:  # tokens of texts of varying length differ a little anyway
+            return what.split()[0], one[what], two[what]
+    return None
+
+
+def _sizes(run: RunRecord) -> dict[str, int]:
+    """Return the size of a step of ``run`` in each unit that is known, what was counted first."""
+    batches = 1 if run.model is None else run.model.accumulate_grad_batches
+    size = Entry(Path(), run).option("data.batch_size")
+    sizes = {what: getattr(run.throughput, f"{what}_per_step", None) for what in _COUNTED}
+    sizes |= {"samples by its options": batches * size if isinstance(size, int) else None, "batches": batches}
+    return {what: count for what, count in sizes.items() if count}

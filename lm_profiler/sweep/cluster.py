@@ -8,39 +8,32 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lm_profiler.processes.cell_server import CellServer
 from lm_profiler.record.calls import require
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
-from lm_profiler.sweep.outcome import Ended, record_outcome
-from lm_profiler.sweep.request import Request
-from lm_profiler.sweep.schedule import GRACE_S, Schedule, Watcher
+from lm_profiler.sweep.schedule import GRACE_S, Ended, Schedule, Watcher, record_outcome
 from lm_profiler.sweep.sweep_folder import is_done
+from lm_profiler.sweep.sweep_plan import SweepRequest
 from lm_profiler.usage_error import UsageError
 
 _FOLDER = "submitit"
 _MARGIN_S = 120.0  # seconds of a job beyond the limit of its cell: to start Python, and to let the cell end
-
 _POLL_S = 1.0
 # makes Lightning start a run's ranks itself: in other jobs of SLURM it waits for srun to start them
 _INTERACTIVE = {"SLURM_JOB_NAME": "interactive"}
 
 
 class Jobs:
-    """The ``cells`` of the sweep in ``folder`` as jobs.
+    """The ``cells`` of the sweep in ``folder``, which every machine sees under this path, as jobs.
 
-    Args:
-        folder: The sweep's folder, which every machine sees under this path.
-        cells: The cells to run.
-        server: The program that starts a cell, without fork.
-        watcher: Is told of each cell's begin and end.
-        request: The sweep's options, with the launcher, its own options and the time limit of a cell.
+    ``server`` is the program that starts a cell, without fork. Setting ``interrupted`` ends the waiting; the jobs go
+    on.
 
     Raises:
-        UsageError: submitit does not take these options.
+        UsageError: submitit does not take the options of ``request``.
         MissingExtra: submitit is not installed.
     """
 
@@ -50,59 +43,55 @@ class Jobs:
         cells: Sequence[Cell],
         server: Sequence[str],
         watcher: Watcher,
-        request: Request,
+        request: SweepRequest,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._folder, self._cells, self._server = folder.resolve(), cells, tuple(server)
         self._watcher, self._sleep, self._timeout_s = watcher, sleep, request.timeout_s or 0.0
         self._executor = _executor(self._folder, request)
-        self._here = request.launcher != "slurm"
+        self._at_once = len(cells) if request.launcher == "slurm" else 1  # side by side they would disturb each other
         self.interrupted = False
-        """A signal handler sets this to stop waiting; the jobs go on."""
 
     def run(self) -> None:
-        """Submit a job for each cell, and wait until all have an outcome.
-
-        Jobs on this machine run one after the other: side by side they would disturb each other's times.
-        """
+        """Submit a job for each cell, and wait until all have an outcome."""
         for cell in self._cells:  # an outcome of an interrupted sweep would be taken for this job's
             (self._folder / cell.id / OUTCOME_FILE).unlink(missing_ok=True)
-        left, at_once = deque(self._cells), 1 if self._here else len(self._cells)
-        waiting: list[tuple[Cell, Any]] = []
+        left, waiting = deque(self._cells), list[tuple[Cell, Any]]()
         while (left or waiting) and not self.interrupted:
-            if left and not waiting:
-                waiting = self._submit([left.popleft() for _ in range(at_once)])
-            for cell, running in [pair for pair in waiting if pair[1].done()]:
-                waiting.remove((cell, running))
-                self._watcher.ended(cell, self._outcome(cell, running))
+            if not waiting:
+                waiting = self._submit([left.popleft() for _ in range(self._at_once)])
+            for cell, job in [pair for pair in waiting if pair[1].done()]:
+                waiting.remove((cell, job))
+                self._watcher.ended(cell, self._outcome(cell, job))
             self._watcher.tick()
             if waiting:
                 self._sleep(_POLL_S)
 
     def _submit(self, cells: Sequence[Cell]) -> list[tuple[Cell, Any]]:
-        job = partial(self._executor.submit, run_job, self._folder)
         with self._executor.batch():
-            waiting = [(cell, job(cell, self._server, self._timeout_s)) for cell in cells]
+            submit = self._executor.submit
+            jobs = [submit(run_job, self._folder, cell, self._server, self._timeout_s) for cell in cells]
         for cell in cells:
             self._watcher.began(cell, None)
-        return waiting
+        return list(zip(cells, jobs, strict=True))
 
     def _outcome(self, cell: Cell, job: Any) -> CellOutcome:
+        """Return the outcome that the job wrote, else what the cluster says of the job."""
         (self._folder / cell.id).mkdir(exist_ok=True)  # the job may have died before it made the folder
-        told = read_outcome(self._folder, cell.id)
-        return told or record_outcome(self._folder, cell, self._ended(job.state, job.stderr()))
+        if (told := read_outcome(self._folder, cell.id)) is not None:
+            return told
+        if job.state.startswith("OUT_OF_ME"):
+            ended = Ended(-signal.SIGKILL, 0.0, memory_kills=1)
+        elif job.state == "TIMEOUT":
+            ended = Ended(None, 0.0, timeout_s=self._timeout_s)
+        else:
+            lines = (job.stderr() or "").strip().splitlines()
+            said = f": {lines[-1][:300]}" if lines else ""
+            ended = Ended(None, 0.0, lost=f"its job ended as {job.state}{said}")
+        return record_outcome(self._folder, cell, ended)
 
-    def _ended(self, state: str, said: str | None) -> Ended:
-        """Return how a cell ended whose job wrote no outcome, from the state of the job."""
-        if state.startswith("OUT_OF_ME"):
-            return Ended(-signal.SIGKILL, 0.0, memory_kills=1)
-        if state == "TIMEOUT":
-            return Ended(None, 0.0, timeout_s=self._timeout_s)
-        lines = (said or "").strip().splitlines()
-        return Ended(None, 0.0, lost=f"its job ended as {state}" + (f": {lines[-1][:300]}" if lines else ""))
 
-
-def _executor(folder: Path, request: Request) -> Any:
+def _executor(folder: Path, request: SweepRequest) -> Any:
     require("submitit", "launcher")
     import submitit
 
@@ -110,11 +99,7 @@ def _executor(folder: Path, request: Request) -> Any:
     try:
         executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
         executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
-    except RuntimeError as error:
-        raise UsageError(
-            f"launcher: expected a machine of the cluster, given another ({error}); try --launcher local"
-        ) from None
-    except (NameError, ValueError, TypeError, AssertionError) as error:
+    except (RuntimeError, NameError, ValueError, TypeError, AssertionError) as error:
         raise UsageError(f"launcher: {str(error).splitlines()[0][:300]}") from None
     return executor
 

@@ -15,9 +15,8 @@ from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
-from lm_profiler.sweep.outcome import Ended, record_outcome
-from lm_profiler.sweep.request import SweepPart
-from lm_profiler.sweep.sweep_plan import CONFIGS, run_order
+from lm_profiler.sweep.schedule import Ended, record_outcome
+from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
@@ -29,7 +28,8 @@ class SweepFolder:
 
     ``lock`` is a file descriptor: the folder is locked as long as any process has it open. The server that starts cells
     holds it until they have ended; processes that a cell leaves behind must not hold it. ``cells`` are this process's
-    own, in the order in which they run.
+    own, in the order in which they run. A plan that ``grows`` begins with its first cell; those that it had when it was
+    killed are in ``plan`` again.
 
     Raises:
         UsageError: the folder is another sweep's, is locked by another process, or cannot be made.
@@ -41,16 +41,15 @@ class SweepFolder:
         plan: SweepPlan,
         sleep: Callable[[float], None] = time.sleep,
         part: SweepPart | None = None,
+        grows: bool = False,
     ) -> None:
-        self.path, self.plan, self._part = path, plan, part
-        self.cells = run_order(plan) if part is None else part.of(run_order(plan))
+        self.path, self.plan, self._part, self._grows = path, plan, part, grows
+        self.cells = run_order(plan) if part is None else part.among(run_order(plan))
         try:
-            _check_plan(path, plan)
+            self._check_plan()
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
-            self._whole = self.lock = _opened(path / LOCK_FILE)
-            if part is not None:  # the server of this part holds the lock of the part
-                self.lock = _opened(path / f"{LOCK_FILE}{_suffix(part)}")
+            self.lock = _opened(path / (LOCK_FILE if part is None else f"{LOCK_FILE}.{part.number}-of-{part.of}"))
         except OSError as error:
             raise UsageError(
                 f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
@@ -58,9 +57,9 @@ class SweepFolder:
             ) from None
         try:
             self._take(sleep)
-            _check_plan(path, plan)  # another sweep may have begun here meanwhile
+            self._check_plan()  # another sweep may have begun here meanwhile
         except UsageError:
-            self._close()
+            os.close(self.lock)
             raise
         for name, text in plan.configs.items():  # a sweep that goes on writes the same texts again
             (path / CONFIGS).mkdir(exist_ok=True)
@@ -71,16 +70,12 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         """Unlock the folder; a sweep that never began is removed."""
-        if self.is_new and (self._part is None or _locked(self._whole, fcntl.LOCK_EX)):  # no other part has it
+        if self.is_new and not any(map(_is_taken, self._locks())):  # no other part has it
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # another run has begun beside it
                 for folder in self._made[1:]:
                     folder.rmdir()
-        self._close()
-
-    def _close(self) -> None:
-        for lock in {self._whole, self.lock}:
-            os.close(lock)
+        os.close(self.lock)
 
     @property
     def is_new(self) -> bool:
@@ -111,7 +106,7 @@ class SweepFolder:
 
     def _take(self, sleep: Callable[[float], None]) -> None:
         until = time.monotonic() + _PATIENCE_S
-        while not self._taken():
+        while not _locked(self.lock) or any(map(_is_taken, self._locks(excluding=self._part))):
             if time.monotonic() > until:
                 raise UsageError(
                     f"name: expected a sweep that is not running, given {self.path}, where one is; "
@@ -119,35 +114,53 @@ class SweepFolder:
                 )
             sleep(0.1)
 
-    def _taken(self) -> bool:
-        """Try to lock the folder; return whether only parts of the same count are beside this one."""
-        beside = None if self._part is None else f"-of-{self._part.count}"
-        others = [file for file in self.path.glob(f"{LOCK_FILE}.*") if beside is None or not file.name.endswith(beside)]
-        # A part shares the lock of the whole with other parts; a whole sweep excludes all of them.
-        ours = _locked(self._whole, fcntl.LOCK_EX if self._part is None else fcntl.LOCK_SH)
-        return ours and _locked(self.lock, fcntl.LOCK_EX) and all(map(_is_free, others))
+    def _locks(self, excluding: SweepPart | None = None) -> list[Path]:
+        """Return the lock files of others in this folder, without those of parts of the same count as ``excluding``."""
+        own = os.fstat(self.lock)
+        beside = None if excluding is None else f"-of-{excluding.of}"
+        files = [self.path / LOCK_FILE, *self.path.glob(f"{LOCK_FILE}.*")]
+        others = [file for file in files if file.exists() and not os.path.samestat(file.stat(), own)]
+        return [file for file in others if beside is None or not file.name.endswith(beside)]
 
-
-def _suffix(part: SweepPart) -> str:
-    return f".{part.number}-of-{part.count}"
+    def _check_plan(self) -> None:
+        """Raise UsageError unless the folder is new, or has the same plan."""
+        path = self.path
+        if not (path / PLAN_FILE).exists():
+            if path.is_dir() and any(not _is_ours(child.name) for child in path.iterdir()):
+                raise UsageError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
+            return
+        try:
+            known = read_plan(path)
+        except RecordError as error:
+            raise UsageError(
+                f"name: expected a sweep, given a damaged one ({error}); name another with --name"
+            ) from None
+        count = 1 if self._grows else None
+        if _identity(known, count) != _identity(self.plan, count):
+            raise UsageError(
+                f"name: expected the sweep that was started in {path}, given one with other cells, options or config "
+                "files; name another with --name, or remove that folder"
+            )
+        if self._grows:
+            self.plan = known
 
 
 def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def _locked(lock: int, how: int) -> bool:
+def _locked(lock: int) -> bool:
     try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
 
 
-def _is_free(path: Path) -> bool:
+def _is_taken(path: Path) -> bool:
     lock = _opened(path)
     try:
-        return _locked(lock, fcntl.LOCK_EX)
+        return not _locked(lock)
     finally:
         os.close(lock)
 
@@ -158,47 +171,13 @@ def is_done(folder: Path, cell: Cell) -> bool:
     return outcome is not None and outcome.status != "interrupted"
 
 
-def clear(folder: Path, cell: Cell) -> Path:
-    """Empty the cell's folder and return it."""
-    own = folder / cell.id
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir(parents=True)
-    return own
-
-
 def _is_ours(name: str) -> bool:
     return name in (LOCK_FILE, CONFIGS) or name.startswith(f"{LOCK_FILE}.")
 
 
-def _check_plan(path: Path, plan: SweepPlan) -> None:
-    if not (path / PLAN_FILE).exists():
-        if path.is_dir() and any(not _is_ours(child.name) for child in path.iterdir()):
-            raise UsageError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
-        return
-    try:
-        other = read_plan(path)
-    except RecordError as error:
-        raise UsageError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
-    if (unlike := difference(other, plan)) is not None:
-        raise UsageError(
-            f"name: expected the sweep that was started in {path}, given one with {unlike}; "
-            "name another with --name, or remove that folder"
-        )
-
-
-def difference(old: SweepPlan, new: SweepPlan) -> str | None:
-    """Return why two plans are not the same sweep, so that their results do not mix; None if they are."""
-    if old.config_sha256 != new.config_sha256:
-        return "another config file, or one that was changed since"
-    before, after = _calls(old), _calls(new)
-    if old.verb != new.verb or before.keys() != after.keys():
-        return "other cells"
-    if before != after:
-        return "other options for all cells"
-    return "another seed" if old.seed != new.seed else None
-
-
-def _calls(plan: SweepPlan) -> dict[str, list[str]]:
-    """Return each cell's arguments without paths: a path may be written in another way, or have moved."""
-    where = ("--log_dir=", "--config=")  # the configs' contents are compared by their digest
-    return {cell.id: [part for part in cell.arguments if not part.startswith(where)] for cell in plan.cells}
+def _identity(plan: SweepPlan, count: int | None) -> tuple[object, ...]:
+    """Return what two plans of one sweep have in common, of their first ``count`` cells."""
+    # A path may be written in another way, or have moved; the configs' contents are compared by their digest.
+    where = ("--log_dir=", "--config=")
+    calls = {cell.id: [word for word in cell.arguments if not word.startswith(where)] for cell in plan.cells[:count]}
+    return plan.config_sha256, plan.verb, plan.seed, calls

@@ -1,4 +1,7 @@
-"""Make the cells of a sweep: their names, their calls and their order. This module is pure."""
+"""The options of a sweep, and its cells: their names, their calls, their order, and which of them this process runs.
+
+Values of options stay the text that was written, because the cells' parser reads them. This module is pure.
+"""
 
 from __future__ import annotations
 
@@ -9,65 +12,201 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
-from lm_profiler.models.config import PRESETS
+import yaml
+
 from lm_profiler.record.calls import command_line, config_file
+from lm_profiler.record.run import Verb
 from lm_profiler.record.sweep import Cell, SweepPlan
-from lm_profiler.sweep.request import Request
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
+
+Item = TypeVar("Item")
 
 MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
-
 CONFIGS = "configs"  # the folder within the sweep's folder for copies of its config files
 
 _LONGEST_ID = 100  # The most characters of a cell's name. File systems allow 255, but people read it in tables.
-_DIGEST = "-01234567"
+_OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 
 
-def plan_of(request: Request, texts: Mapping[str, str]) -> SweepPlan:
+class SweepPart(NamedTuple):
+    """The ``number``-th of ``of`` parts, counted from 1."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def among(self, cells: Sequence[Item]) -> list[Item]:
+        """Return every ``of``-th of all ``cells``: the same ones, whatever has run by now."""
+        return list(cells[self.number - 1 :: self.of])
+
+
+def part_of(text: str) -> SweepPart:
+    """Return the part of a sweep that ``text`` names, such as ``2/8``, or raise UsageError."""
+    size = re.fullmatch(r"\s*(\d+)/(\d+)\s*", text)
+    part = SweepPart(int(size[1]), int(size[2])) if size is not None else SweepPart(0, 0)
+    expect(1 <= part.number <= part.of, "part", "a part such as 1/8, from the first to the last", text[:100])
+    return part
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """Run every combination of some options, each in a process of its own, and keep what became of each.
+
+    Started again, it goes on with what is missing. A cell whose folder is removed is missing again.
+
+    Raises:
+        UsageError: these do not go together; the message is a line.
+    """
+
+    WORDS: ClassVar[str] = "file"
+    FILE: ClassVar[str] = "file"
+    SHIPPED: ClassVar[str] = "sweeps"
+
+    # YAML with any of these options, or the name of a sweep that comes with the package
+    file: str | None = field(default=None, compare=False)
+    config: str | None = None  # config of every cell, or the name of one that comes with the package, such as demo
+    # Values of an option, as in --grid.model.size small,medium; every combination is run. Values that are lists:
+    # [1,2],[3,4].
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid
+    list: Sequence[Mapping[str, str]] = ()
+    options: Sequence[str] = ()  # further options of every cell
+    verb: Verb = "fit"  # what the cells run; may be swept as well, as --grid.verb fit,validate
+    repeats: int = 1  # runs of each cell, in rounds of random order
+    seed: int = 0  # seed of that order
+    timeout_s: float | None = None  # longest time of a cell in seconds; no limit if not given
+    name: str = ""  # name of the sweep; if not given, the file's
+    log_dir: str = "logs"  # folder of all runs
+    # One cell at a time runs on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES.
+    devices: Sequence[str] = ()
+    # send the cells to a cluster through submitit; local tries it with processes of this machine
+    launcher: Literal["slurm", "local"] | None = None
+    slurm: Mapping[str, str] = field(default_factory=dict)  # options of SLURM, such as --slurm.partition=gpu
+    # run a part of the cells, such as 2/8: in a job array, say, each task runs its own
+    part: str | None = field(default=None, compare=False)
+    dry_run: bool = False  # print the cells' calls, one a line, and run none
+    command: str = field(default="", compare=False)  # the whole call
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            of_config = f"{Path(config_file(self.config)).stem}_sweep" if self.config else "sweep"
+            object.__setattr__(self, "name", Path(self.file).stem if self.file else of_config)
+        object.__setattr__(self, "devices", [device.strip("[]").replace(" ", "") for device in self.devices])
+        check_folder_name(self.name, self.log_dir)
+        for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
+            value = getattr(self, name)
+            expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
+        self._check_swept()
+        self._check_cluster()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.log_dir, self.name)
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """The options of the cluster, under submitit's names."""
+        return {f"slurm_{key}": yaml.safe_load(value) for key, value in self.slurm.items()}
+
+    @property
+    def configs(self) -> Sequence[str]:
+        """All config files, including those that are swept."""
+        swept = (*self.grid.get("config", ()), *(entry["config"] for entry in self.list if "config" in entry))
+        return [*([self.config] if self.config is not None else []), *swept]
+
+    def _check_swept(self) -> None:
+        fixed = {option[2:].partition("=")[0] for option in self.options}
+        listed = {name for entry in self.list for name in entry}
+        if not self.grid and not self.list and self.repeats == 1:
+            raise UsageError("grid: expected options to sweep, given none; add, say, --grid.model.size small,medium")
+        for name in (*self.grid, *listed):
+            if not _OPTION.fullmatch(name):
+                raise UsageError(f"{name[:100]!r}: expected an option such as model.size, given another name")
+            if name in ("name", "log_dir"):
+                raise UsageError(f"{name}: expected an option of a run, given one that the sweep itself sets")
+            if name in fixed or (name in self.grid and name in listed):
+                raise UsageError(f"{name}: expected once, in grid, in list or for all cells, given twice")
+        for verb in (*self.grid.get("verb", ()), *(entry["verb"] for entry in self.list if "verb" in entry)):
+            expect_one_of(get_args(Verb), "verb", verb)
+        for name, values in (*((f"grid.{name}", self.grid[name]) for name in self.grid), ("devices", self.devices)):
+            if len(set(values)) < len(values):
+                raise UsageError(f"{name}: expected each value once, given {', '.join(values)}")
+
+    def _check_cluster(self) -> None:
+        if self.slurm and self.launcher is None:
+            raise UsageError(f"slurm.{next(iter(self.slurm))}: expected only with --launcher, given without")
+        if self.launcher is not None and (self.timeout_s is None or self.part is not None or self.devices):
+            needs = "a job's longest time, and neither part nor devices: each cell is a job of its own"
+            raise UsageError(f"launcher: expected with timeout_s, {needs}")
+
+
+def check_folder_name(name: str, log_dir: str) -> None:
+    """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise UsageError(f"name: expected the name of a folder below {log_dir}, given {name!r}")
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
     """Return the plan of ``request``: cells in the order of the grid, the last option fastest, repeats side by side.
 
-    Args:
-        request: The options of the sweep. Cells read the copies of config files that the sweep keeps, so that all cells
-            have the same config even if the file changes. A dry run keeps no copies and names the files themselves.
-        texts: The texts of its config files, by path.
+    ``texts`` are those of its config files, by path. Cells read the copies that the sweep keeps, so that all have the
+    same config even if the file changes. A dry run keeps no copies and names the files themselves.
 
     Raises:
         UsageError: a cell is listed twice, or there are more than ``MOST_CELLS``.
     """
-    _check_count(request)
     points = _points(request)
-    for items, count in Counter(tuple(point.items()) for point in points).items():
-        if count > 1:
-            raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
-    folder = request.folder
     kept = {} if request.dry_run else _kept_as(request.configs)
-    called = {path: str(folder / CONFIGS / name) for path, name in kept.items()}
+    called = {path: str(request.folder / CONFIGS / name) for path, name in kept.items()}
     cells = []
     for point, name in zip(points, _ids(points), strict=True):
         for repeat in range(request.repeats):
             cell = ",".join([name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1))
-            call = _call(request, point, called, folder, cell)
-            cells.append(Cell(id=cell, overrides=point, repeat=repeat, arguments=call))
-    configs = "".join(texts[path] for path in request.configs).encode()
+            cells.append(Cell(id=cell, overrides=point, repeat=repeat, arguments=_call(request, point, called, cell)))
+    configs = {name: texts[path] for path, name in kept.items()}
+    return made_plan(
+        request.name, request.command, [texts[path] for path in request.configs], configs, cells
+    ).model_copy(update={"verb": request.verb, "seed": request.seed})
+
+
+def made_plan(
+    name: str, command: str, texts: Sequence[str], configs: Mapping[str, str], cells: Sequence[Cell]
+) -> SweepPlan:
+    """Return a plan of ``fit``; ``texts`` are those of the config files, ``configs`` of the copies that are kept."""
+    digest = hashlib.sha256("".join(texts).encode()).hexdigest() if texts else None
     return SweepPlan(
-        name=request.name,
-        command=request.command,
-        verb=request.verb,
-        seed=request.seed,
-        config_sha256=hashlib.sha256(configs).hexdigest() if request.configs else None,
-        configs={name: texts[path] for path, name in kept.items()},
-        cells=cells,
+        name=name, command=command, verb="fit", seed=0, config_sha256=digest, configs=dict(configs), cells=list(cells)
     )
 
 
-def _check_count(request: Request) -> None:
+def _points(request: SweepRequest) -> list[dict[str, str]]:
+    """Return the options of each cell.
+
+    Raises:
+        UsageError: there are too many, or one twice.
+    """
     count = request.repeats * max(len(request.list), 1) * math.prod(map(len, request.grid.values()))
     if count > MOST_CELLS:
         raise UsageError(
             f"grid: expected at most {MOST_CELLS:,} cells, given {count:,.0f}; take fewer values or repeats"
         )
+    # product() varies the last option fastest.
+    crossed = itertools.product(request.list or [{}], itertools.product(*request.grid.values()))
+    points = [{**entry, **dict(zip(request.grid, values, strict=True))} for entry, values in crossed]
+    for items, times in Counter(tuple(point.items()) for point in points).items():
+        if times > 1:
+            raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
+    return points
 
 
 def _kept_as(paths: Sequence[str]) -> dict[str, str]:
@@ -91,15 +230,7 @@ def shell_line(cell: Cell) -> str:
     return command_line(cell.arguments).replace("\n", "'$'\\n''")  # a newline within single quotes
 
 
-def _points(request: Request) -> list[dict[str, str]]:
-    # product() varies the last option fastest.
-    crossed = itertools.product(request.list or [{}], itertools.product(*request.grid.values()))
-    return [{**entry, **dict(zip(request.grid, values, strict=True))} for entry, values in crossed]
-
-
-def _call(
-    request: Request, point: Mapping[str, str], called: Mapping[str, str], folder: Path, cell_id: str
-) -> list[str]:
+def _call(request: SweepRequest, point: Mapping[str, str], called: Mapping[str, str], cell_id: str) -> list[str]:
     # A config file overrides the options before it, so a swept config has to come first.
     options = [item for item in point.items() if item[0] != "verb"]
     swept = sorted(options, key=lambda item: item[0] != "config")
@@ -108,54 +239,46 @@ def _call(
         *([f"--config={called.get(request.config, request.config)}"] if request.config is not None else []),
         *(f"--{name}={called.get(value, value) if name == 'config' else value}" for name, value in swept),
         *request.options,
-        f"--log_dir={folder}",
+        f"--log_dir={request.folder}",
         f"--name={cell_id}",
     ]
 
 
-def telling(points: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the options that distinguish points: not those with one value, nor those that the size implies."""
-    options = dict.fromkeys(option for point in points for option in point)
-    if len(points) == 1:
-        return list(options)
-    differ = [option for option in options if len({point.get(option) for point in points}) > 1]
-    return [option for option in differ if not all(_restates(point, option) for point in points)]
-
-
-def _restates(point: Mapping[str, str], option: str) -> bool:
-    """Whether the point sets the value that its preset has anyway, or sets none."""
-    config = PRESETS.get(point.get("model.size", ""))
-    top, _, name = option.partition(".")
-    return option not in point or (
-        config is not None and top == "model" and point[option] == str(getattr(config, name, None))
-    )
+# -- names -------------------------------------------------------------------------------------------------------------
 
 
 def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a name for each point that any file system accepts: ``size=small,precision=bf16-mixed``."""
-    told = telling(points)
-    labels = labels_of(told)
-    ids = [_joined(labels, told, point) for point in points]
+    options = dict.fromkeys(option for point in points for option in point)
+    told = [option for option in options if len(points) == 1 or len({point.get(option) for point in points}) > 1]
+    labels = _labels(told)
+    ids = [
+        ",".join(f"{labels[option]}={_plain(value) or 'empty'}" for option, value in point.items() if option in told)
+        for point in points
+    ]
     count = Counter(name.lower() for name in ids)  # some file systems do not tell a from A
     return [
-        f"{name[: _LONGEST_ID - len(_DIGEST)]}-{_digest(point)}"
-        if len(name) > _LONGEST_ID or count[name.lower()] > 1
-        else name
+        name if len(name) <= _LONGEST_ID and count[name.lower()] == 1 else _with_digest(name, point)
         for point, name in zip(points, ids, strict=True)
     ]
 
 
-def _joined(labels: Mapping[str, str], told: Sequence[str], point: Mapping[str, str]) -> str:
-    """Return ``label=value`` of each option; where that is too long, values are cut, not labels."""
-    given = [(labels[option], _plain(value)) for option, value in point.items() if option in told]
-    name = ",".join(f"{label}={value}" for label, value in given)
-    if len(name) <= _LONGEST_ID or not given:
-        return name
-    room = (_LONGEST_ID - len(_DIGEST) - sum(len(label) + 2 for label, _ in given)) // len(given)
-    return ",".join(f"{label}={value[: max(room, 4)]}" for label, value in given)
+def safe_name(text: str, options: Mapping[str, str]) -> str:
+    """Return ``text`` as a name that any file system accepts, with a digest of ``options`` where it is not that yet."""
+    plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
+    return text if plain == text.lower() and len(text) <= _LONGEST_ID else _with_digest(plain, options)
 
 
-def labels_of(options: Iterable[str]) -> dict[str, str]:
+def _with_digest(name: str, options: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(repr(list(options.items())).encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_ID - 9]}-{digest}"
+
+
+def _plain(value: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-")
+
+
+def _labels(options: Iterable[str]) -> dict[str, str]:
     """Return for each option the shortest end of its path that no other option has."""
     paths = {option: option.split(".") for option in options}
     ends = Counter(".".join(path[-n:]) for path in paths.values() for n in range(1, len(path) + 1))
@@ -163,11 +286,3 @@ def labels_of(options: Iterable[str]) -> dict[str, str]:
         option: next((end for n in range(1, len(path)) if ends[end := ".".join(path[-n:])] == 1), option)
         for option, path in paths.items()
     }
-
-
-def _plain(value: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-") or "empty"
-
-
-def _digest(point: Mapping[str, str]) -> str:
-    return hashlib.sha256(repr(list(point.items())).encode()).hexdigest()[:8]

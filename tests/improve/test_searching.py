@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.improve.cell_calls import look_cell
-from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
+from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.cells import CellCalls, Cells, Interrupted
+from lm_profiler.improve.decision import Improvement
 from lm_profiler.improve.improve_request import ImproveRequest
-from lm_profiler.improve.report_builder import Account
-from lm_profiler.improve.searching import search
+from lm_profiler.improve.searching import Account, ImproveDisplay, search
 from lm_profiler.record.improve import ImproveRecord, read_improve
 from lm_profiler.record.run import NumericsFacts
 from lm_profiler.record.sweep import Cell, CellOutcome, read_plan
-from lm_profiler.sweep.sweep_folder import SweepFolder, clear
+from lm_profiler.sweep.schedule import OUTPUT_FILE, clear
+from lm_profiler.sweep.sweep_folder import SweepFolder
+from lm_profiler.sweep.sweep_plan import made_plan
+from tests.support.made_improve import TRIED, made_improve
 from tests.support.made_runs import made_record
 
 GAIN = {"data.num_workers": 0.7, "trainer.precision": 0.8, "data.batch_size": 1.9, "model.wrong": 0.5}
@@ -41,25 +45,22 @@ class Program:
     Args:
         folder: Where.
         patience: How many cells it runs before it is interrupted.
-        short: How often each of these cells has not enough memory, before it has.
         slow: How long each of these takes; others take a second.
         drift: What each option adds to the loss, as a share.
-        scatter: By how much (std, a share) losses differ where other random numbers are drawn: under another seed, and
-            with other workers.
+        scatter: By how much (std, a share) each loss differs where other random numbers are drawn: with other workers.
     """
 
     def __init__(
         self,
         folder: Path,
         patience: float = math.inf,
-        short: Mapping[str, int] | None = None,
         slow: Mapping[str, float] | None = None,
         drift: float = 0.0,
         scatter: float = 0.0,
     ) -> None:
         self.scatter = scatter
         self.folder, self.patience, self.ran = folder, patience, list[str]()
-        self.short, self.slow, self.drift = dict(short or {}), slow or {}, drift
+        self.slow, self.drift = slow or {}, drift
 
     def __call__(self, cell: Cell, limit_s: float) -> None:
         if len(self.ran) >= self.patience:
@@ -68,24 +69,23 @@ class Program:
         bad = {"model.fails": "failed", "model.large": "refused"}
         killed = "model.killed" in cell.overrides
         status = "interrupted" if killed else next((bad[name] for name in cell.overrides if name in bad), "ok")
-        if self.short.get(cell.id, 0):
-            self.short[cell.id] -= 1
-            status = "refused"
         took_s = self.slow.get(cell.id, 1.0)
         if took_s > limit_s:
             status, took_s = "timeout", limit_s
         options = {name: text for name, text in cell.overrides.items() if name in GAIN}
         factor = math.prod(GAIN[name] for name in options) * random.Random(cell.id).lognormvariate(0.0, 0.01)
         samples = int(options.get("data.batch_size", "4"))
-        drawn = (cell.overrides.get("data.num_workers"), [word for word in cell.arguments if "seed" in word])
-        luck = 1.0 + self.scatter * random.Random(repr(drawn)).gauss(0.0, 1.0)
+        drawn = random.Random(repr((cell.overrides.get("data.num_workers"), 1)))
         numbers = NumericsFacts(
             loss=2.0,
             reference_loss=2.0,
             output_error=0.0,
             gradient_error=0.2 if "model.wrong" in options else 0.01 if options else 0.0,
             kinds=[],
-            losses=[luck * loss * (1.0 + self.drift * len(options)) for loss in (2.0, 1.5)],
+            losses=[
+                loss * (1.0 + self.drift * len(options)) * (1.0 + self.scatter * drawn.gauss(0.0, 1.0))
+                for loss in (2.0, 1.5) * 5
+            ],
         )
         record = made_record(numerics=numbers)
         step = record.time["step"].model_copy(update={"mean": 0.1 * factor})
@@ -101,14 +101,12 @@ class Program:
         ).model_copy(update={"run": f"{cell.id}/version_0"}).write(self.folder / cell.id / "outcome.json")  # fmt: skip
 
 
-def improved(
-    path: Path, program: Program, budget: str = "150s", pauses: list[float] | None = None, **options: object
-) -> ImproveRecord:
+def improved(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:
     request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)  # type: ignore[arg-type]
-    plan = begun(path, plan_of("it", "a call", {}, [look_cell(path, ["fit"])]))
-    with SweepFolder(path, plan) as folder:
+    calls = CellCalls(path, ["fit"])
+    with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.look()]), grows=True) as folder:
         folder.begin()
-        cells = Cells(folder, ["fit"], program, [].append if pauses is None else pauses.append, lambda: 0.0)
+        cells = Cells(folder, calls, program, lambda: 0.0)
         return search(cells, CANDIDATES, Account(request, "now"), made_record(), lambda record: None)
 
 
@@ -168,18 +166,16 @@ def test_small_distances_of_several_winners_are_added_up(tmp_path: Path) -> None
     assert "1.2%" in bf16.why
 
 
-def test_a_loader_that_draws_other_random_numbers_is_held_to_what_seeds_differ_by(tmp_path: Path) -> None:
-    program = Program(tmp_path / "it", scatter=0.05)
-    record = improved(tmp_path / "it", program)
+def test_a_loader_that_draws_other_random_numbers_is_held_to_what_its_steps_scatter_by(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it", scatter=0.05))
     workers = next(tried for tried in record.tried if tried.name == "workers")
     assert workers.numerics is not None
     assert workers.numerics.loss is not None
     assert workers.numerics.loss > 0.01
     assert (workers.verdict, workers.accepted) == ("FASTER", True)
-    assert sum(",seed" in cell for cell in program.ran) == 4  # once for all changes
 
 
-def test_a_loss_that_is_off_by_more_than_seeds_differ_by_is_refused(tmp_path: Path) -> None:
+def test_a_loss_that_is_off_by_more_than_its_steps_scatter_by_is_refused(tmp_path: Path) -> None:
     record = improved(tmp_path / "it", Program(tmp_path / "it", scatter=0.005, drift=0.2))
     assert record.options == {}
 
@@ -211,26 +207,12 @@ def test_it_ends_within_its_budget_and_names_what_it_did_not_come_to(tmp_path: P
     assert record.elapsed_s <= 12
 
 
-def test_memory_that_is_short_for_a_moment_is_waited_for_and_one_that_stays_short_is_tried_again_by_the_next_call(
-    tmp_path: Path,
-) -> None:
-    path, pauses = tmp_path / "it", list[float]()
-    program = Program(path, short={"first,r1": 2})
-    whole = improved(tmp_path / "whole" / "it", Program(tmp_path / "whole" / "it"))
-    record = improved(path, program, pauses=pauses)
-    assert (record.options, [one.verdict for one in record.tried]) == (
-        whole.options, [one.verdict for one in whole.tried]
-    )  # fmt: skip
-    assert pauses == [5.0, 15.0]
-    for cell in read_plan(path).cells:  # planned once
+def test_a_setting_is_planned_until_it_has_fitted(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    improved(path, Program(path))
+    for cell in read_plan(path).cells:
         first_of_all = cell.id.endswith((",look", ",r0", ",check"))
         assert ("--check_memory=false" in cell.arguments) is not first_of_all
-    assert program.ran.count("first,r1") == 3
-
-    path = tmp_path / "again" / "it"
-    never = improved(path, Program(path, short={"first,r0": 9}))
-    assert never.ended == "failed"
-    assert improved(path, Program(path)).options == whole.options
 
 
 def test_what_the_budget_cuts_is_undecided_and_goes_on_with_a_larger_one(tmp_path: Path) -> None:
@@ -242,3 +224,37 @@ def test_what_the_budget_cuts_is_undecided_and_goes_on_with_a_larger_one(tmp_pat
     assert record.elapsed_s == pytest.approx(30.0)
     again = improved(path, Program(path), budget="150s")
     assert next(one for one in again.tried if one.name == "bf16").verdict == "FASTER"
+
+
+CELL = Cell(id="data.num_workers=4,r2", overrides={}, repeat=2, arguments=[])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_path: Path, terminal: bool) -> None:
+    (tmp_path / CELL.id).mkdir()
+    (tmp_path / CELL.id / OUTPUT_FILE).write_text("warm-up: 5 steps\nmeasuring: 20 steps\n")
+    said, now = StringIO(), [0.0]
+    console = Console(file=said, force_terminal=terminal, width=150, no_color=True)
+    display = ImproveDisplay(tmp_path, 600.0, console, clock=lambda: now[0])
+    display.tell(made_improve(tried=TRIED[:1], ended="unfinished", final=None, left=["model.compile=true"]))
+    display.began(CELL, None)
+    now[0] = 3.0
+    display.tick()
+    with console.capture() as running:
+        console.print(display._live.renderable)
+    display.tell(made_improve(tried=TRIED[:2], ended="unfinished", final=None))
+    first, second = said.getvalue().splitlines()
+    of = "[9.5 min of 10 min] trainer.precision="
+    assert first.startswith(f"{of}bf16-mixed: FASTER")
+    assert "48.0 [46.5, 49.5]" in first
+    assert "8.1 %" not in first
+    assert second.startswith(f"{of}bf16-true: NUMERICS")
+    assert "9.0 [7.5, 10.5]" in second
+    assert "8.1 %" in second
+    assert (f"9.5 min of 10 min; measuring: {CELL.id}, 3.0 s" in running.get()) is terminal
+
+
+@pytest.mark.parametrize("shared, notes", [(0, []), (3, ["3 of 5 runs shared the machine with something else"])])
+def test_runs_that_shared_the_machine_are_told(shared: int, notes: list[str]) -> None:
+    record = Account(ImproveRequest(config="demo"), "now").record(Improvement(), "done", 5, shared)
+    assert [note.partition(",")[0] for note in record.notes] == notes

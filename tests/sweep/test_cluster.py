@@ -14,8 +14,8 @@ from lm_profiler.cli.verbs.sweep import SPAWNING
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
 from lm_profiler.sweep.cluster import Jobs, run_job
-from lm_profiler.sweep.outcome import Ended, record_outcome
-from lm_profiler.sweep.request import Request
+from lm_profiler.sweep.schedule import Ended, record_outcome
+from lm_profiler.sweep.sweep_plan import SweepRequest
 from lm_profiler.usage_error import UsageError
 
 
@@ -29,17 +29,14 @@ QUICK = cell("quick", "fit", "--config=nowhere.yaml")
 
 def jobs(folder: Path, cells: list[Cell], launcher: str = "local", **options: Any) -> tuple[Jobs, Told]:
     told = Told()
-    request = Request(name="s", repeats=2, launcher=launcher, timeout_s=60.0, **options)
+    request = SweepRequest(name="s", repeats=2, launcher=launcher, timeout_s=60.0, **options)
     return Jobs(folder, cells, SPAWNING, told, request, lambda seconds: None), told
 
 
-# submitit's debug executor leaves its log files open.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("launcher", ["local", "debug"])
-def test_a_job_writes_what_became_of_its_cell(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_writes_what_became_of_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells = [QUICK, cell("also", "predict", "--config=elsewhere.yaml")]
-    work, told = jobs(tmp_path, cells, launcher)
+    work, told = jobs(tmp_path, cells)
     work.run()
     assert sorted(told.heard) == ["+also", "+quick", "-also failed", "-quick failed"]
     outcomes = read_outcomes(tmp_path)
@@ -98,9 +95,7 @@ def test_an_option_that_the_cluster_does_not_have_is_told_in_a_line(tmp_path: Pa
 
 def test_a_machine_without_the_cluster_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        UsageError, match=r"^launcher: expected a machine of the cluster, given another .*srun.*--launcher l"
-    ):
+    with pytest.raises(UsageError, match=r"^launcher: .*srun"):
         jobs(tmp_path, [], "slurm")
 
 

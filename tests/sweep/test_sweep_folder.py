@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from by_hand import leave_record, plan
 
-from lm_profiler.record.sweep import PLAN_FILE, read_outcome
+from lm_profiler.record.sweep import PLAN_FILE, SweepPlan, read_outcome
 from lm_profiler.sweep import sweep_folder as folder_module
-from lm_profiler.sweep.outcome import Ended, record_outcome
-from lm_profiler.sweep.request import Request
-from lm_profiler.sweep.sweep_folder import SweepFolder, clear
-from lm_profiler.sweep.sweep_plan import plan_of
+from lm_profiler.sweep.schedule import Ended, clear, record_outcome
+from lm_profiler.sweep.sweep_folder import SweepFolder
+from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of
 from lm_profiler.usage_error import UsageError
 
 
@@ -75,33 +74,26 @@ def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "other,told",
-    [
-        (plan("a", "c"), "other cells"),
-        (plan("a", "b", verb="test"), "other cells"),
-        (plan("a", "b", seed=1), "another seed"),
-        (plan("a", "b", config_sha256="1"), "another config file, or one that was changed since"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    "other",
+    [plan("a", "c"), plan("a", "b", verb="test"), plan("a", "b", seed=1), plan("a", "b", config_sha256="1")],
+    ids=["cells", "verb", "seed", "config"],
 )
-def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> None:
+def test_another_plan_is_refused(other: SweepPlan, tmp_path: Path) -> None:
     plan("a", "b").write(tmp_path / PLAN_FILE)
     before = (tmp_path / "sweep.json").read_text()
-    with pytest.raises(
-        UsageError, match=f"^name: expected the sweep that was started in .+, given one with {told}; name "
-    ):
-        SweepFolder(tmp_path, other)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^name: expected the sweep that was started in .+, given one with other "):
+        SweepFolder(tmp_path, other)
     assert (tmp_path / "sweep.json").read_text() == before
 
 
 def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(tmp_path: Path) -> None:
-    first = Request(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
+    first = SweepRequest(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
     (tmp_path / "s").mkdir()
     plan_of(first, {}).write(tmp_path / "s" / PLAN_FILE)
     again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
     with SweepFolder(again.folder, plan_of(again, {})) as folder:
         assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
-    with pytest.raises(UsageError, match="given one with other options for all cells"):
+    with pytest.raises(UsageError, match="given one with other cells, options or config"):
         SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"]), {}))
 
 
@@ -157,3 +149,32 @@ def test_nothing_is_left_of_a_sweep_that_never_began(tmp_path: Path) -> None:
         assert folder.is_new
         folder.begin()
     assert (tmp_path / "logs" / "s" / "sweep.json").exists()
+
+
+def open_part(path: Path, text: str | None) -> SweepFolder:
+    """With a clock that does not wait."""
+    return SweepFolder(path, plan("a", "b", "c"), lambda seconds: None, None if text is None else part_of(text))
+
+
+def test_parts_run_beside_each_other_and_beside_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_profiler.sweep.sweep_folder._PATIENCE_S", 0.0)
+    with open_part(tmp_path / "s", "1/2") as first, open_part(tmp_path / "s", "2/2") as second:
+        first.begin()
+        assert {cell.id for cell in first.missing()} | {cell.id for cell in second.missing()} == {"a", "b", "c"}
+        for other in ("1/2", "2/2", "1/3", None):
+            with pytest.raises(UsageError, match="expected a sweep that is not running"):
+                open_part(tmp_path / "s", other)
+    for again in ("1/3", None, "2/2"):
+        with open_part(tmp_path / "s", again):
+            pass
+
+
+def test_a_part_that_never_began_removes_nothing_while_another_is_about_to(tmp_path: Path) -> None:
+    with open_part(tmp_path / "s", "1/2") as first:
+        with open_part(tmp_path / "s", "2/2"):
+            pass
+        first.begin()
+    assert (tmp_path / "s" / "sweep.json").exists()
+    with open_part(tmp_path / "t", "1/2"):
+        pass
+    assert not (tmp_path / "t").exists()

@@ -1,23 +1,25 @@
-"""Cells: which, how they are called, and in which order."""
+"""The options of a sweep; its cells: which, how they are called, and in which order; which part a process runs."""
 
 from __future__ import annotations
 
 import shlex
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from lm_profiler.sweep.request import Request
-from lm_profiler.sweep.sweep_plan import plan_of, run_order, shell_line
+from lm_profiler.cli.options import OptionsReader
+from lm_profiler.sweep.sweep_plan import SweepPart, SweepRequest, part_of, plan_of, run_order, shell_line
+from lm_profiler.usage_error import UsageError
 
 
-def ids(request: Request) -> list[str]:
+def ids(request: SweepRequest) -> list[str]:
     return [cell.id for cell in plan_of(request, {}).cells]
 
 
 def test_a_cell_is_a_call_of_the_trainers_verbs() -> None:
-    request = Request(
+    request = SweepRequest(
         name="s",
         log_dir="out",
         config="base.yaml",
@@ -36,22 +38,25 @@ def test_a_cell_is_a_call_of_the_trainers_verbs() -> None:
 
 
 def test_the_verb_may_be_swept() -> None:
-    cells = plan_of(Request(name="s", list=[{"verb": "validate"}, {"verb": "fit", "a.x": "1"}]), {}).cells
+    cells = plan_of(SweepRequest(name="s", list=[{"verb": "validate"}, {"verb": "fit", "a.x": "1"}]), {}).cells
     assert [cell.arguments for cell in cells] == [
         ["validate", "--log_dir=logs/s", "--name=verb=validate"],
         ["fit", "--a.x=1", "--log_dir=logs/s", "--name=verb=fit,x=1"],
     ]
     with pytest.raises(ValueError, match=r"^verb: expected one of fit, validate, test, predict, given 'plan'"):
-        Request(name="s", grid={"verb": ["fit", "plan"]})
+        SweepRequest(name="s", grid={"verb": ["fit", "plan"]})
 
 
 def test_a_size_of_a_source_makes_no_folder_of_its_own() -> None:
-    assert ids(Request(name="s", grid={"model.size": ["cs336-2026/xl", "xl"]})) == ["size=cs336-2026-xl", "size=xl"]
+    assert ids(SweepRequest(name="s", grid={"model.size": ["cs336-2026/xl", "xl"]})) == [
+        "size=cs336-2026-xl",
+        "size=xl",
+    ]
 
 
 def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
     values = ['it\'s $HOME `x` "y"; #z', "two\nlines\n", "ü"]
-    for cell in plan_of(Request(name="s", grid={"a.x": values}), {}).cells:
+    for cell in plan_of(SweepRequest(name="s", grid={"a.x": values}), {}).cells:
         line = shell_line(cell)
         assert "\n" not in line
         said = subprocess.run(
@@ -62,54 +67,40 @@ def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
 
 def test_the_list_is_crossed_with_the_grid_and_the_last_option_is_the_fastest() -> None:
     grid = {"a.x": ["1", "2"], "a.y": ["3", "4"]}
-    assert ids(Request(name="s", grid=grid, list=[{"b.z": "0"}, {"b.w": "1"}])) == [
+    assert ids(SweepRequest(name="s", grid=grid, list=[{"b.z": "0"}, {"b.w": "1"}])) == [
         *("z=0,x=1,y=3", "z=0,x=1,y=4", "z=0,x=2,y=3", "z=0,x=2,y=4"),
         *("w=1,x=1,y=3", "w=1,x=1,y=4", "w=1,x=2,y=3", "w=1,x=2,y=4"),
     ]
 
 
 def test_labels_are_as_short_as_they_can_be() -> None:
-    assert ids(Request(name="s", grid={"model.size": ["a"], "data.size": ["b"], "x": ["c"]})) == [
+    assert ids(SweepRequest(name="s", grid={"model.size": ["a"], "data.size": ["b"], "x": ["c"]})) == [
         "model.size=a,data.size=b,x=c"
     ]
 
 
-def test_names_tell_what_differs_and_not_what_the_preset_says_by_itself() -> None:
-    sizes = [
-        {"model.size": "small", "model.d_model": "768", "model.num_layers": "12", "data.batch_size": "4"},
-        {"model.size": "xl", "model.d_model": "1600", "model.num_layers": "48", "data.batch_size": "4"},
-    ]
+def test_names_tell_what_differs() -> None:
     grid = {"trainer.precision": ["bf16-mixed"], "model.compile": ["false", "true"]}
-    assert ids(Request(name="s", list=sizes, grid=grid)) == [
+    sizes = [{"model.size": "small", "data.batch_size": "4"}, {"model.size": "xl", "data.batch_size": "4"}]
+    assert ids(SweepRequest(name="s", list=sizes, grid=grid)) == [
         *("size=small,compile=false", "size=small,compile=true", "size=xl,compile=false", "size=xl,compile=true")
     ]
-    sizes[1]["model.num_layers"] = "47"  # no longer the preset's
-    assert ids(Request(name="s", list=sizes))[1] == "size=xl,num_layers=47"
-
-
-def test_a_name_that_is_too_long_gives_up_the_ends_of_its_values_and_no_option() -> None:
-    grid = {f"model.option_{n}": ["x" * 40 + "1", "y" * 40] for n in range(4)} | {"model.compile": ["true", "false"]}
-    cells = ids(Request(name="s", grid=grid))
-    assert len(set(cells)) == 32
-    for name in cells:
-        assert len(name) <= 100
-        assert ",compile=true" in name or ",compile=false" in name
 
 
 def test_ids_are_unique_and_fit_any_file_system() -> None:
     values = ["a/b", "a b", "../../etc", "[0.9, 0.95]", "x" * 300, "x" * 301, "", "B", "b", "é"]
-    cells = ids(Request(name="s", grid={"model.v": values}, repeats=2))
+    cells = ids(SweepRequest(name="s", grid={"model.v": values}, repeats=2))
     assert len({name.lower() for name in cells}) == 2 * len(values)
     assert all(len(name.encode()) <= 120 for name in cells)
     assert all(
         set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789=,._+-") for name in cells
     )
-    assert cells == ids(Request(name="s", grid={"model.v": values}, repeats=2))
+    assert cells == ids(SweepRequest(name="s", grid={"model.v": values}, repeats=2))
     assert cells[6:8] == ["v=0.9-0.95,r0", "v=0.9-0.95,r1"]
 
 
 def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
-    request = Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=1)
+    request = SweepRequest(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=1)
     order = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request, {}))]
     passes = [order[i : i + 8] for i in (0, 8, 16)]
     for repeat, cells in enumerate(passes):
@@ -117,12 +108,12 @@ def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
     assert len({tuple(value for _, value in cells) for cells in passes}) == 3
     again = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request, {}))]
     assert again == order
-    other = plan_of(Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=2), {})
+    other = plan_of(SweepRequest(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=2), {})
     assert [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(other)] != order
 
 
 def test_a_swept_config_file_does_not_undo_what_else_is_swept() -> None:
-    request = Request(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]}, dry_run=True)
+    request = SweepRequest(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]}, dry_run=True)
     (cell,) = plan_of(request, {"b.yaml": ""}).cells
     assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
 
@@ -130,13 +121,13 @@ def test_a_swept_config_file_does_not_undo_what_else_is_swept() -> None:
 def test_more_cells_than_anybody_waits_for_are_refused_before_they_are_made() -> None:
     grid = {f"a.x{n}": list(map(str, range(100))) for n in range(5)}
     with pytest.raises(ValueError, match=r"^grid: expected at most 10,000 cells, given 10,000,000,000; take fewer"):
-        plan_of(Request(name="s", grid=grid), {})
+        plan_of(SweepRequest(name="s", grid=grid), {})
     with pytest.raises(ValueError, match="given 20,000,000; take fewer values or repeats"):
-        plan_of(Request(name="s", repeats=20_000_000), {})
+        plan_of(SweepRequest(name="s", repeats=20_000_000), {})
 
 
 def test_cells_are_called_with_the_copies_of_the_configs() -> None:
-    request = Request(name="s", log_dir="out", grid={"config": ["a/x.yaml", "b/x.yaml", "b/y.yaml"]})
+    request = SweepRequest(name="s", log_dir="out", grid={"config": ["a/x.yaml", "b/x.yaml", "b/y.yaml"]})
     texts = {"a/x.yaml": "1", "b/x.yaml": "2", "b/y.yaml": "3"}
     made = plan_of(request, texts)
     assert made.configs == {"x-0.yaml": "1", "x-1.yaml": "2", "y.yaml": "3"}
@@ -145,19 +136,157 @@ def test_cells_are_called_with_the_copies_of_the_configs() -> None:
 
 def test_a_cell_that_is_listed_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="list: expected each cell once, given twice"):
-        plan_of(Request(name="s", list=[{"a.x": "1"}, {"a.x": "1"}]), {})
+        plan_of(SweepRequest(name="s", list=[{"a.x": "1"}, {"a.x": "1"}]), {})
 
 
 BEFORE, AFTER = {"base.yaml": "seed_everything: 1"}, {"base.yaml": "seed_everything: 2"}
 
 
 def test_a_changed_config_file_makes_another_plan() -> None:
-    request = Request(name="s", config="base.yaml", repeats=2)
+    request = SweepRequest(name="s", config="base.yaml", repeats=2)
     before, after = plan_of(request, BEFORE), plan_of(request, AFTER)
     assert after.cells == before.cells
     assert after.config_sha256 != before.config_sha256
 
 
 def test_a_swept_config_file_that_changed_makes_another_plan() -> None:
-    request = Request(name="s", list=[{"config": "base.yaml"}])
+    request = SweepRequest(name="s", list=[{"config": "base.yaml"}])
     assert plan_of(request, AFTER).config_sha256 != plan_of(request, BEFORE).config_sha256
+
+
+@pytest.mark.parametrize("text", ["0/8", "9/8", "half", "/8", "1/0"])
+def test_what_names_no_part_is_told_in_a_line(text: str) -> None:
+    assert part_of("2/8") == SweepPart(2, 8)
+    with pytest.raises(UsageError, match=f"^part: expected a part such as 1/8, .*, given '{text}'"):
+        part_of(text)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
+def test_the_parts_together_are_the_whole_and_none_has_a_cell_of_another(count: int) -> None:
+    cells = list("abcdefg")
+    parts = [SweepPart(number + 1, count).among(cells) for number in range(count)]
+    assert sorted(cell for part in parts for cell in part) == cells
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+GRID = "--grid.model.size=small,medium"
+
+
+def read_request(arguments: list[str]) -> SweepRequest:
+    return OptionsReader("sweep", SweepRequest).read(arguments)
+
+
+def test_a_file_and_the_command_line_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "sizes.yaml").write_text(
+        "config: configs/demo.yaml\n"
+        "grid:\n  model.size: [small, medium]\n  model.compile: [true, off]\n"
+        "list:\n  - {trainer.precision: 32-true, data.batch_size: 010}\n"
+        "repeats: 3\nseed: 7\ntimeout_s: 60\nverb: validate\n"
+    )
+    from_file = read_request([str(tmp_path / "sizes.yaml")])
+    line = [
+        *("--config", "configs/demo.yaml", GRID, "--grid.model.compile", "true,off"),
+        *("--list", "[{trainer.precision: 32-true, data.batch_size: 010}]"),
+        *("--repeats=3", "--seed=7", "--timeout_s=60", "--verb=validate", "--name=sizes"),
+    ]
+    assert read_request(line) == from_file
+    assert from_file.name == "sizes"
+    assert from_file.grid == {"model.size": ["small", "medium"], "model.compile": ["true", "off"]}  # text, as written
+    assert from_file.list == [{"trainer.precision": "32-true", "data.batch_size": "010"}]
+    assert (from_file.repeats, from_file.seed, from_file.timeout_s, from_file.verb) == (3, 7, 60.0, "validate")
+
+
+def test_the_command_line_overrides_the_file_and_adds_to_its_grid(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("grid: {model.size: [small], data.batch_size: [1]}\nrepeats: 2\n")
+    request = read_request([str(tmp_path / "a.yaml"), GRID, "--grid.model.d_ff=8", "--repeats=5"])
+    assert request.grid == {"model.size": ["small", "medium"], "data.batch_size": ["1"], "model.d_ff": ["8"]}
+    assert request.repeats == 5
+
+
+def test_nothing_is_null_as_in_any_yaml_and_in_quotes_it_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("list:\n- a.b:\n- a.b: ~\n- a.b: ''\n- a.b: '~'\n")
+    assert [entry["a.b"] for entry in read_request([str(tmp_path / "a.yaml")]).list] == ["null", "null", "", "~"]
+
+
+def test_values_that_are_lists_keep_their_brackets() -> None:
+    request = read_request(["--grid.model.betas=[0.9, 0.95],[0.8,0.9]", "--grid.model.note='a, b',c"])
+    assert request.grid == {"model.betas": ["[0.9, 0.95]", "[0.8, 0.9]"], "model.note": ["a, b", "c"]}
+    assert read_request([GRID, "--devices=0,1"]).devices == ["0", "1"]
+    assert read_request([GRID, "--devices=[0,1],[2,3]"]).devices == ["0,1", "2,3"]
+
+
+def test_any_other_option_goes_to_every_cell() -> None:
+    request = read_request([GRID, "--model.lr", "1e-3", "--check_memory=false", "--trainer.max_steps=-1"])
+    assert request.options == ["--model.lr=1e-3", "--check_memory=false", "--trainer.max_steps=-1"]
+
+
+def test_options_of_a_cluster_are_submitits() -> None:
+    request = read_request(
+        [GRID, "--launcher=slurm", "--timeout_s=60", "--slurm.partition=gpu", "--slurm.gpus_per_node=1"]
+    )
+    assert request.cluster == {"slurm_partition": "gpu", "slurm_gpus_per_node": 1}
+
+
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        ([], "grid: expected options to sweep, given none"),
+        (["--grid.model.size="], "grid.model.size: expected a value, given none"),
+        (["--grid.model.size"], "grid.model.size: expected a value, given none"),
+        (["--grid={model.size: [a]}"], "grid: expected a key with it, as in --grid.KEY VALUE"),
+        ([GRID, "--grid.model.size=xl"], "grid.model.size: expected once, given twice"),
+        (["--config=a", "--config=b", GRID], "config: expected once, given twice"),
+        ([GRID, "--devices=0,0"], "devices: expected each value once, given 0, 0"),
+        (["--grid.model.size=a,a"], "grid.model.size: expected each value once, given a, a"),
+        (["--grid.model.size=[a"], "grid.model.size: expected YAML, given '[[a]'"),
+        ([GRID, "--repeat=3"], "unknown option --repeat; did you mean --repeats?"),
+        ([GRID, "--repeats=0"], "repeats: expected 1 or more, given 0"),
+        ([GRID, "--repeats=many"], "repeats: expected int, given 'many'"),
+        ([GRID, "--timeout_s=nan"], "timeout_s: expected float, given 'nan'"),
+        ([GRID, "--verb=train"], "verb: expected one of fit, validate, test or predict, given 'train'"),
+        ([GRID, "--launcher=pbs"], "launcher: expected slurm or local, given 'pbs'"),
+        ([GRID, "--launcher=slurm"], "launcher: expected with timeout_s, a job's longest time"),
+        ([GRID, "--slurm.partition=x"], "slurm.partition: expected only with --launcher"),
+        ([GRID, "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
+        ([GRID, "--repeats=1e9"], "repeats: expected int, given "),
+        ([GRID, "--repeats=" + "9" * 5000], "repeats: Exceeds the limit (4300"),
+        ([GRID, "--timeout_s=inf"], "timeout_s: expected float, given 'inf'"),
+        (["--grid.model.size=" + "[" * 5000], "grid.model.size: expected YAML, given '[[["),
+        (["--grid.model.size=&a [*a]"], "grid.model.size: expected YAML, given '[&a [*a]]', which contains itself"),
+        (["--list=[{'': 1}]"], "'': expected an option such as model.size, given another name"),
+        (["--list=[{[1]: 1}]"], "list: expected YAML, given '[{[1]: 1}]', which is not YAML at line 1: found unhashab"),
+        (['--grid.model.size="a\\0"'], "grid.model.size: expected YAML, given "),
+        ([GRID, "--name"], "name: expected a value, given none"),
+        ([GRID, "--model.size=xl"], "model.size: expected once, in grid, in list or for all cells, given twice"),
+        ([GRID, "--list={model.size: xl}"], "model.size: expected once, in grid, in list or for all cells, given "),
+        ([GRID, "--list=[]"], "list: expected a value, given none"),
+        ([GRID, "--list=[1]"], "list: expected sets of options, such as "),
+        (["--grid.log_dir=a,b"], "log_dir: expected an option of a run, given one that the sweep itself sets"),
+        ([GRID, "stray"], "config: expected a YAML file of options, given stray (No such file or directory)"),
+        ([GRID, "stray", "more"], "sweep: expected options, given 'more'; see sweep --help"),
+        ([GRID, "-x"], "config: expected a YAML file of options, given -x (No such file or directory)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_is_told_in_a_line(arguments: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=r".+") as error:
+        read_request(arguments)
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "content,told",
+    [
+        ("grids: {a.b: [1]}", "unknown option --grids in "),
+        ("grid: {model: {size: [small]}}", "grid.model: expected values, given keys; write the whole path"),
+        ("grid: [1, 2]", "grid: expected keys with values, such as `grid: {model.size: [small, "),
+        ("grid: {model.size: []}", "grid.model.size: expected a value, given none"),
+        ("list: {}", "list: expected sets of options"),
+        ("repeats:", "repeats: expected a value, given none"),
+        ("[1]", "config: expected a YAML file of options, given "),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_told_in_a_line(content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(content)
+    with pytest.raises(UsageError, match=r".+") as error:
+        read_request([str(tmp_path / "x.yaml")])
+    assert told in str(error.value)

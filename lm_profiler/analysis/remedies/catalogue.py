@@ -1,95 +1,347 @@
-"""The catalogue itself: a remedy, an entry; and what findings, `improve` and `plan` take from it. Pure."""
+"""All remedies: when each applies, what `improve` tries and `plan` rehearses of it, and its sentence.
+
+A remedy is offered only where it is not on already and where this machine has what it needs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
-from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.analysis.remedies import remedy_options as options
-from lm_profiler.analysis.remedies import sentences
 from lm_profiler.analysis.remedies.remedy import (
-    EFFECTS,
+    BFLOAT16,
+    BY_WORKERS,
+    FLOAT16,
+    LEAST_FIRST,
     ORDER,
-    WITHOUT_CLIPPING,
+    OTHER_BATCH,
+    OTHER_CONTEXT,
+    OTHER_OPTIMIZER,
+    PER_BATCH,
+    TF32,
+    WEIGHTS,
+    Candidate,
     FirstRun,
     Hardware,
     Remedy,
     Smaller,
+    faster,
     smaller,
-    switch,
 )
-from lm_profiler.record.run import Finding, RunRecord, Settings
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import RANK_PARTS, Finding, RankFinding, RunRecord, Settings
 
-# all remedies; those that `improve` tries in the order in which it does where ceilings are equal
+ATTENTION = "model.attention"
+WORKERS = ("data.num_workers", "loader.num_workers")
+_BATCH, _BATCHES = "data.batch_size", "trainer.accumulate_grad_batches"
+_CHECKPOINTING, _CHECKPOINTS = "model.activation_checkpointing", "model.checkpoint_every"
+_PRECISION = "trainer.precision"
+_FULL = (None, "32-true", "32", 32)
+_PRODUCTS = ("forward", "backward")
+_WORKERS_OF_A_CORE = 4
+# smaller batches that a plan tries: the largest that fits may not, once gradients are held from batch to batch
+_DIVISORS = 2
+
+_Tried = Iterator[tuple[Candidate, str]]
+_Faster = Callable[[FirstRun, Hardware], _Tried]
+
+
+def half_precision(run: FirstRun, hardware: Hardware) -> _Tried:
+    if run.option(_PRECISION) not in _FULL:
+        return
+    kind = hardware.half_precision or "bf16-mixed"
+    may_change = FLOAT16 if kind.startswith("16") else BFLOAT16
+    why = "this hardware multiplies no half precision faster" if hardware.half_precision == "" else ""
+    yield faster({_PRECISION: kind}, _PRECISION, run.phases_s(*_PRODUCTS), may_change), why
+
+
+def narrower(planned: Planned, context: int | None) -> Iterator[Smaller]:
+    # A run in float64 is offered none of these: whoever asks for that needs it.
+    precision = str(planned.settings.get(_PRECISION) or "32-true")
+    if precision in _FULL:
+        yield smaller({_PRECISION: "bf16-mixed"}, BFLOAT16)
+    if precision in _FULL or precision.endswith("-mixed"):
+        yield smaller({_PRECISION: "bf16-true"}, WEIGHTS)
+
+
+def tf32(run: FirstRun, hardware: Hardware) -> _Tried:
+    name = run.first_known("model.float32_matmul_precision", "torch.float32_matmul_precision")
+    if name is None or not hardware.has_device or run.option(_PRECISION) not in _FULL:
+        return
+    environment = run.record.environment
+    if environment is not None and environment.flags.get("float32_matmul_precision") != "highest":
+        return
+    why = "this hardware has no TF32" if hardware.tf32 is False else ""
+    yield faster({name: "high"}, name, run.phases_s(*_PRODUCTS), TF32), why
+
+
+def compiled(run: FirstRun, hardware: Hardware) -> _Tried:
+    name = run.first_known("model.compile", "torch.compile")
+    if name is None or not isinstance(run.option(name), bool):
+        return
+    if run.option(name):
+        yield faster({name: "false"}, name, None, ORDER), ""
+        return
+    if run.record.model is not None and run.record.model.compiled:  # by its own code
+        return
+    fused_s = run.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
+    ceiling_s = run.phases_s(*_PRODUCTS) if fused_s is None else fused_s
+    yield faster({name: "true"}, name, ceiling_s, ORDER), ""
+    mode = f"{name}_mode"
+    if hardware.has_device and run.has(mode):
+        # Tuned kernels may be faster in the products, too.
+        for kind, most_s in (("reduce-overhead", ceiling_s), ("max-autotune", run.phases_s(*_PRODUCTS))):
+            yield faster({name: "true", mode: kind}, name, most_s, ORDER), ""
+
+
+def other_attention(run: FirstRun, hardware: Hardware) -> _Tried:
+    other = {"math": "sdpa", "sdpa": "math"}.get(str(run.option(ATTENTION)))
+    if other is not None:
+        yield faster({ATTENTION: other}, ATTENTION, run.phases_s(*_PRODUCTS), ORDER), ""
+
+
+def fused_attention(planned: Planned, context: int | None) -> Iterator[Smaller]:
+    if planned.settings.get(ATTENTION) == "math":
+        yield smaller({ATTENTION: "sdpa"}, ORDER)
+
+
+def no_checkpointing(run: FirstRun, hardware: Hardware) -> _Tried:
+    ceiling_s = run.terms_s("recomputation") or run.phases_s("backward")
+    if run.option(_CHECKPOINTS):
+        off = {_CHECKPOINTS: "null", **({_CHECKPOINTING: "false"} if run.option(_CHECKPOINTING) else {})}
+        yield faster(off, _CHECKPOINTS, ceiling_s), ""
+        return
+    for name in (_CHECKPOINTING, "model.gradient_checkpointing"):
+        if run.option(name) is True:
+            yield faster({name: "false"}, name, ceiling_s), ""
+
+
+def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
+    if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(_CHECKPOINTS):
+        yield smaller({_CHECKPOINTING: "true"})
+
+
+def other_batches(run: FirstRun, hardware: Hardware) -> _Tried:
+    """Yield options for the same samples of a step in fewer batches or in more; then for more samples."""
+    batch, batches = run.option(_BATCH), run.option(_BATCHES)
+    if not isinstance(batch, int) or not isinstance(batches, int):
+        return
+    factor = 2
+    while batches % factor == 0:
+        options = {_BATCH: str(batch * factor), _BATCHES: str(batches // factor)}
+        yield faster(options, "batch", None, PER_BATCH), ""
+        if run.option(_CHECKPOINTING) is False and not run.option(_CHECKPOINTS):
+            yield faster({**options, _CHECKPOINTING: "true"}, "batch", None, PER_BATCH), ""
+        factor *= 2
+    if batch % 2 == 0:
+        yield faster({_BATCH: str(batch // 2), _BATCHES: str(batches * 2)}, "batch", None, PER_BATCH), ""
+    for factor in (2, 4):
+        yield faster({_BATCH: str(batch * factor)}, "batch", None, OTHER_BATCH), ""
+
+
+def smaller_batches(planned: Planned, context: int | None) -> Iterator[Smaller]:
+    """Yield divisors of the batch that was asked for, with as many samples a step; and the largest that fits."""
+    batch = planned.batch or 0
+    divisors = (n for n in range(min(planned.largest or 0, batch - 1), 0, -1) if batch % n == 0)
+    yield from accumulated(planned, list(islice(divisors, _DIVISORS)))
+    if planned.largest and planned.settings.get(_BATCH) == planned.batch:
+        yield smaller({_BATCH: planned.largest}, OTHER_BATCH, is_known=True)
+
+
+def accumulated(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
+    batch, times = planned.settings.get(_BATCH), planned.settings.get(_BATCHES) or 1
+    if batch is None or batch != planned.batch:  # what the option says is then something else
+        return
+    for n in sizes:
+        if n < batch:
+            yield smaller({_BATCH: n, _BATCHES: times * batch // n}, PER_BATCH)
+
+
+def workers(run: FirstRun, hardware: Hardware) -> _Tried:
+    name = run.first_known(*WORKERS)
+    if name is None:
+        return
+    now = run.option(name)  # None of the loader's option: as the data has it
+    for count in (1, 2, 4, 8):
+        if count > (now or 0):
+            # Workers that wait for files need no core each.
+            why = "" if count <= _WORKERS_OF_A_CORE * hardware.cores else f"there are {hardware.cores} cores for them"
+            yield faster({name: str(count)}, "num_workers", run.phases_s("data"), BY_WORKERS), why
+
+
+def pinned(run: FirstRun, hardware: Hardware) -> _Tried:
+    name = run.first_known("data.pin_memory", "loader.pin_memory")
+    if name and (run.option(name) is False or (name == "loader.pin_memory" and run.option(name) is None)):
+        why = "" if hardware.has_device else "batches are not copied to a device"
+        yield faster({name: "true"}, name, run.phases_s("data", "transfer")), why
+
+
+def benchmark(run: FirstRun, hardware: Hardware) -> _Tried:
+    name = "trainer.benchmark"
+    if run.option(name) is not True and hardware.has_device and run.has(name):
+        yield faster({name: "true"}, name, run.phases_s(*_PRODUCTS), ORDER), ""
+
+
+def switch(name: str, when: bool, to: str, phases: tuple[str, ...], may_change: str | None) -> _Faster:
+    """Return the candidate of one option that is set to ``to`` where it is ``when``."""
+
+    def candidates(run: FirstRun, hardware: Hardware) -> _Tried:
+        if run.option(name) is when:
+            yield faster({name: to}, name, run.phases_s(*phases), may_change), ""
+
+    return candidates
+
+
+def sgd(planned: Planned, context: int | None) -> Iterator[Smaller]:
+    if planned.settings.get("model.optimizer") == "adamw":
+        yield smaller({"model.optimizer": "sgd"}, OTHER_OPTIMIZER)
+
+
+def shorter_context(planned: Planned, context: int | None) -> Iterator[Smaller]:
+    if context and planned.context and context < planned.context:
+        yield smaller({"data.context_length": context}, OTHER_CONTEXT)
+
+
+# -- sentences ---------------------------------------------------------------------------------------------------------
+
+
+def _place(finding: Finding) -> str:
+    """Return ``Model.forward (model.py:12)``; empty where nobody is named."""
+    where = f" ({Path(finding.file).name}:{finding.line})" if finding.file else ""
+    return f"{finding.owner or ''}{where}".strip()
+
+
+def _ranks_text(finding: RankFinding) -> str:
+    if finding.kind == "turns":
+        if finding.phase in _PRODUCTS:
+            return "Give all ranks batches of like length (bucket or pack them)."
+        return "Find what stops one rank at a time: late batches, logging, checkpoints, other programs."
+    if finding.phase == RANK_PARTS[-1]:
+        return "See what the slow ranks do between steps: validation, checkpoints, logging, a new epoch's loader."
+    one = f"rank {finding.rank} (host {finding.host}) has"
+    who = {"several": "these ranks have", "host": f"host {finding.host} has"}.get(finding.kind, one)
+    if finding.phase in ("data", "transfer"):
+        return f"See what {who} for data: a slower disk or network, fewer cores for the loader, longer samples."
+    return f"See what {who} that the others have not: other programs, a lower clock, fewer cores, longer batches."
+
+
+def _input_text(of: Finding, s: Settings) -> str:
+    prepare = "prepare (tokenize, pack) the data before training"
+    if s.num_workers is None:
+        return f"Give the DataLoader more workers, or {prepare}."
+    more = 2 * s.num_workers or 2
+    more = more if s.cores is None else min(more, s.cores)
+    if more <= s.num_workers:
+        where = _place(of) or "the loader"
+        return f"Make {where} faster, or {prepare}: there are as many workers ({s.num_workers}) as CPU cores for them."
+    return f"Raise num_workers from {s.num_workers} to {more}, or {prepare}."
+
+
+def _transfer_text(of: Finding, s: Settings) -> str:
+    if s.pin_memory is False:
+        return "Pin the batches' memory (pin_memory=True): copies then overlap with work."
+    return "Send less: token ids as int32 instead of int64, and only what the step uses."
+
+
+def _epoch_text(of: Finding, s: Settings) -> str:
+    if s.num_workers:
+        return "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer."
+    return "Make epochs longer: their end and beginning take time."
+
+
+def _sleep_text(of: Finding, s: Settings) -> str:
+    if not of.owner:
+        return f"Find what {of.phase} waits for without computing: sleep, I/O or a lock."
+    return f"Take the wait out of {of.phase}: {_place(of)} waits in {of.what} without computing."
+
+
+def _python_text(of: Finding, s: Settings) -> str:
+    if of.what == "torch":
+        calls = f"{of.facts.get('calls', 0.0):,.0f} times a step"
+        return f"Use fewer, larger operators in {_place(of)}: it calls torch {calls}."
+    return f"Move {'Python' if of.what == 'python' else of.what} out of {of.phase}: {_place(of)}."
+
+
+def _pattern_text(of: Finding, s: Settings) -> str:
+    every = int(of.facts.get("every", 0.0))
+    owner = f": --actions.steps={every + 1} names its owner" if of.phase == "other" else ""
+    return f"See what {of.phase} does every {every} steps{owner}."
+
+
+def _small_batch_text(of: Finding, s: Settings) -> str:
+    units = (("tokens_per_batch", "token"), ("samples_per_batch", "sample"))
+    known = [f" (now {counted(int(of.facts[name]), unit)})" for name, unit in units if name in of.facts]
+    now = known[0] if known else ""
+    if s.memory_free_share is not None and s.memory_free_share < 0.1:
+        return f"Memory is full: accumulate gradients over more batches{now}."
+    return f"Try a larger batch{now}: much of the step takes as long whatever the batch is."
+
+
+# -- the catalogue -----------------------------------------------------------------------------------------------------
+
+# in the order in which `improve` tries them where ceilings are equal
 REMEDIES: Sequence[Remedy] = (
     Remedy(
         "precision",
         lambda of, s: f"Try precision {of.what}: matrix products are faster in it.",
         likely=0.35,
         against=("memory bandwidth",),
-        faster=options.half_precision,
-        smaller=options.narrower,
+        faster=half_precision,
+        smaller=narrower,
     ),
-    Remedy(
-        "tf32", "Allow TF32 products: torch.set_float32_matmul_precision('high').", likely=0.35, faster=options.tf32
-    ),
+    Remedy("tf32", "Allow TF32 products: torch.set_float32_matmul_precision('high').", likely=0.35, faster=tf32),
     Remedy(
         "compile",
         "Try torch.compile: it fuses small operators, which saves launches and memory traffic.",
         likely=0.3,
         against=("host", "memory bandwidth"),
-        faster=options.compiled,
+        faster=compiled,
     ),
     Remedy(
         "optimizer",
         "Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds.",
         likely=0.5,
         against=("host", "memory bandwidth"),
-        faster=switch("model.fused", lambda now: now is False, "true", ("optimizer",), ORDER),
+        faster=switch("model.fused", False, "true", ("optimizer",), ORDER),
     ),
-    Remedy("attention", faster=options.other_attention, smaller=options.fused_attention),
+    Remedy("attention", faster=other_attention, smaller=fused_attention),
     Remedy(
         "recomputation",
         "Switch activation checkpointing off: there is memory for the activations.",
-        faster=options.no_checkpointing,
-        smaller=options.checkpointing,
+        faster=no_checkpointing,
+        smaller=checkpointing,
     ),
     Remedy(
         "small_batch",
-        sentences.small_batch_text,
+        _small_batch_text,
         likely=0.35,
         against=("host", "communication"),
-        faster=options.other_batches,
-        smaller=options.smaller_batches,
+        faster=other_batches,
+        smaller=smaller_batches,
     ),
-    Remedy("input", sentences.input_text, likely=0.9, against=("input",), faster=options.workers),
-    Remedy("transfer", sentences.transfer_text, likely=0.6, against=("input",), faster=options.pinned),
-    Remedy(
-        "clip",
-        "Clip gradients with foreach operators, or see whether they have to be clipped.",
-        likely=0.5,
-        faster=switch("trainer.gradient_clip_val", bool, "null", ("clip",), WITHOUT_CLIPPING),
-    ),
+    Remedy("input", _input_text, likely=0.9, against=("input",), faster=workers),
+    Remedy("transfer", _transfer_text, likely=0.6, against=("input",), faster=pinned),
+    Remedy("clip", "Clip gradients with foreach operators, or see whether they have to be clipped.", likely=0.5),
     Remedy(
         "anomalies",
         "Switch off the search for anomalies (detect_anomaly): it checks every gradient.",
         likely=0.5,
-        faster=switch("trainer.detect_anomaly", lambda now: now is True, "false", options.PRODUCTS, None),
+        faster=switch("trainer.detect_anomaly", True, "false", _PRODUCTS, None),
     ),
-    Remedy("benchmark", faster=options.benchmark),
-    Remedy("sgd", smaller=options.sgd),
-    Remedy("context", smaller=options.shorter_context),
+    Remedy("benchmark", faster=benchmark),
+    Remedy("sgd", smaller=sgd),
+    Remedy("context", smaller=shorter_context),
     Remedy("ranks", likely=0.9),  # its sentence is of the record's own finding about ranks
     Remedy("validation", "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)."),
     Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
-    Remedy("epoch", sentences.epoch_text),
-    Remedy("owner", sentences.owner_text, likely=0.95),
-    Remedy("logging", lambda of, s: f"Log less often (log_every_n_steps): {sentences.place_of(of)}.", likely=0.9),
-    Remedy("sleep", sentences.sleep_text),
-    Remedy("python", sentences.python_text, likely=0.8),
-    Remedy("pattern", sentences.pattern_text, likely=0.7),
+    Remedy("epoch", _epoch_text),
+    Remedy("owner", lambda of, s: f"Do less in {_place(of)}, or do it in fewer steps.", likely=0.95),
+    Remedy("logging", lambda of, s: f"Log less often (log_every_n_steps): {_place(of)}.", likely=0.9),
+    Remedy("sleep", _sleep_text),
+    Remedy("python", _python_text, likely=0.8),
+    Remedy("pattern", _pattern_text, likely=0.7),
     Remedy(
         "garbage",
         "Collect garbage less often: gc.freeze() after set-up, or gc.disable() with a gc.collect() now and then.",
@@ -119,9 +371,9 @@ def likely_share(finding: Finding) -> float:
 
 
 def remedy_of(finding: Finding, record: RunRecord) -> str:
-    """One sentence: what to do next. A finding of a later version has none, and is told by its name."""
+    """Return a sentence on what to do next; a finding of a later version has none, and is told by its name."""
     if finding.name == "ranks" and record.ranks is not None:
-        return sentences.ranks_text(record.ranks.finding)
+        return _ranks_text(record.ranks.finding)
     remedy = _BY_NAME.get(finding.name)
     if remedy is None or not remedy.say:
         return f"See {finding.name.replace('_', ' ')}."
@@ -129,39 +381,31 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
-    """Settings that need less than ``planned``, of those that its call has (its ``settings`` tell which).
-
-    What changes the least of the training goes first.
+    """Return settings that need less than ``planned``, by what its call has; what changes training least goes first.
 
     Args:
-        planned: with the largest batch that fits, if a smaller one is to be among them.
-        largest_context: that fits; None where it is unknown.
+        planned: The run, with the largest batch that fits, if a smaller one is to be among them.
+        largest_context: The largest context that fits; None where it is unknown.
     """
-    asked = [remedy.smaller for remedy in REMEDIES if remedy.smaller is not None]
-    candidates = [one for of_remedy in asked for one in of_remedy(planned, largest_context)]
-    effects = list(EFFECTS)
-    return sorted(candidates, key=lambda one: effects.index(one.may_change))
+    offered = [one for each in REMEDIES if each.smaller is not None for one in each.smaller(planned, largest_context)]
+    return sorted(offered, key=lambda one: LEAST_FIRST.index(one.may_change))
 
 
 def together(planned: Planned) -> list[Smaller]:
-    """All at once that leaves the step what it was but for rounding; then whatever needs least."""
-    narrower = list(options.narrower(planned, None))
-    kept = [
-        *options.checkpointing(planned, None),
-        *options.fused_attention(planned, None),
-        *options.accumulated(planned, [1]),
-    ]
-    least = [*narrower[-1:], *kept, *options.sgd(planned, None)]
-    return [_all(each) for each in ([*narrower[:1], *kept], least) if len(each) > 1]
+    """Return all at once that leaves the step what it was but for rounding; then whatever needs least."""
+    half = list(narrower(planned, None))
+    kept = [*checkpointing(planned, None), *fused_attention(planned, None), *accumulated(planned, [1])]
+    least = [*half[-1:], *kept, *sgd(planned, None)]
+    return [_united(each) for each in ([*half[:1], *kept], least) if len(each) > 1]
 
 
-def _all(each: Sequence[Smaller]) -> Smaller:
-    united = {name: value for one in each for name, value in one.options.items()}
-    return smaller(united, ", ".join(dict.fromkeys(one.changes for one in each if one.changes)))
+def _united(each: Sequence[Smaller]) -> Smaller:
+    options = {name: value for one in each for name, value in one.options.items()}
+    return smaller(options, ", ".join(dict.fromkeys(one.changes for one in each if one.changes)))
 
 
-def tried_on(run: FirstRun, hardware: Hardware) -> Iterator[tuple[Candidate, str]]:
-    """Candidates that ``run`` leaves open, each with why it cannot work; what its verdict advises goes first."""
+def tried_on(run: FirstRun, hardware: Hardware) -> _Tried:
+    """Yield candidates that ``run`` leaves open, each with why it cannot work; what its verdict advises goes first."""
     bound_by = run.record.verdict and run.record.verdict.bound_by
     for remedy in sorted(REMEDIES, key=lambda remedy: bound_by not in remedy.against):
         if remedy.faster is not None:

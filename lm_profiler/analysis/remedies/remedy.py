@@ -6,81 +6,79 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Bound, Finding, RunRecord, Settings
 
+# What a remedy may change in training. What stands before a colon is the short form, which tables of a plan show.
 ORDER = "rounding: sums are taken in another order"
-PER_BATCH = "what is computed over a batch, such as batch norm"
 TF32 = "rounding: factors of float32 products have 11 bits"
 BFLOAT16 = "rounding: activations and products are in bfloat16"
 FLOAT16 = "rounding: activations and products are in float16"
-WEIGHTS = "rounding: weights are in bfloat16, too"
+WEIGHTS = "rounding (also of weights): these are in bfloat16, too"
+PER_BATCH = "statistics over a batch: what is computed over one, such as batch norm"
 BY_WORKERS = "the batches, where workers share an iterable data set"
-WITHOUT_CLIPPING = "training itself: gradients are not clipped"
-OTHER_BATCH = "training itself: the global batch is another one"
-OTHER_OPTIMIZER = "training itself: the optimizer is another one"
-OTHER_CONTEXT = "training itself: the context is another one"
+OTHER_BATCH = "the samples of a step: the global batch is another one"
+OTHER_OPTIMIZER = "the optimizer"
+OTHER_CONTEXT = "the context"
 UNKNOWN = "an option that was asked for: what else it changes is not known"
 
-# a plan's words for each effect on training that it offers, the least effect first
-EFFECTS = {
-    None: "",
-    ORDER: "rounding",
-    PER_BATCH: "statistics over a batch",
-    BFLOAT16: "rounding",
-    WEIGHTS: "rounding (also of weights)",
-    OTHER_BATCH: "the samples of a step",
-    OTHER_OPTIMIZER: "the optimizer",
-    OTHER_CONTEXT: "the context",
-}
+# the effects of what a plan offers, the least first
+LEAST_FIRST = (None, ORDER, PER_BATCH, BFLOAT16, WEIGHTS, OTHER_BATCH, OTHER_OPTIMIZER, OTHER_CONTEXT)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine's facilities. None is unknown: then the runs themselves will tell."""
+    """What the machine can do. None is unknown: then the runs themselves will tell."""
 
     half_precision: str | None  # the mixed precision that it multiplies faster than float32; "" for none
     tf32: bool | None  # whether it multiplies float32 as TF32
-    compiles: str  # why torch.compile cannot work here; "" where it can
     cores: int  # that the run may use
     has_device: bool  # whether batches are copied to a device
 
 
 @dataclass(frozen=True)
 class FirstRun:
-    """The run that is to become faster: what it was set to, and what its step consists of."""
+    """The run that is to become faster: its options, and what its step consists of."""
 
     entry: Entry
     record: RunRecord
 
     def option(self, path: str) -> Any:
-        """The value of an option; None also where the run has no such option."""
         return self.entry.option(path)
 
+    def first_known(self, *paths: str) -> str | None:
+        """Return the first of some options that the run's parser knows: a module's own before torch's for any."""
+        return next(filter(self.has, paths), None)
+
     def has(self, path: str) -> bool:
-        """Return whether the run's parser knows the option ``path``."""
         head, _, name = path.rpartition(".")
         section: Any = (self.record.config or {}).get(head)
         section = section.get("init_args", section) if isinstance(section, Mapping) else {}
         return isinstance(section, Mapping) and name in section
 
-    def first_known(self, *paths: str) -> str | None:
-        """The first of some options that the run's parser knows: a module's own before what torch offers any module."""
-        return next((path for path in paths if self.has(path)), None)
-
     def phases_s(self, *names: str) -> float | None:
-        """Mean seconds of a step that these phases take: no remedy saves more than what it touches."""
+        """Return the mean seconds that these phases take: no remedy saves more than what it touches."""
         means = [self.record.time[name].mean for name in names if name in self.record.time]
         return sum(mean for mean in means if mean is not None) if means else None
 
     def terms_s(self, *names: str) -> float | None:
-        """Seconds that these terms of the waterfall could save at most; None without a waterfall."""
+        """Return the seconds that these terms of the waterfall could save at most; None without a waterfall."""
         waterfall = self.record.waterfall
         if waterfall is None:
             return None
         return sum(term.at_most_s or 0.0 for term in waterfall.terms if term.name in names)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change that may make the step faster."""
+
+    name: str  # as the table says it: ``bf16-mixed``, ``data.num_workers=4``
+    options: Mapping[str, str]  # what the call gets more: text as written on the command line, by option
+    group: str  # candidates of one group take each other's place (all values of one option)
+    ceiling_s: float | None = None  # seconds of a step that it saves at most, where the first run tells
+    may_change: str | None = None  # what it may change in the results; None where nothing
 
 
 @dataclass(frozen=True)
@@ -96,38 +94,23 @@ class Smaller(Candidate):
 
     @property
     def changes(self) -> str:
-        """The remedy's possible effect on training, in short; empty for nothing."""
-        return EFFECTS.get(self.may_change, self.may_change or "")
+        """The possible effect on training, in short; empty for none."""
+        return (self.may_change or "").partition(":")[0]
 
 
 def faster(options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None) -> Candidate:
-    """A candidate that is called as its options."""
+    """Return a candidate that is named as its options."""
     return Candidate(name_of(options), options, group, ceiling_s, may_change)
 
 
 def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known: bool = False) -> Smaller:
-    """A candidate of a plan that is called as its options."""
+    """Return a candidate of a plan that is named as its options."""
     text = {name: str(value) for name, value in options.items()}
     return Smaller(name_of(text), text, next(iter(text)), None, may_change, is_known)
 
 
 def name_of(options: Mapping[str, str]) -> str:
-    """Return the name of a candidate with these options."""
     return " + ".join(f"{option}={text}" for option, text in options.items())
-
-
-# candidates that a run leaves open, each with why it cannot work on this hardware ("" where it can)
-Faster = Callable[[FirstRun, Hardware], Iterator[tuple[Candidate, str]]]
-
-
-def switch(name: str, when: Callable[[Any], bool], to: str, phases: tuple[str, ...], may_change: str | None) -> Faster:
-    """One option that is set to ``to`` where its value is as ``when`` says, and saves at most what ``phases`` take."""
-
-    def candidates(run: FirstRun, hardware: Hardware) -> Iterator[tuple[Candidate, str]]:
-        if when(run.option(name)):
-            yield faster({name: to}, name, run.phases_s(*phases), may_change), ""
-
-    return candidates
 
 
 @dataclass(frozen=True)
@@ -140,7 +123,8 @@ class Remedy:
     likely: float = 1.0
     # what a run is bound by for which it goes before other remedies whose ceilings are no lower
     against: tuple[Bound, ...] = ()
-    # the candidates of `improve`: options, the ceiling of what they save, and what they may change
-    faster: Faster | None = None
+    # the candidates of `improve` that a run leaves open, each with why it cannot work on this hardware ("" where it
+    # can)
+    faster: Callable[[FirstRun, Hardware], Iterator[tuple[Candidate, str]]] | None = None
     # the candidates of `plan` where a run does not fit, given the largest context that does, if known
     smaller: Callable[[Planned, int | None], Iterator[Smaller]] | None = None

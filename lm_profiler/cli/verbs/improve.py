@@ -14,21 +14,17 @@ import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.hardware.contention_lines import contention_lines
-from lm_profiler.analysis.improve.search import FEWEST_RUNS
-from lm_profiler.analysis.improve.trials import Candidate, Improvement
-from lm_profiler.analysis.remedies.remedy import WITHOUT_CLIPPING
+from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import Refused, asked_for, candidates, hardware, worth_it
-from lm_profiler.improve.cell_calls import look_cell, timed_cell
-from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
+from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, RanCell
+from lm_profiler.improve.decision import Improvement
 from lm_profiler.improve.improve_request import ImproveRequest
-from lm_profiler.improve.ran import NoSteps, RanCell
-from lm_profiler.improve.report_builder import Account
-from lm_profiler.improve.runner import ImproveDisplay, Runner
-from lm_profiler.improve.searching import search
+from lm_profiler.improve.search import FEWEST_RUNS
+from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.cell_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
@@ -36,11 +32,11 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep import SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
-from lm_profiler.sweep.sweep_plan import CONFIGS
+from lm_profiler.sweep.sweep_plan import CONFIGS, made_plan
 from lm_profiler.usage_error import UsageError
 
 Options = ImproveRequest
@@ -65,33 +61,34 @@ def run(request: ImproveRequest) -> int:
     Raises:
         UsageError: a wrong call; nothing was run.
     """
-    plan, call = _plan(request)
+    plan, calls = _plan(request)
     try:
-        with SweepFolder(request.folder, plan) as folder:
+        with SweepFolder(request.folder, plan, grows=True) as folder:
             folder.take_over()
-            return _run(request, folder, call)
+            return _run(request, folder, calls)
     except ServerError as error:
         say(str(error))
         return FAILED
 
 
-def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
-    """Return the plan, with the cells that this improvement has asked for before, and the first setting's call."""
+def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
+    """Return the plan, which grows by each cell that is asked for, and the calls of its cells."""
     configs, call = {}, ["fit"]
     if request.config is not None:
         name = f"{Path(config_file(request.config)).stem}.yaml"
         configs[name] = read_config(request.config)[1]
         call.append(f"--config={request.folder / CONFIGS / name}")
-    call += request.options
-    plan = plan_of(request.name, request.command, configs, [look_cell(request.folder, call)])
-    return begun(request.folder, plan), call
+    calls = CellCalls(request.folder, [*call, *request.options])
+    return made_plan(request.name, request.command, [*configs.values()], configs, [calls.look()]), calls
 
 
-def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
+def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
+    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
+    written = [calls.look(), *(calls.time(options, 0) for options in asked)]
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
-        cells = Cells(folder, call, runner, runner.pause)
-        check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
+        cells = Cells(folder, calls, runner)
+        check_calls(server, [cell for cell in written if not is_done(folder.path, cell)])
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
@@ -106,7 +103,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
                 return INTERRUPTED
-    return _ending(folder, record, call)
+    return _ending(folder, record, calls.call)
 
 
 def too_short(request: ImproveRequest, look_s: float) -> str | None:
@@ -120,15 +117,6 @@ def too_short(request: ImproveRequest, look_s: float) -> str | None:
     )
 
 
-def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:
-    """Return a cell for the first setting and each value of ``--try``: their calls are checked before anything runs."""
-    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
-    return [
-        look_cell(request.folder, call),
-        *(timed_cell(request.folder, call, options, 0) for options in asked),
-    ]
-
-
 def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
     account = Account(request, _started(cells.folder.path), look.took_s)
@@ -139,7 +127,7 @@ def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: Imp
             cells.folder.forget()
             raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
         notes = [_NO_TIME if look.cut else str(error)]
-        record = replace(account, notes=notes).record(Improvement(), "budget" if look.cut else "failed", cells.count)
+        record = replace(account, notes=notes).record(Improvement(), "budget" if look.cut else "failed", 1)
         record.write(cells.folder.path / IMPROVE_FILE)
         return record
     cells.first = first
@@ -158,10 +146,8 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[
         return asked, []
     named = {name for name in request.try_ if any(name in one.options for one in asked)}
     ours = [one for one in known if not named & {*one.options}]
-    other = [] if request.accept_numerics else [one for one in ours if one.may_change == WITHOUT_CLIPPING]
-    tried, too_small = worth_it([one for one in ours if one not in other], first.time["step"].mean, MARGIN)
-    remedy = "it would be another training; --accept_numerics tries it"
-    return [*asked, *tried], [*refused, *too_small, *(Refused(one, remedy) for one in other)]
+    tried, too_small = worth_it(ours, first.time["step"].mean, MARGIN)
+    return [*asked, *tried], [*refused, *too_small]
 
 
 def _started(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import tempfile
@@ -29,13 +28,12 @@ from lm_profiler.report.tables.rows import rows
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
-from lm_profiler.sweep.request import Request, SweepPart, part_of
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.sweep_folder import SweepFolder
-from lm_profiler.sweep.sweep_plan import plan_of, run_order, shell_line
+from lm_profiler.sweep.sweep_plan import SweepPart, SweepRequest, part_of, plan_of, run_order, shell_line
 from lm_profiler.usage_error import UsageError
 
-Options = Request
+Options = SweepRequest
 EXAMPLES = """\
 for example:
   lm_profiler sweep demo
@@ -52,7 +50,7 @@ _OUTPUT = "output.txt"
 _GOOD_STATUSES = ("ok", "oom", "refused")
 
 
-def run(request: Request) -> int:
+def run(request: SweepRequest) -> int:
     """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed.
 
     Raises:
@@ -60,11 +58,11 @@ def run(request: Request) -> int:
     """
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
     plan = plan_of(request, texts)
-    part = part_of(request.part, os.environ if request.launcher is None else {})
+    part = None if request.part is None else part_of(request.part)
     for line in other_meanings(cell.overrides.get("model.size", "") for cell in plan.cells):
         say(line)
     if request.dry_run:
-        for cell in run_order(plan) if part is None else part.of(run_order(plan)):
+        for cell in run_order(plan) if part is None else part.among(run_order(plan)):
             print(shell_line(cell))
         return OK
     try:
@@ -84,7 +82,7 @@ def run(request: Request) -> int:
         return FAILED
 
 
-def _run(request: Request, folder: SweepFolder) -> bool:
+def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     """Run the missing cells and return whether the sweep was interrupted."""
     missing = folder.missing()
     if not missing:

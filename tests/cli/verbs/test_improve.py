@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,13 @@ import warm
 import yaml
 from refused import assert_refused_as_stored
 
-from lm_profiler.analysis.improve.search import FEWEST_RUNS
-from lm_profiler.analysis.improve.search import improve as search
-from lm_profiler.analysis.improve.trials import Candidate, Checked, Ran, Trial
+from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
+from lm_profiler.improve.decision import Checked, Ran
 from lm_profiler.improve.improve_request import ImproveRequest
+from lm_profiler.improve.search import FEWEST_RUNS, Searcher
 from lm_profiler.record.improve import read_improve
 from tests.support.made_improve import made_improve
 
@@ -135,15 +135,13 @@ def test_a_budget_that_may_be_too_short_is_told_with_the_least_that_is_enough(bu
 
 def test_the_least_budget_is_enough_for_a_proof_and_one_run_less_is_not() -> None:
     def tried(runs: float) -> int:
-        searching, options = search([Candidate("a", {"a": "1"}, "a")], runs), set[bool]()
-        asked = next(searching)
-        with suppress(StopIteration):
-            while True:
-                if isinstance(asked, Trial):
-                    options.add(bool(asked.options))
-                    asked = searching.send(Ran(0.5 if asked.options else 1.0, 1.0))
-                else:
-                    asked = searching.send(Checked(True))
+        options = set[bool]()
+
+        def time(changes: Mapping[str, str], number: int) -> Ran:
+            options.add(bool(changes))
+            return Ran(0.5 if changes else 1.0, 1.0)
+
+        Searcher([Candidate("a", {"a": "1"}, "a")], runs, time, lambda compared: Checked(True)).improve()
         return len(options) - 1
 
     assert (tried(FEWEST_RUNS), tried(FEWEST_RUNS - 1)) == (1, 0)

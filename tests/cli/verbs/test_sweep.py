@@ -84,7 +84,6 @@ REFUSED = [
     ["sweep", *["--grid.config=base.yaml,nowhere.yaml"]],
     ["sweep", *["bad.yaml"]],
     ["sweep", *["--config=base.yaml", "--grid.a.b=1", "--log_dir=base.yaml"]],
-    ["sweep", *["--grid.a.b=1", "--launcher=local", "--timeout_s=9", "--local.partition=x"]],
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lm_profiler.analysis.compare.ratio import change
-from lm_profiler.analysis.improve.decision import LOOKS, gain, hopeless, repeated_interval, spread
+from lm_profiler.improve.decision import LOOKS, gain, hopeless, repeated_interval, spread
 from lm_profiler.record.process_spread import ProcessSpread
 
 

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import pytest
 
 from benchmarks.improve import MACHINES, Row, hidden, nothing
-from lm_profiler.analysis.improve.search import improve
-from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran, Trial
+from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.decision import Checked, Compared, Improvement, Ran
+from lm_profiler.improve.search import Searcher
 
+
+@dataclass(frozen=True)
+class Trial:
+    """A run that was asked for."""
+
+    options: Mapping[str, str]
+    number: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison of numbers that was asked for."""
+
+    a_options: Mapping[str, str]
+    b_options: Mapping[str, str]
+
+
+Question = Trial | Check
 Answer = Callable[[Question], Ran | Checked]
 
 
 def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Improvement:
     """The end of a search."""
-    searching = improve(candidates, budget_s, **more)
-    asked = next(searching)
-    while True:
-        try:
-            asked = searching.send(answer(asked))
-        except StopIteration as end:
-            return cast("Improvement", end.value)
+
+    def time(options: Mapping[str, str], number: int) -> Ran:
+        return cast("Ran", answer(Trial(options, number)))
+
+    def check(compared: Compared) -> Checked:
+        return cast("Checked", answer(Check(compared.a_options, compared.b_options)))
+
+    return Searcher(candidates, budget_s, time, check, **more).improve()
 
 
 def recorded(answer: Answer) -> tuple[Answer, list[Question]]:

@@ -1,7 +1,7 @@
-"""What `improve` tries next: a generator that asks for trials, is told how they went, and ends with what it found.
+"""What `improve` tries next: a search that asks for runs and for checks of numbers, and ends with what it found.
 
 It has no clock and no chance of its own, so the same answers give the same search again: a search that was killed goes
-on when the answers that it had are told anew.
+on when the answers that it had are given anew.
 
 All candidates are screened against one shared baseline, the worse half of them left after a few rounds (sequential
 halving: Karnin, Koren & Somekh 2013, ICML). What looks faster is then proven, or not, in pairs of fresh processes that
@@ -11,34 +11,26 @@ it was not chosen by: so only proofs can err, and these share ``ERROR``, however
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from lm_profiler.analysis.improve.decision import (
+from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.decision import (
     ENDED,
     FEWEST_PAIRS,
     MOST_PAIRS,
+    Checked,
+    Compared,
+    Improvement,
+    Ran,
     failed,
     gain,
     judged,
     may_go_on,
-    name_of,
     passed_over,
-    ratio_of,
+    seconds,
     spread,
     takes_place_of,
-)
-from lm_profiler.analysis.improve.trials import (
-    Candidate,
-    Check,
-    Checked,
-    Compared,
-    Improvement,
-    Improving,
-    Question,
-    Ran,
-    Trial,
-    seconds,
 )
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
@@ -64,32 +56,36 @@ _MOVED = 0.85
 _SETTLED = ("NUMERICS", "FAILED")  # verdicts that another setting would hardly change
 
 
-def improve(
-    candidates: Sequence[Candidate],
-    budget_s: float,
-    accept_numerics: bool = False,
-    known: ProcessSpread = ASSUMED_SPREAD,
-) -> Improving:
-    """Asks for runs and checks; is sent a ``Ran`` for each ``Trial`` and a ``Checked`` for each ``Check``.
+class Searcher:
+    """A search for the fastest setting, and its state ``now``.
 
     Where the budget has no room to screen all, those with the largest ceiling come first, unknown ones after the
     known; of one group, what has the fewest options. What is proven is kept, and the rest is tried on top of it. What
-    contains a change that failed is refused. The budget is of seconds that runs and checks took: none is begun that
-    would not end in time, by the runs so far, and a run that was cut decides nothing. ``known`` is by how much
-    processes of this machine differ.
+    contains a change that failed is refused. No run is begun that would not end in time, by the runs so far, and a run
+    that was cut decides nothing.
+
+    Args:
+        candidates: The changes to try.
+        budget_s: Seconds that runs and checks may take.
+        time: Runs a fresh process of the first setting with these options, the ``number``-th of them (from 0).
+        check: Compares the numbers of a comparison's sides.
+        accept_numerics: Whether what is faster is taken whatever its numbers.
+        known: By how much processes of this machine differ.
     """
-    return _Searcher(candidates, budget_s, accept_numerics, known).search()
-
-
-class _Searcher:
-    """The state of a search between two questions."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool, known: ProcessSpread
+        self,
+        candidates: Sequence[Candidate],
+        budget_s: float,
+        time: Callable[[Mapping[str, str], int], Ran],
+        check: Callable[[Compared], Checked],
+        accept_numerics: bool = False,
+        known: ProcessSpread = ASSUMED_SPREAD,
     ) -> None:
         self.candidates = _ordered(candidates)
         self.now = Improvement(left=self.candidates)
-        self.budget_s, self.accept_numerics, self.known = budget_s, accept_numerics, known
+        self.budget_s, self.time, self.check_numbers = budget_s, time, check
+        self.accept_numerics, self.known = accept_numerics, known
         self.kept: dict[str, Candidate] = {}
         self.runs: dict[frozenset[tuple[str, str]], list[Ran]] = {}
         self.kept_s = 0.0
@@ -101,44 +97,45 @@ class _Searcher:
         self.screened: dict[str, Compared] = {}
         self.out: set[str] = set()
 
-    def search(self) -> Improving:
-        first = yield from self.run({})
+    def improve(self) -> Improvement:
+        """Return what was found."""
+        first = self.run({})
         self.now = replace(self.now, first=first)
         if first.seconds is None:
             return replace(self.now, ended="budget" if first.cut else "failed")
         self.kept_s = max(FEWEST_PAIRS, min(LAST_PAIRS + 1, self.room() // 4)) * self.pair_s()
-        while chosen := (yield from self.chosen()):
+        while chosen := self.chosen():
             taken: set[str] = set()
             for at, compared in enumerate(chosen):
                 assert compared.candidate is not None
                 if compared.candidate.group not in taken and self.room() >= FEWEST_PAIRS:
-                    accepted = yield from self.prove(compared, len(chosen) - at)
+                    accepted = self.prove(compared, len(chosen) - at)
                     taken |= {compared.candidate.group} if accepted else set()
         more = self.short or bool(self.pool() or self.open())
         last = Compared(None, {}, self.now.options)
         if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
-            yield from self.compare(last, min(LAST_PAIRS, pairs))
+            self.compare(last, min(LAST_PAIRS, pairs))
         unchecked = bool(self.now.accepted) and self.now.last is None
         cut = any(one.why == ENDED for one in self.latest())
         return replace(self.now, ended="budget" if more or unchecked or cut else "done")
 
-    def chosen(self) -> Generator[Question, Ran | Checked, list[Compared]]:
+    def chosen(self) -> list[Compared]:
         """Return what is to be proven next, the most promising first; empty where nothing is, or no room is left."""
         while self.room() >= FEWEST_PAIRS and (pool := self.pool()):
-            batch = [one for one in pool if name_of(one) in self.screened]
+            batch = [one for one in pool if one.name in self.screened]
             if not batch:
                 self.rounds, batch = 0, pool[: max(1, 2 * (self.room() - FEWEST_PAIRS) - 1)]
             if len(batch) == 1 and not self.rounds:
                 return batch
-            if promising := (yield from self.screen(batch)):
+            if promising := self.screen(batch):
                 return [self.on_top(one.candidate) for one in promising if one.candidate]
-        return sorted(self.open(), key=ratio_of)[:1] if self.room() >= FEWEST_PAIRS else []
+        return sorted(self.open(), key=lambda one: one.ratio)[:1] if self.room() >= FEWEST_PAIRS else []
 
     def pool(self) -> list[Compared]:
         """Candidates that this screening is not done with, on top of the latest setting, the highest ceiling first."""
-        out = self.out | {name_of(one) for one in self.latest() if one.verdict in _SETTLED or self.failed_in(one)}
+        out = self.out | {one.name for one in self.latest() if one.verdict in _SETTLED or self.failed_in(one)}
         pool = [self.on_top(one) for one in self.candidates if one.name not in out]
-        known = [(one, self.screened.get(name_of(one), one)) for one in pool if one.b_options != self.now.options]
+        known = [(one, self.screened.get(one.name, one)) for one in pool if one.b_options != self.now.options]
         return [replace(one, a=before.a, b=before.b) for one, before in known]
 
     def open(self) -> list[Compared]:
@@ -147,16 +144,16 @@ class _Searcher:
 
     def latest(self) -> list[Compared]:
         """Return the latest comparison of each candidate."""
-        return list({name_of(one): one for one in self.now.tried}.values())
+        return list({one.name: one for one in self.now.tried}.values())
 
-    def screen(self, alive: list[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
+    def screen(self, alive: list[Compared]) -> list[Compared]:
         """Rounds until some clearly look faster, or one is left; returns these, the best first."""
         while len(alive) > 1 and self.rounds < _ROUNDS:
             if 2 * self.room() <= len(alive):
                 self.short = True
                 break
             self.rounds += 1
-            alive = yield from self.round(alive)
+            alive = self.round(alive)
             by = spread([seconds(runs) for runs in self.runs.values()], self.known)
             alive.sort(key=lambda one: -gain(one.ratios, by))
             if promising := [one for one in alive if gain(one.ratios, by, _CLEAR) > 0.0]:
@@ -168,13 +165,13 @@ class _Searcher:
         for one in alive:
             if one is not alive[0] or not gain(one.ratios, self.spread_beside(one)) > 0.0:
                 self.pass_over(one)
-        return [one for one in alive if name_of(one) not in self.out]
+        return [one for one in alive if one.name not in self.out]
 
-    def round(self, alive: Sequence[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
+    def round(self, alive: Sequence[Compared]) -> list[Compared]:
         """A run of the baseline, which all share, and one of each, in turns from the first and from the last on."""
-        base = yield from self.run(self.now.options)
+        base = self.run(self.now.options)
         if base.seconds is None and not base.cut:  # once more: on it depends what becomes of all
-            base = yield from self.run(self.now.options)
+            base = self.run(self.now.options)
         left = list[Compared]()
         for one in alive if self.rounds % 2 else reversed(alive):
             if (broken := self.failed_in(one)) is not None:
@@ -182,19 +179,19 @@ class _Searcher:
             elif base.seconds is None:
                 one = failed(replace(one, a=(*one.a, base)))
             else:
-                b = yield from self.run(one.b_options)
+                b = self.run(one.b_options)
                 one = failed(replace(one, a=(*one.a, base), b=(*one.b, b)))
-            self.screened[name_of(one)] = one
+            self.screened[one.name] = one
             self.tell(one)
             if one.verdict is None:
                 left.append(one)
             else:
-                self.out.add(name_of(one))
+                self.out.add(one.name)
         return left
 
     def pass_over(self, compared: Compared) -> None:
         """Leave it: it does not look faster beside the others."""
-        self.out.add(name_of(compared))
+        self.out.add(compared.name)
         self.tell(passed_over(compared, self.spread_beside(compared)))
 
     def failed_in(self, compared: Compared) -> Candidate | None:
@@ -204,13 +201,12 @@ class _Searcher:
         return next((of for of in broken if of is not None and of.options.items() < options.items()), None)
 
     def on_top(self, candidate: Candidate) -> Compared:
-        """Return a comparison of the candidate with the latest setting, where it takes the place of what its group
-        had."""
+        """Return a comparison with the latest setting; the candidate takes the place of what its group had."""
         kept = [one for group, one in self.kept.items() if group != candidate.group]
         options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
         return Compared(candidate, self.now.options, options)
 
-    def prove(self, compared: Compared, waiting: int) -> Generator[Question, Ran | Checked, bool]:
+    def prove(self, compared: Compared, waiting: int) -> bool:
         """A comparison in pairs of its own, to its verdict or to its share of the budget; whether it was accepted."""
         candidate = compared.candidate
         assert candidate is not None
@@ -224,9 +220,9 @@ class _Searcher:
             return False
         first = not compared.pairs
         share = min(self.room(), max(SHARE, self.room() // waiting))
-        compared = yield from self.compare(compared, min(MOST_PAIRS, compared.pairs + share))
+        compared = self.compare(compared, min(MOST_PAIRS, compared.pairs + share))
         if compared.verdict == "FASTER":
-            compared = yield from self.check(candidate, compared)
+            compared = self.check(candidate, compared)
         self.tell(compared)
         if compared.accepted:
             self.accept(candidate, compared)
@@ -238,20 +234,19 @@ class _Searcher:
         self.kept.pop(candidate.group, None)
         self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
         self.now = replace(self.now, options=compared.b_options)
-        self.since *= ratio_of(compared)
+        self.since *= compared.ratio
         if self.since < _MOVED:
             self.screen_anew()
 
-    def check(self, candidate: Candidate, compared: Compared) -> Generator[Question, Ran | Checked, Compared]:
-        checked = yield Check(candidate, compared.a_options, compared.b_options, self.now)
-        assert isinstance(checked, Checked)
+    def check(self, candidate: Candidate, compared: Compared) -> Compared:
+        checked = self.check_numbers(compared)
         self.now = replace(self.now, spent_s=self.now.spent_s + checked.took_s)
         right = checked.within or (checked.within is None and candidate.may_change is None)
         if right or self.accept_numerics:
             return replace(compared, checked=checked, accepted=True, why=checked.why)
         return replace(compared, checked=checked, verdict="NUMERICS", why=checked.why)
 
-    def compare(self, compared: Compared, most: int) -> Generator[Question, Ran | Checked, Compared]:
+    def compare(self, compared: Compared, most: int) -> Compared:
         """Pairs of runs, B first and A first in turns, until the interval decides."""
         compared = replace(compared, verdict=None)
         while compared.verdict is None:
@@ -260,26 +255,23 @@ class _Searcher:
                 self.tell(compared)
                 break
             for side in "ba" if len(compared.a) % 2 == 0 else "ab":
-                ran = yield from self.run(compared.b_options if side == "b" else compared.a_options)
+                ran = self.run(compared.b_options if side == "b" else compared.a_options)
                 a, b = (compared.a, (*compared.b, ran)) if side == "b" else ((*compared.a, ran), compared.b)
-                compared = self.judged(replace(compared, a=a, b=b), most)
+                compared = replace(compared, a=a, b=b)
+                compared = judged(compared, most, self.spread_beside(compared))
                 self.tell(compared)
                 if compared.verdict is not None:
                     break
         return compared
-
-    def judged(self, compared: Compared, most: int) -> Compared:
-        return judged(compared, most, self.spread_beside(compared))
 
     def spread_beside(self, compared: Compared) -> float:
         """Return how far the processes of all other comparisons differ."""
         own = {id(ran) for ran in (*compared.a, *compared.b)}
         return spread([seconds([ran for ran in runs if id(ran) not in own]) for runs in self.runs.values()], self.known)
 
-    def run(self, options: Mapping[str, str]) -> Generator[Question, Ran | Checked, Ran]:
+    def run(self, options: Mapping[str, str]) -> Ran:
         runs = self.runs.setdefault(frozenset(options.items()), [])
-        ran = yield Trial(options, len(runs), self.now)
-        assert isinstance(ran, Ran)
+        ran = self.time(options, len(runs))
         runs.append(ran)
         self.now = replace(self.now, spent_s=self.now.spent_s + ran.took_s)
         return ran
@@ -321,8 +313,7 @@ def _usual_s(runs: Sequence[Ran]) -> float:
 
 
 def _ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Sort by the largest ceiling of each one's group, the plainest of a group first: what fails in it fails in the
-    others."""
+    """Sort by the largest ceiling of each group, the plainest of a group first: what fails in it fails in others."""
     most_s: dict[str, float] = {}
     for one in candidates:
         most_s[one.group] = max(most_s.get(one.group, -math.inf), -math.inf if one.ceiling_s is None else one.ceiling_s)

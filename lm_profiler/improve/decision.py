@@ -1,0 +1,271 @@
+"""Is B faster than A? What a search knows, and intervals of pairs of processes that hold at every look.
+
+This module is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
+from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.analysis.steps.statistics import finite
+from lm_profiler.record.improve import Ended, TriedVerdict
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outcome of a run."""
+
+    # mean seconds of a measured step, scaled to the first setting's tokens or samples, so that batches compare; None
+    # where it did not get that far
+    seconds: float | None
+    took_s: float  # seconds of the budget that it took, start and end included
+    failed: str | None = None  # in a few words, why it did not end well
+    refused: str | None = None  # in a few words, why it was not begun: what the hardware lacks, or what would not fit
+    memory_bytes: int | None = None  # its peak
+    cut: bool = False  # whether the budget's end was its end: that says nothing of the setting
+    out_of_memory: bool = False  # whether that may be why it failed: it said so, or was killed
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Whether a winner computes what it did before."""
+
+    within: bool | None  # whether all distances are within the tolerance; None where that is unknown
+    took_s: float = 0.0  # seconds of the budget that it took
+    # distance of the mean loss of the first steps, over the same batches and seed, as a share
+    loss: float | None = None
+    gradients: float | None = None  # distance of the gradients from those in float32, as a share
+    why: str | None = None  # in a few words: which tolerance it was, or why it is unknown
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison, ended or under way: B is A with the candidate."""
+
+    candidate: Candidate | None  # what was tried; None for the last comparison, of the final setting with the first
+    a_options: Mapping[str, str]  # of A, beside those of the first setting
+    b_options: Mapping[str, str]  # of B
+    a: tuple[Ran, ...] = ()  # runs of A, in the order of the pairs
+    b: tuple[Ran, ...] = ()  # runs of B
+    # of the ratio of seconds, B over A; None where too little is known. It holds at all looks together.
+    interval: RatioInterval | None = None
+    error: float = 0.05  # in how many of all tries an interval of it may be wrong, at any look
+    verdict: TriedVerdict | None = None  # of the step's time, or why there is none; None while it is under way
+    accepted: bool = False  # whether B is what the rest is tried on
+    checked: Checked | None = None  # of the numbers; None where that was not asked
+    why: str | None = None  # in a few words, where the verdict alone does not say it
+
+    @property
+    def name(self) -> str:
+        return "" if self.candidate is None else self.candidate.name
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs in which both runs ended well."""
+        return min(len(seconds(self.a)), len(seconds(self.b)))
+
+    @property
+    def ratios(self) -> list[float]:
+        """Seconds of B over seconds of A, for each pair."""
+        return [b / a for a, b in zip(seconds(self.a), seconds(self.b), strict=False)]
+
+    @property
+    def a_s(self) -> float | None:
+        """Seconds of a step of A: the geometric mean of its runs."""
+        return _geometric_mean(seconds(self.a)[: self.pairs])
+
+    @property
+    def b_s(self) -> float | None:
+        """Seconds of a step of B: the geometric mean of its runs."""
+        return _geometric_mean(seconds(self.b)[: self.pairs])
+
+    @property
+    def ratio(self) -> float:
+        return self.b_s / self.a_s if self.a_s and self.b_s else math.inf
+
+    @property
+    def saved_s(self) -> tuple[float, float, float] | None:
+        """Seconds of a step that B saves, the least, and the most that the interval allows."""
+        if self.interval is None or self.a_s is None:
+            return None
+        best, high, low = (self.a_s * (1.0 - x) for x in (self.interval.ratio, self.interval.low, self.interval.high))
+        return best, low, high
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """The state of a search so far."""
+
+    # the run of the first setting alone, before anything was compared; None until it has ended
+    first: Ran | None = None
+    # what has been accepted: options beside those of the first setting
+    options: Mapping[str, str] = field(default_factory=dict)
+    tried: tuple[Compared, ...] = ()  # comparisons in order; some may be under way
+    left: tuple[Candidate, ...] = ()  # candidates that wait for their turn, in order (at the end: that had none)
+    # the final setting against the first, anew; None where nothing was accepted or the budget did not last
+    last: Compared | None = None
+    spent_s: float = 0.0  # seconds of the budget
+    # none while it goes on; ``done``: all was tried; ``failed``: the first setting does not run
+    ended: Ended | None = None
+
+    @property
+    def accepted(self) -> tuple[Compared, ...]:
+        return tuple(one for one in self.tried if one.accepted)
+
+
+def seconds(runs: Sequence[Ran]) -> list[float]:
+    """Return the seconds of the runs that ended well."""
+    return [run.seconds for run in runs if run.seconds is not None]
+
+
+def _geometric_mean(values: Sequence[float]) -> float | None:
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values)) if values else None
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+# Pairs after which a comparison is looked at: each look more costs width. One slow process must not decide, so the
+# first is at two.
+LOOKS = (2, 4, 8, 12, 16, 24)
+FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
+
+# Pairs of its own for which a comparison takes what the others showed. More would be narrower, and wrong of a change
+# that makes processes differ more.
+_BORROWED = 4
+
+# standard errors by which a comparison must miss ``MARGIN`` before it is given up: one in twenty real gains of twice
+# the margin are, at all looks together
+_SURE = 1.64
+
+_DRAWS = 40_000
+
+
+def spread(settings: Sequence[Sequence[float]], known: ProcessSpread = ASSUMED_SPREAD) -> float:
+    """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
+
+    It begins at what is ``known`` of the machine; what is assumed weighs as much as one process beyond the first.
+    """
+    logs = [np.log(finite(processes)) for processes in settings if len(processes)]
+    weight = min(known.freedom, float(_BORROWED)) if known.learned else 1.0
+    freedom = sum(processes.size - 1 for processes in logs)
+    return math.sqrt((weight * known.std**2 + sum(map(_squares, logs))) / (weight + freedom))
+
+
+def repeated_interval(
+    ratios: Sequence[float], error: float, spread: float, looks: tuple[int, ...] = LOOKS
+) -> RatioInterval | None:
+    """Geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks`` together.
+
+    As many standard errors wide at each look, which is what Pocock (1977, Biometrika 64:191) has for tests and Jennison
+    & Turnbull (1989, JRSS B 51:305) for intervals; how many is simulated. What is known of the scatter (``spread`` of
+    processes) counts like a few pairs more. None before the first look.
+
+    Raises:
+        ValueError: for NaN or infinite values.
+    """
+    n = max((look for look in looks if look <= len(ratios)), default=0)
+    if not n:
+        return None
+    logs = np.log(finite(ratios)[:n])
+    half_width = _widths(error, looks) * _standard_error(logs, spread)
+    ratio = math.exp(float(logs.mean()))
+    return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), 1.0 - error)
+
+
+def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
+    """Return by how much B looks faster than ``MARGIN``, in logarithms, with so many standard ``errors`` taken off."""
+    logs = np.log(finite(ratios))
+    return math.log1p(-MARGIN) - float(logs.mean()) - errors * _standard_error(logs, spread)
+
+
+def hopeless(ratios: Sequence[float], spread: float) -> bool:
+    """Return whether more pairs are not worth their time: at a look after the first, B hardly saves ``MARGIN``."""
+    return len(ratios) in LOOKS[1:] and gain(ratios, spread, -_SURE) < 0.0
+
+
+@lru_cache(maxsize=64)
+def _widths(error: float, looks: tuple[int, ...]) -> float:
+    """Standard errors by which the mean of equal pairs is off at any of ``looks`` in a share ``error`` of series."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((_DRAWS, looks[-1]))
+    before = rng.chisquare(_BORROWED, _DRAWS)
+    sums, squares = np.cumsum(x, axis=1), np.cumsum(x * x, axis=1)
+    most = np.zeros(_DRAWS)
+    for n in looks:
+        total, own = sums[:, n - 1], squares[:, n - 1] - sums[:, n - 1] ** 2 / n
+        most = np.maximum(most, np.abs(total) / np.sqrt(n * (before + own) / (_BORROWED + n - 1)))
+    return float(np.quantile(most, 1.0 - error))
+
+
+def _standard_error(logs: NDArray[np.float64], spread: float) -> float:
+    """Return the standard error of the mean of the pairs' logarithms, with ``spread`` counted as a few pairs."""
+    squares = _BORROWED * 2.0 * spread**2 + _squares(logs)
+    return math.sqrt(squares / (_BORROWED + logs.size - 1) / logs.size)
+
+
+def _squares(logs: NDArray[np.float64]) -> float:
+    return float(((logs - logs.mean()) ** 2).sum())
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+ENDED = "the budget ended it"
+PASSED = "it did not look faster beside the others"
+_UNLIKELY = "more pairs would hardly show it to be faster"
+
+
+def judged(compared: Compared, most: int, spread: float) -> Compared:
+    """Return the comparison with its interval and, once that decides or there is no more to be had, its verdict."""
+    compared = failed(compared)
+    if compared.verdict is not None or len(compared.a) != len(compared.b):
+        return compared
+    last = compared.candidate is None
+    looks = (max(compared.pairs, FEWEST_PAIRS),) if last else LOOKS
+    interval = repeated_interval(compared.ratios, compared.error, spread, looks)
+    compared, word = replace(compared, interval=interval), change(interval)
+    if word != "UNCLEAR" and not (last and compared.pairs < most):
+        return replace(compared, verdict=word)
+    if not last and hopeless(compared.ratios, spread):
+        return replace(compared, verdict="UNDECIDED", why=_UNLIKELY)
+    return replace(compared, verdict="UNDECIDED" if compared.pairs >= most else None)
+
+
+def failed(compared: Compared) -> Compared:
+    """Return the comparison with a verdict where the latest run of a side did not end well."""
+    for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
+        if runs and runs[-1].seconds is None:
+            if runs[-1].cut:
+                return replace(compared, verdict="UNDECIDED", why=ENDED)
+            refused = runs[-1].refused
+            verdict: TriedVerdict = "FAILED" if refused is None else "REFUSED"
+            why = f"{side}{refused or runs[-1].failed or 'has no measured step'}"
+            return replace(compared, verdict=verdict, why=why)
+    return compared
+
+
+def passed_over(compared: Compared, spread: float) -> Compared:
+    """Return a screening's verdict on one that does not look faster beside the others; only a proof may say FASTER."""
+    interval = repeated_interval(compared.ratios, compared.error, spread)
+    compared, word = replace(compared, interval=interval), change(interval)
+    if word == "SLOWER" or word == "SAME":
+        return replace(compared, verdict=word)
+    return replace(compared, verdict="UNDECIDED", why=PASSED)
+
+
+def takes_place_of(new: Compared, old: Compared) -> bool:
+    """Return whether ``old`` is the same comparison, or no more than a look at the same candidate."""
+    looked = old.verdict is None or old.why == PASSED
+    return new.candidate == old.candidate and (looked or new.a_options == old.a_options)
+
+
+def may_go_on(compared: Compared) -> bool:
+    return compared.verdict == "UNDECIDED" and compared.why is None and compared.pairs < MOST_PAIRS

@@ -1,0 +1,67 @@
+"""The calls of cells, and what a step of one is told to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_profiler.improve.cells import CellCalls, RanCell, warm_up
+from lm_profiler.improve.tolerance import other_step
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.run import LoaderFacts, ModelFacts, RunRecord
+from lm_profiler.record.sweep import CellOutcome
+from tests.support.made_runs import made_record
+
+OK = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)
+MODEL = ModelFacts(
+    class_path="mine.Module", parameters=1, parameters_without_embedding=None, trainable_parameters=1, bytes=4,
+    precision="32-true", optimizers=[], accumulate_grad_batches=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "size,batches,other",
+    [
+        (4, 2, None),
+        (2, 4, None),
+        (2, 2, ("samples", 8, 4)),
+        (4, 1, ("samples", 8, 4)),
+        (None, 2, None),
+        (None, 1, ("batches", 2, 1)),
+    ],
+)
+def test_where_nobody_can_count_samples_the_options_tell_of_another_batch(
+    size: int | None, batches: int, other: tuple[str, int, int] | None
+) -> None:
+    def record(size: int | None, batches: int) -> RunRecord:
+        model = MODEL.model_copy(update={"accumulate_grad_batches": batches})
+        data = {} if size is None else {"batch_size": size}
+        return made_record(model=model, throughput=None, config={"data": {"init_args": data}})
+
+    a, b = record(4 if size else None, 2), record(size, batches)
+    assert other_step(a, b) == other
+    step = RanCell(Entry(Path(), b), OK, 1.0).ran(a).seconds
+    assert step == pytest.approx(b.time["step"].mean * (other[1] / other[2] if other else 1.0))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "options,ahead,steps",
+    [
+        ({}, 0, None),
+        ({"data.num_workers": "2"}, 0, None),  # five steps of two batches are enough
+        ({"data.num_workers": "8"}, 0, 9),
+        ({"loader.num_workers": "1"}, 14, 8),  # what the data has by itself
+        ({"model.num_workers": "some"}, None, None),
+    ],
+)
+def test_what_workers_make_ahead_is_used_up_while_the_run_warms_up(
+    options: dict[str, str], ahead: int | None, steps: int | None
+) -> None:
+    loader = LoaderFacts(workers=0, ahead=ahead, ready_before=0, ready_after=0)
+    facts: dict[str, Any] = {"model": MODEL, "loader": loader, "steps_planned": {"warmup": 5}}
+    cell = CellCalls(Path("it"), ["fit"]).time(options, 3, warm_up(options, made_record(**facts)))
+    told = [word for word in cell.arguments if word.startswith("--stages")]
+    assert told == ([] if steps is None else [f"--stages.warmup_steps={steps}"])
+    assert cell.overrides == options
