@@ -22,7 +22,7 @@ from itertools import product
 import numpy as np
 
 from lm_profiler.analysis.remedies.remedy import Candidate
-from lm_profiler.improve.decision import Checked, Improvement, Ran
+from lm_profiler.improve.decision import Checked, Ran
 from lm_profiler.improve.search import Searcher
 
 Options = Mapping[str, str]
@@ -163,7 +163,9 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
     last = end.last.interval if end.last else None
     told = [(one.interval, program(one.b_options) / program(one.a_options)) for one in end.tried if one.interval]
     return Searched(
-        useless=any(program(one.b_options) > program(one.a_options) * (1.0 - 1e-9) for one in end.accepted),
+        useless=any(
+            program(one.b_options) > program(one.a_options) * (1.0 - 1e-9) for one in end.tried if one.accepted
+        ),
         start=program({}) / best(program),
         end=program(end.options) / best(program),
         cells=ran,
@@ -173,17 +175,16 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
     )
 
 
-def _search(
-    candidates: list[Candidate], cells: int, seconds: Callable[[Options, int], float]
-) -> tuple[Improvement, int]:
+def _search(candidates: list[Candidate], cells: int, seconds: Callable[[Options, int], float]) -> tuple[Searcher, int]:
     def time(options: Options, number: int) -> Ran:
         nonlocal ran
         ran += 1
         return Ran(seconds(options, ran - 1), 1.0)
 
     ran = 0
-    found = Searcher(candidates, float(cells), time, lambda compared: Checked(True)).improve()
-    return found, ran
+    searcher = Searcher(candidates, float(cells), time, lambda compared: Checked(True))
+    searcher.improve()
+    return searcher, ran
 
 
 def _candidate(program: Program, group: str, value: str, rng: np.random.Generator, ceilings: bool) -> Candidate:

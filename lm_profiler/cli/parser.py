@@ -45,9 +45,9 @@ FIRST: dict[str, dict[str, str | None]] = {
         "model.activation_checkpointing": "keep each block's input only",
         "model.checkpoint_every": "the same for so many blocks together",
         "model.compile": "with torch.compile",
-        "model.float32_matmul_precision": "or high (TF32), medium (bf16)",
         "model.optimizer": "adamw, sgd or none",
         "torch.compile": "the same for any module",
+        "torch.float32_matmul_precision": "or high (TF32), medium (bf16)",
     },
     "data": {
         "data": "class path of any LightningDataModule",

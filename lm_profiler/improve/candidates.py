@@ -1,4 +1,4 @@
-"""Find the changes that are worth a try, and what each could save at most.
+"""The options of ``improve``, and the changes that it tries, with what each could save at most.
 
 The most that a change could save is read from the first setting's run, from the terms of its waterfall or else from its
 phases: a change saves no more time than the part that it changes takes.
@@ -6,66 +6,100 @@ phases: a change saves no more time than the part that it changes takes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal
 
-from lm_profiler.analysis.hardware.device_rates import Dtype, peak
 from lm_profiler.analysis.remedies.catalogue import ATTENTION, WORKERS, tried_on
-from lm_profiler.analysis.remedies.remedy import (
-    BY_WORKERS,
-    OTHER_BATCH,
-    UNKNOWN,
-    Candidate,
-    FirstRun,
-    Hardware,
-    name_of,
-)
+from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, Candidate, FirstRun, name_of
+from lm_profiler.record.calls import config_file
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import Environment
+from lm_profiler.sweep.sweep_plan import check_folder_name
+from lm_profiler.usage_error import UsageError
 
-_MIXED: dict[Dtype, str] = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-# flags of /proc/cpuinfo for bfloat16 matmuls: AMX and AVX-512 on x86, and ARM's
-_BFLOAT16_MATMULS = {"amx_bf16", "avx512_bf16", "bf16"}
+# The most values of ``--try``. A process checks the call of each before anything runs: 100 take half a minute.
+MOST_VALUES = 100
 
-
-def hardware(environment: Environment, cpuinfo: Path = Path("/proc/cpuinfo")) -> Hardware:
-    """Return what the machine of a run can do; it is assumed to be this machine."""
-    on_cpu = environment.device_type == "cpu"
-    rates = [dtype for dtype in ("float32", "tf32", *_MIXED) if peak(environment.device_name, dtype) is not None]
-    half, tf32 = (_cpu_precision(cpuinfo), False) if on_cpu else (None, None)
-    if rates and not on_cpu:
-        half, tf32 = next((word for dtype, word in _MIXED.items() if dtype in rates), ""), "tf32" in rates
-    return Hardware(half, tf32, environment.cpu_count, not on_cpu)
+_OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SET_BY_IMPROVE = ("name", "log_dir", "config")
+_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "whatif", "check_memory")
 
 
-def _cpu_precision(cpuinfo: Path) -> str | None:
-    """Return the mixed precision for which the CPU has matmuls, "" for none, None where that is unknown."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    flags = {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
-    return "bf16-mixed" if flags & _BFLOAT16_MATMULS else "" if flags else None
+@dataclass(frozen=True, kw_only=True)
+class ImproveRequest:
+    """Try what would make a training step faster, prove it, and write down the setting that did.
+
+    Each change runs beside the setting without it, in fresh processes that alternate, until it is clear which is
+    faster. What wins stays, and the rest is tried on top of it. Started again, it goes on where it was.
+    """
+
+    WORDS: ClassVar[str] = "file"
+    FILE: ClassVar[str] = "file"
+
+    file: str | None = field(default=None, compare=False)  # YAML with any of these options
+    # config of the run to be improved, or the name of one that comes with the package, such as demo
+    config: str | None = None
+    # values of an option to be tried too, as in --try.data.num_workers 0,2,4
+    try_: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    only: bool = False  # try no changes but those
+    budget: str = "10m"  # time for all runs, such as 90s, 10m or 1h
+    # whether changes of the batch must keep the samples of a step (keep), or may not (free)
+    global_batch: Literal["keep", "free"] = "keep"
+    accept_numerics: bool = False  # take what is faster though its numbers are off
+    name: str = ""  # name of the improvement; if not given, the config's and _improve
+    log_dir: str = "logs"  # folder of all runs
+    options: Sequence[str] = ()  # options of fit, of every run
+    command: str = field(default="", compare=False)  # the whole call
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            of = self.file or (self.config and config_file(self.config))
+            object.__setattr__(self, "name", f"{Path(of).stem}_improve" if of else "improve")
+        check_folder_name(self.name, self.log_dir)
+        _ = self.budget_s  # raises for a text that is no time
+        if self.only and not self.try_:
+            raise UsageError("only: expected changes to try, given none; add, say, --try.data.num_workers 0,2")
+        count = sum(map(len, self.try_.values()))
+        if count > MOST_VALUES:
+            raise UsageError(f"try: expected at most {MOST_VALUES} values of all options together, given {count:,}")
+        for name, values in self.try_.items():
+            if not _OPTION.fullmatch(name):
+                raise UsageError(f"try: expected an option such as data.num_workers, given {name[:100]!r}")
+            if name in _SET_BY_IMPROVE or name.split(".")[0] in _MEASURING_OPTIONS:
+                raise UsageError(f"try.{name}: expected an option of the training, given one of how it is measured")
+            if len(set(values)) < len(values):
+                raise UsageError(f"try.{name}: expected each value once, given {', '.join(values)}")
+
+    @property
+    def budget_s(self) -> float:
+        return seconds_of(self.budget)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.log_dir, self.name)
 
 
-class Refused(NamedTuple):
-    """A candidate that is not tried, and why."""
+def seconds_of(budget: str) -> float:
+    """Return the seconds of a ``budget`` such as ``10m``, or raise UsageError."""
+    told = _TIME.fullmatch(budget)
+    seconds = float(told[1]) * _SECONDS[told[2]] if told else 0.0
+    if seconds <= 0.0:
+        raise UsageError(f"budget: expected a time such as 90s, 10m or 1h, given {budget[:100]!r}")
+    return seconds
 
-    candidate: Candidate
-    why: str
 
-
-def candidates(look: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:
-    """Return the changes that the run of ``look`` has not made, and those of them that cannot work here.
+def candidates(look: Entry, free_batch: bool) -> list[Candidate]:
+    """Return the changes that the run of ``look`` has not made; some are refused.
 
     ``free_batch`` is whether the number of samples in a step may change.
     """
     assert look.record is not None
-    all_of_them = [Refused(*pair) for pair in tried_on(FirstRun(look, look.record), hardware)]
-    refused = [each for each in all_of_them if each.why]
-    free = [each.candidate for each in all_of_them if not each.why]
-    return [one for one in free if free_batch or one.may_change != OTHER_BATCH], refused
+    open_to_it = tried_on(FirstRun(look, look.record))
+    return [one for one in open_to_it if one.refused or free_batch or one.may_change != OTHER_BATCH]
 
 
 def asked_for(
@@ -82,7 +116,9 @@ def asked_for(
     alike[ATTENTION] = (ATTENTION, UNKNOWN)  # a third kind, in a user's module, may compute anything
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
-        options = {**_needed(name, option), name: text}
+        compiled = name.removesuffix("_mode")  # a mode has an effect with compilation alone
+        needs = {compiled: "true"} if name.endswith(".compile_mode") and option(compiled) is False else {}
+        options = {**needs, name: text}
         if not all(_same(option(each), value) for each, value in options.items()):
             same = next((one for one in known if one.options == options), None)
             first = next(iter(options))
@@ -91,21 +127,16 @@ def asked_for(
     return wished
 
 
-def _needed(name: str, option: Callable[[str], Any]) -> dict[str, str]:
-    """Return the option that ``name`` needs to have an effect: a mode of torch.compile needs compilation."""
-    compiled = name.removesuffix("_mode")
-    return {compiled: "true"} if name.endswith(".compile_mode") and option(compiled) is False else {}
-
-
 def _same(value: Any, text: str) -> bool:
     spelled = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return spelled == text
 
 
-def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
-    """Split candidates into those that could save at least ``margin`` of the step, and the others."""
-    least_s = margin * (step_s or 0.0)
+def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> list[Candidate]:
+    """Return the candidates; those that could not save ``margin`` of the step are refused."""
+    least_s, why = margin * (step_s or 0.0), f"less than {margin:.0%} of the step could be saved"
     # A candidate without a ceiling is tried: nothing is known against it.
-    small = [one for one in known if one.ceiling_s is not None and one.ceiling_s < least_s]
-    why = f"less than {margin:.0%} of the step could be saved"
-    return [one for one in known if one not in small], [Refused(one, why) for one in small]
+    return [
+        replace(one, refused=why) if not one.refused and one.ceiling_s is not None and one.ceiling_s < least_s else one
+        for one in known
+    ]

@@ -35,65 +35,50 @@ _PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by de
 
 @dataclass(frozen=True)
 class CellCalls:
-    """The calls of an improvement's cells: the first setting's ``call``, the verb first, with options and instruments.
+    """The calls of an improvement's cells: the first setting's ``call`` with options and instruments."""
 
-    ``folder`` is that of all runs.
-    """
-
-    folder: Path
+    folder: Path  # of all runs
     call: Sequence[str]
+    first: RunRecord | None = None  # the first setting's own run, once there is one
 
     def look(self) -> Cell:
         """Return the first of all cells: the first setting with all instruments."""
-        return self._cell({}, "look", _AUDITED, _AUDITED)
+        return self._cell({}, "look", _AUDITED)
 
     def check(self, options: Mapping[str, str]) -> Cell:
         """Return a cell whose losses and gradients are compared."""
-        return self._cell(options, "check", {**_TIMED, **_AUDITED, "memory.steps": "1"}, _AUDITED)
+        return self._cell(options, "check", {**_TIMED, **_AUDITED, "memory.steps": "1"})
 
-    def time(self, options: Mapping[str, str], number: int, more: Mapping[str, str] | None = None) -> Cell:
-        """Return the cell that times a setting for the ``number``-th time."""
-        return self._cell(options, f"r{number}", {**_TIMED, **(more or {})}, number=number)
+    def time(self, options: Mapping[str, str], number: int, fitted: bool = False) -> Cell:
+        """Return the cell that times a setting, which may have ``fitted`` before, for the ``number``-th time."""
+        more = _NOT_REHEARSED if fitted else {}
+        return self._cell(options, f"r{number}", {**_TIMED, **self._warm_up(options), **more}, number)
 
-    def _cell(
-        self,
-        options: Mapping[str, str],
-        suffix: str,
-        instruments: Mapping[str, str],
-        shown: Mapping[str, str] | None = None,
-        number: int = 0,
-    ) -> Cell:
+    def _warm_up(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Return a longer warm-up where workers prefetch more batches than the first run's warm-up uses."""
+        first = self.first
+        if first is None or first.loader is None:
+            return {}
+        workers = [int(text) for name, text in options.items() if name.endswith(".num_workers") and text.isdecimal()]
+        ahead = max([first.loader.ahead or 0, *(_PREFETCH * count for count in workers)])
+        batches = 1 if first.model is None else first.model.accumulate_grad_batches
+        steps = 1 + math.ceil(ahead / batches)  # one more: batches are prefetched during the first step
+        return {} if steps <= first.steps_planned.get("warmup", steps) else {"stages.warmup_steps": str(steps)}
+
+    def _cell(self, options: Mapping[str, str], suffix: str, instruments: Mapping[str, str], number: int = 0) -> Cell:
         # One setting has one name, in whatever order the search has collected its options.
         options = dict(sorted(options.items()))
-        cell_id = f"{_name(options)},{suffix}"
+        text = ",".join(f"{name.removeprefix('trainer.')}={value}" for name, value in options.items())
+        cell_id = f"{safe_name(text, options) if options else 'first'},{suffix}"
         words = [f"--{name}={text}" for name, text in {**instruments, **options}.items()]
         arguments = [*self.call, *words, f"--log_dir={self.folder}", f"--name={cell_id}"]
-        overrides = {**options, "numerics.audit": "true"} if shown else options
-        return Cell(id=cell_id, overrides=overrides, repeat=number, arguments=arguments)
+        audit = {"numerics.audit": "true"} if "numerics.losses" in instruments else {}
+        return Cell(id=cell_id, overrides={**options, **audit}, repeat=number, arguments=arguments)
 
 
 def setting_of(cell: Cell) -> str:
     """Return the part of the cell's id that all cells of its setting share."""
     return cell.id.rpartition(",")[0]
-
-
-def _name(options: Mapping[str, str]) -> str:
-    text = ",".join(f"{name.removeprefix('trainer.')}={value}" for name, value in options.items())
-    return safe_name(text, options) if options else "first"
-
-
-def warm_up(options: Mapping[str, str], first: RunRecord | None) -> dict[str, str]:
-    """Return options for a longer warm-up where workers prefetch more batches than the ``first`` run's warm-up uses."""
-    if first is None or first.loader is None:
-        return {}
-    workers = [int(text) for name, text in options.items() if name.endswith(".num_workers") and text.isdecimal()]
-    ahead = max([first.loader.ahead or 0, *(_PREFETCH * count for count in workers)])
-    steps = 1 + math.ceil(ahead / _batches(first))  # one more: batches are prefetched during the first step
-    return {} if steps <= first.steps_planned.get("warmup", steps) else {"stages.warmup_steps": str(steps)}
-
-
-def _batches(record: RunRecord) -> int:
-    return 1 if record.model is None else record.model.accumulate_grad_batches
 
 
 class NoSteps(Exception):
@@ -111,23 +96,23 @@ class RanCell:
 
     @property
     def record(self) -> RunRecord:
-        """The record of a run that ended well.
-
-        Raises:
-            NoSteps: the run did not end well.
-        """
+        """The record of a run that ended well; NoSteps is raised for any other."""
         if self.outcome.status != "ok" or self.entry.record is None:
             raise NoSteps(f"{self.outcome.status}: {self.outcome.reason or 'no reason given'}")
         return self.entry.record
 
-    def ran(self, first: RunRecord | None) -> Ran:
+    def ran(self, first: RunRecord) -> Ran:
         """Return the result of the run, its step scaled to the samples or tokens of the ``first`` setting's step."""
         failed = refused = seconds = peak = None
         try:
             record = self.record
-            other = other_step(first or record, record)
-            seconds = _step_s(record) * (1.0 if other is None else other[1] / other[2])
-            peak = peak_bytes(record)
+            other = other_step(first, record)
+            step = record.time.get("step")
+            if step is None or step.mean is None:
+                raise NoSteps("too few measured steps: raise --stages.measure_steps")
+            # The mean: batches of several workers come in bursts, so that a median tells no rate.
+            seconds = step.mean * (1.0 if other is None else other[1] / other[2])
+            peak = _peak_bytes(record)
         except NoSteps as error:
             why, is_refused = str(error), self.outcome.status == "refused"
             failed, refused = (None, why.removeprefix("refused: ")) if is_refused else (why, None)
@@ -135,23 +120,11 @@ class RanCell:
         return Ran(seconds, self.took_s, failed, refused, peak, self.cut, no_memory)
 
 
-def _step_s(record: RunRecord) -> float:
-    """Return the mean step: batches of several workers come in bursts, so that a median tells no rate.
-
-    Raises:
-        NoSteps: there are too few steps.
-    """
-    step = record.time.get("step")
-    if step is None or step.mean is None:
-        raise NoSteps("too few measured steps: raise --stages.measure_steps")
-    return step.mean
-
-
-def peak_bytes(record: RunRecord) -> int | None:
+def _peak_bytes(record: RunRecord) -> int | None:
     """Return the peak bytes of the measured steps: those of the device's tensors, else those of the process."""
-    if record.memory is None:
+    measured = None if record.memory is None else record.memory.measured
+    if measured is None:
         return None
-    measured = record.memory.measured
     return measured.resident_peak if measured.allocated_peak is None else measured.allocated_peak
 
 
@@ -160,52 +133,26 @@ class Interrupted(Exception):
 
 
 class Cells:
-    """All runs of one improvement.
+    """All runs of one improvement; the plan of their ``folder`` grows by each cell that is asked for.
 
-    Args:
-        folder: The folder of the runs; its plan grows by each cell that is asked for.
-        calls: The calls of the cells.
-        run: Runs a cell within a limit in seconds. If the cell has no outcome afterwards, it was interrupted.
-        clock: Returns the time in seconds.
-
-    ``left_s`` is the rest of the budget, ``longest_s`` the time limit of a cell, ``first`` the first setting's own run,
-    once there is one, and ``shared`` the ids of cells during which something else used the machine.
+    ``run`` runs a cell within a limit in seconds; if the cell has no outcome afterwards, it was interrupted. ``left_s``
+    is the rest of the budget, ``longest_s`` the time limit of a cell. ``asked``, ``shared`` and ``fitted`` are the ids
+    of cells that were asked for and of those during which something else used the machine, and settings that fitted.
     """
 
     def __init__(
         self,
         folder: SweepFolder,
-        calls: CellCalls,
         run: Callable[[Cell, float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self._calls, self._run = folder, calls, run
+        self.folder, self._run = folder, run
         self._clock, self._since_s = clock, clock()
         self.left_s = self.longest_s = math.inf
-        self.first: RunRecord | None = None
-        self.asked, self.shared, self._fitted = set[str](), set[str](), set[str]()
+        self.asked, self.shared, self.fitted = set[str](), set[str](), set[str]()
 
-    def look(self) -> RanCell:
-        """Run the first setting with all instruments."""
-        return self._done(self._calls.look())
-
-    def check(self, options: Mapping[str, str]) -> RanCell:
-        """Run a setting to compare its losses and gradients."""
-        return self._done(self._calls.check(options))
-
-    def time(self, options: Mapping[str, str], number: int) -> RanCell:
-        """Time a setting for the ``number``-th time."""
-        more = warm_up(options, self.first)
-        if setting_of(self._calls.time(options, number)) in self._fitted:
-            more |= _NOT_REHEARSED
-        return self._done(self._calls.time(options, number, more))
-
-    def _done(self, cell: Cell) -> RanCell:
-        """Return how ``cell`` ended. It runs if it has not, and again if it was short of time and there is more now.
-
-        Raises:
-            Interrupted: a user interrupted the search.
-        """
+    def done(self, cell: Cell) -> RanCell:
+        """Return how ``cell`` ended. It runs if it has not, and again if it was short of time and there is more now."""
         known, again = is_done(self.folder.path, cell), cell.id in self.asked
         self.asked.add(cell.id)
         done = self._read(cell) if known else None
@@ -213,7 +160,7 @@ class Cells:
         if done is None or (not again and done.outcome.status == "timeout" and done.outcome.duration_s < longest_s):
             done = self._tried(cell)
         if done.outcome.status == "ok":
-            self._fitted.add(setting_of(cell))
+            self.fitted.add(setting_of(cell))
         # A cell that is asked for twice has been paid for: its time must not leave the budget again.
         return replace(done, took_s=0.0) if again else done
 

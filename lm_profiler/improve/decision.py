@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.analysis.steps.statistics import finite
-from lm_profiler.record.improve import Ended, TriedVerdict
+from lm_profiler.record.improve import TriedVerdict
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 
@@ -47,11 +47,14 @@ class Checked:
     why: str | None = None  # in a few words: which tolerance it was, or why it is unknown
 
 
+LAST = Candidate("", {}, "")
+
+
 @dataclass(frozen=True)
 class Compared:
     """A comparison, ended or under way: B is A with the candidate."""
 
-    candidate: Candidate | None  # what was tried; None for the last comparison, of the final setting with the first
+    candidate: Candidate  # what was tried; ``LAST`` for the last comparison, of the final setting with the first
     a_options: Mapping[str, str]  # of A, beside those of the first setting
     b_options: Mapping[str, str]  # of B
     a: tuple[Ran, ...] = ()  # runs of A, in the order of the pairs
@@ -66,7 +69,7 @@ class Compared:
 
     @property
     def name(self) -> str:
-        return "" if self.candidate is None else self.candidate.name
+        return self.candidate.name
 
     @property
     def pairs(self) -> int:
@@ -85,7 +88,6 @@ class Compared:
 
     @property
     def b_s(self) -> float | None:
-        """Seconds of a step of B: the geometric mean of its runs."""
         return _geometric_mean(seconds(self.b)[: self.pairs])
 
     @property
@@ -99,27 +101,6 @@ class Compared:
             return None
         best, high, low = (self.a_s * (1.0 - x) for x in (self.interval.ratio, self.interval.low, self.interval.high))
         return best, low, high
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """The state of a search so far."""
-
-    # the run of the first setting alone, before anything was compared; None until it has ended
-    first: Ran | None = None
-    # what has been accepted: options beside those of the first setting
-    options: Mapping[str, str] = field(default_factory=dict)
-    tried: tuple[Compared, ...] = ()  # comparisons in order; some may be under way
-    left: tuple[Candidate, ...] = ()  # candidates that wait for their turn, in order (at the end: that had none)
-    # the final setting against the first, anew; None where nothing was accepted or the budget did not last
-    last: Compared | None = None
-    spent_s: float = 0.0  # seconds of the budget
-    # none while it goes on; ``done``: all was tried; ``failed``: the first setting does not run
-    ended: Ended | None = None
-
-    @property
-    def accepted(self) -> tuple[Compared, ...]:
-        return tuple(one for one in self.tried if one.accepted)
 
 
 def seconds(runs: Sequence[Ran]) -> list[float]:
@@ -228,7 +209,7 @@ def judged(compared: Compared, most: int, spread: float) -> Compared:
     compared = failed(compared)
     if compared.verdict is not None or len(compared.a) != len(compared.b):
         return compared
-    last = compared.candidate is None
+    last = compared.candidate is LAST
     looks = (max(compared.pairs, FEWEST_PAIRS),) if last else LOOKS
     interval = repeated_interval(compared.ratios, compared.error, spread, looks)
     compared, word = replace(compared, interval=interval), change(interval)

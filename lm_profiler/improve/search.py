@@ -18,10 +18,10 @@ from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.decision import (
     ENDED,
     FEWEST_PAIRS,
+    LAST,
     MOST_PAIRS,
     Checked,
     Compared,
-    Improvement,
     Ran,
     failed,
     gain,
@@ -32,6 +32,7 @@ from lm_profiler.improve.decision import (
     spread,
     takes_place_of,
 )
+from lm_profiler.record.improve import Ended
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 ERROR = 0.05  # share of all searches that may accept a change which does not make the step faster
@@ -57,20 +58,15 @@ _SETTLED = ("NUMERICS", "FAILED")  # verdicts that another setting would hardly 
 
 
 class Searcher:
-    """A search for the fastest setting, and its state ``now``.
+    """A search for the fastest setting, and its state so far.
 
     Where the budget has no room to screen all, those with the largest ceiling come first, unknown ones after the
     known; of one group, what has the fewest options. What is proven is kept, and the rest is tried on top of it. What
     contains a change that failed is refused. No run is begun that would not end in time, by the runs so far, and a run
     that was cut decides nothing.
 
-    Args:
-        candidates: The changes to try.
-        budget_s: Seconds that runs and checks may take.
-        time: Runs a fresh process of the first setting with these options, the ``number``-th of them (from 0).
-        check: Compares the numbers of a comparison's sides.
-        accept_numerics: Whether what is faster is taken whatever its numbers.
-        known: By how much processes of this machine differ.
+    ``time`` runs a fresh process of the first setting with these options, the ``number``-th of them (from 0); ``check``
+    compares the numbers of a comparison's sides; ``known`` is by how much processes of this machine differ.
     """
 
     def __init__(
@@ -83,7 +79,16 @@ class Searcher:
         known: ProcessSpread = ASSUMED_SPREAD,
     ) -> None:
         self.candidates = _ordered(candidates)
-        self.now = Improvement(left=self.candidates)
+        self.left = list(self.candidates)  # those that wait for their turn, in order; at the end, that had none
+        # the run of the first setting alone, before anything was compared; None until it has ended
+        self.first: Ran | None = None
+        self.options: Mapping[str, str] = {}  # what has been accepted, beside the options of the first setting
+        self.tried: list[Compared] = []  # comparisons in order; some may be under way
+        # the final setting against the first, anew; None where nothing was accepted or the budget did not last
+        self.last: Compared | None = None
+        self.spent_s = 0.0
+        # none while it goes on; ``done``: all was tried; ``failed``: the first setting does not run
+        self.ended: Ended | None = None
         self.budget_s, self.time, self.check_numbers = budget_s, time, check
         self.accept_numerics, self.known = accept_numerics, known
         self.kept: dict[str, Candidate] = {}
@@ -97,27 +102,30 @@ class Searcher:
         self.screened: dict[str, Compared] = {}
         self.out: set[str] = set()
 
-    def improve(self) -> Improvement:
-        """Return what was found."""
-        first = self.run({})
-        self.now = replace(self.now, first=first)
+    def improve(self) -> Ended:
+        """Search until nothing is left to try, or the budget ends."""
+        self.ended = self.searched()
+        return self.ended
+
+    def searched(self) -> Ended:
+        self.first = first = self.run({})
         if first.seconds is None:
-            return replace(self.now, ended="budget" if first.cut else "failed")
+            return "budget" if first.cut else "failed"
         self.kept_s = max(FEWEST_PAIRS, min(LAST_PAIRS + 1, self.room() // 4)) * self.pair_s()
         while chosen := self.chosen():
             taken: set[str] = set()
             for at, compared in enumerate(chosen):
-                assert compared.candidate is not None
                 if compared.candidate.group not in taken and self.room() >= FEWEST_PAIRS:
                     accepted = self.prove(compared, len(chosen) - at)
                     taken |= {compared.candidate.group} if accepted else set()
         more = self.short or bool(self.pool() or self.open())
-        last = Compared(None, {}, self.now.options)
-        if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
+        last = Compared(LAST, {}, self.options)
+        accepted = any(one.accepted for one in self.tried)
+        if accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
             self.compare(last, min(LAST_PAIRS, pairs))
-        unchecked = bool(self.now.accepted) and self.now.last is None
+        unchecked = accepted and self.last is None
         cut = any(one.why == ENDED for one in self.latest())
-        return replace(self.now, ended="budget" if more or unchecked or cut else "done")
+        return "budget" if more or unchecked or cut else "done"
 
     def chosen(self) -> list[Compared]:
         """Return what is to be proven next, the most promising first; empty where nothing is, or no room is left."""
@@ -128,23 +136,22 @@ class Searcher:
             if len(batch) == 1 and not self.rounds:
                 return batch
             if promising := self.screen(batch):
-                return [self.on_top(one.candidate) for one in promising if one.candidate]
+                return [self.on_top(one.candidate) for one in promising]
         return sorted(self.open(), key=lambda one: one.ratio)[:1] if self.room() >= FEWEST_PAIRS else []
 
     def pool(self) -> list[Compared]:
         """Candidates that this screening is not done with, on top of the latest setting, the highest ceiling first."""
         out = self.out | {one.name for one in self.latest() if one.verdict in _SETTLED or self.failed_in(one)}
         pool = [self.on_top(one) for one in self.candidates if one.name not in out]
-        known = [(one, self.screened.get(one.name, one)) for one in pool if one.b_options != self.now.options]
+        known = [(one, self.screened.get(one.name, one)) for one in pool if one.b_options != self.options]
         return [replace(one, a=before.a, b=before.b) for one, before in known]
 
     def open(self) -> list[Compared]:
         """Proofs on the latest setting that more pairs may decide."""
-        return [one for one in self.latest() if one.a_options == self.now.options and may_go_on(one)]
+        return [one for one in self.latest() if one.a_options == self.options and may_go_on(one)]
 
     def latest(self) -> list[Compared]:
-        """Return the latest comparison of each candidate."""
-        return list({one.name: one for one in self.now.tried}.values())
+        return list({one.name: one for one in self.tried}.values())
 
     def screen(self, alive: list[Compared]) -> list[Compared]:
         """Rounds until some clearly look faster, or one is left; returns these, the best first."""
@@ -169,9 +176,9 @@ class Searcher:
 
     def round(self, alive: Sequence[Compared]) -> list[Compared]:
         """A run of the baseline, which all share, and one of each, in turns from the first and from the last on."""
-        base = self.run(self.now.options)
+        base = self.run(self.options)
         if base.seconds is None and not base.cut:  # once more: on it depends what becomes of all
-            base = self.run(self.now.options)
+            base = self.run(self.options)
         left = list[Compared]()
         for one in alive if self.rounds % 2 else reversed(alive):
             if (broken := self.failed_in(one)) is not None:
@@ -196,20 +203,19 @@ class Searcher:
 
     def failed_in(self, compared: Compared) -> Candidate | None:
         """A change that this one contains and that failed, but not for memory, which the rest of it may save."""
-        options = {} if compared.candidate is None else compared.candidate.options
+        options = compared.candidate.options.items()
         broken = [one.candidate for one in self.latest() if one.b and one.b[-1].failed and not one.b[-1].out_of_memory]
-        return next((of for of in broken if of is not None and of.options.items() < options.items()), None)
+        return next((of for of in broken if of.options.items() < options), None)
 
     def on_top(self, candidate: Candidate) -> Compared:
         """Return a comparison with the latest setting; the candidate takes the place of what its group had."""
         kept = [one for group, one in self.kept.items() if group != candidate.group]
         options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
-        return Compared(candidate, self.now.options, options)
+        return Compared(candidate, self.options, options)
 
     def prove(self, compared: Compared, waiting: int) -> bool:
         """A comparison in pairs of its own, to its verdict or to its share of the budget; whether it was accepted."""
         candidate = compared.candidate
-        assert candidate is not None
         if not compared.pairs:
             # An interval errs on both of its sides and one of them accepts. What was proven spends nothing of the error
             # (Holm 1979): had it been wrong, the search would have erred already.
@@ -233,14 +239,14 @@ class Searcher:
     def accept(self, candidate: Candidate, compared: Compared) -> None:
         self.kept.pop(candidate.group, None)
         self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
-        self.now = replace(self.now, options=compared.b_options)
+        self.options = compared.b_options
         self.since *= compared.ratio
         if self.since < _MOVED:
             self.screen_anew()
 
     def check(self, candidate: Candidate, compared: Compared) -> Compared:
         checked = self.check_numbers(compared)
-        self.now = replace(self.now, spent_s=self.now.spent_s + checked.took_s)
+        self.spent_s += checked.took_s
         right = checked.within or (checked.within is None and candidate.may_change is None)
         if right or self.accept_numerics:
             return replace(compared, checked=checked, accepted=True, why=checked.why)
@@ -273,20 +279,19 @@ class Searcher:
         runs = self.runs.setdefault(frozenset(options.items()), [])
         ran = self.time(options, len(runs))
         runs.append(ran)
-        self.now = replace(self.now, spent_s=self.now.spent_s + ran.took_s)
+        self.spent_s += ran.took_s
         return ran
 
     def tell(self, compared: Compared) -> None:
-        if compared.candidate is None:
-            self.now = replace(self.now, last=compared)
+        if compared.candidate is LAST:
+            self.last = compared
         else:
-            others = (one for one in self.now.tried if not takes_place_of(compared, one))
-            left = tuple(one for one in self.now.left if one != compared.candidate)
-            self.now = replace(self.now, tried=(*others, compared), left=left)
+            self.tried = [*(one for one in self.tried if not takes_place_of(compared, one)), compared]
+            self.left = [one for one in self.left if one != compared.candidate]
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - self.now.spent_s
+        return self.budget_s - self.spent_s
 
     def room(self) -> int:
         """Pairs that the budget has room for beside those that are kept, if they take as long as the runs so far."""
@@ -295,7 +300,7 @@ class Searcher:
     def has_time_for(self, compared: Compared) -> bool:
         """Return whether one pair more would end in time, and leave what the last comparison needs."""
         pair_s = self.pair_s(compared)
-        kept_s = 0.0 if compared.candidate is None else max(self.kept_s, FEWEST_PAIRS * pair_s)
+        kept_s = 0.0 if compared.candidate is LAST else max(self.kept_s, FEWEST_PAIRS * pair_s)
         return self.left_s >= kept_s + pair_s
 
     def pair_s(self, compared: Compared | None = None) -> float:

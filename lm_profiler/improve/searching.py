@@ -15,10 +15,9 @@ from typing import Any
 from rich.console import Console
 
 from lm_profiler.analysis.remedies.remedy import Candidate
-from lm_profiler.improve.candidates import Refused
-from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, setting_of
-from lm_profiler.improve.decision import Checked, Compared, Improvement, Ran
-from lm_profiler.improve.improve_request import ImproveRequest
+from lm_profiler.improve.candidates import ImproveRequest
+from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, setting_of
+from lm_profiler.improve.decision import Checked, Compared, Ran
 from lm_profiler.improve.search import Searcher
 from lm_profiler.improve.tolerance import checked_numbers
 from lm_profiler.processes.cell_server import CellServer
@@ -26,7 +25,6 @@ from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.quantities import counted, duration_text
-from lm_profiler.record.run import RunRecord
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
 from lm_profiler.report.run.improve_table import saved_text, verdict_text
 from lm_profiler.sweep.display import LineDisplay
@@ -34,6 +32,8 @@ from lm_profiler.sweep.schedule import Schedule, own_compile_cache
 from lm_profiler.sweep.sweep_folder import SweepFolder
 
 _SHARED = "{} of {} runs shared the machine with something else, which makes them differ: try again while it is quiet"
+
+_COPIED = ("pairs", "a_s", "b_s", "verdict", "accepted", "why")
 
 
 @dataclass(frozen=True)
@@ -43,55 +43,44 @@ class Account:
     request: ImproveRequest  # the options of the call
     started: str  # when the improvement first began
     look_s: float = 0.0  # seconds that the first setting's own run took
-    refused: Sequence[Refused] = ()  # changes that are not tried
+    refused: Sequence[Candidate] = ()  # changes that are not tried
     notes: Sequence[str] = ()  # notes that hold whatever the search finds
 
-    def record(self, search: Improvement, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
+    def record(self, search: Searcher | None, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
         """Return the record as of now. ``shared`` counts the ``runs`` during which something else used the machine."""
-        refused = [Tried(**_fields(each.candidate), verdict="REFUSED", why=each.why) for each in self.refused]
+        results: dict[str, Any] = {}
+        if search is not None:
+            results["first_s"] = None if search.first is None else search.first.seconds
+            results["options"], results["left"] = dict(search.options), [candidate.name for candidate in search.left]
+            results["final"] = None if search.last is None else _final(search.last)
+        tried = [] if search is None else [_tried(compared) for compared in search.tried]
+        refused = [Tried(**_fields(one), verdict="REFUSED", why=one.refused) for one in self.refused]
         return ImproveRecord(
             name=self.request.name,
             command=self.request.command,
             started=self.started,
             budget_s=self.request.budget_s,
-            elapsed_s=self.look_s + search.spent_s,
+            elapsed_s=self.look_s + (0.0 if search is None else search.spent_s),
             ended=ended,
-            first_s=None if search.first is None else search.first.seconds,
-            options=dict(search.options),
-            tried=[*(_tried(of, of.candidate) for of in search.tried if of.candidate is not None), *refused],
-            left=[candidate.name for candidate in search.left],
-            final=None if search.last is None else _final(search.last),
+            tried=[*tried, *refused],
             runs=runs,
+            **results,
             notes=[*self.notes, *([_SHARED.format(shared, runs)] if shared else [])],
         )
 
 
 def _fields(candidate: Candidate) -> dict[str, Any]:
-    return {**vars(candidate), "options": dict(candidate.options)}
+    return {**vars(candidate), "options": dict(candidate.options)}  # a record ignores what is not its own
 
 
-def _tried(compared: Compared, candidate: Candidate) -> Tried:
-    saved, low, high = compared.saved_s or (None, None, None)
-    return Tried(
-        **_fields(candidate),
-        pairs=compared.pairs,
-        a_s=compared.a_s,
-        b_s=compared.b_s,
-        saved_s=saved,
-        low_s=low,
-        high_s=high,
-        a_bytes=_bytes(compared.a),
-        b_bytes=_bytes(compared.b),
-        numerics=None if compared.checked is None else _numerics(compared.checked),
-        verdict=compared.verdict,
-        accepted=compared.accepted,
-        why=compared.why,
-    )
-
-
-def _numerics(checked: Checked) -> Numerics:
-    loss = checked.loss if checked.loss is not None and isfinite(checked.loss) else None
-    return Numerics(loss=loss, gradients=checked.gradients, within=checked.within)
+def _tried(compared: Compared) -> Tried:
+    facts: dict[str, Any] = {name: getattr(compared, name) for name in _COPIED}
+    facts |= dict(zip(("saved_s", "low_s", "high_s"), compared.saved_s or (), strict=False))
+    checked = compared.checked
+    if checked is not None:
+        loss = checked.loss if checked.loss is not None and isfinite(checked.loss) else None
+        facts["numerics"] = Numerics(loss=loss, gradients=checked.gradients, within=checked.within)
+    return Tried(**_fields(compared.candidate), **facts, a_bytes=_bytes(compared.a), b_bytes=_bytes(compared.b))
 
 
 def _final(last: Compared) -> Final | None:
@@ -121,54 +110,51 @@ def _bytes(runs: Sequence[Ran]) -> int | None:
 
 def search(
     cells: Cells,
+    calls: CellCalls,
     candidates: Sequence[Candidate],
     account: Account,
-    first: RunRecord,
     tell: Callable[[ImproveRecord], None],
 ) -> ImproveRecord:
     """Try ``candidates`` within the rest of the budget and return the record, which is also written to the folder.
 
-    Args:
-        cells: Runs the cells.
-        candidates: The changes to try, in any order.
-        account: The unchanging parts of the record.
-        first: The first setting's own run, to whose samples all steps are scaled.
-        tell: Gets the record after each answer.
+    Steps are scaled to the samples of the first setting's own run; ``tell`` gets the record after each answer.
     """
-    request = account.request
+    request, first = account.request, calls.first
+    assert first is not None
 
     def write(ended: Ended) -> ImproveRecord:
-        record = account.record(searching.now, ended, len(cells.asked), len(cells.shared))
+        record = account.record(searching, ended, len(cells.asked), len(cells.shared))
         record.write(cells.folder.path / IMPROVE_FILE)
         tell(record)
         return record
 
     def before_a_run() -> None:  # which may be killed
         write("unfinished")
-        cells.left_s = request.budget_s - account.look_s - searching.now.spent_s
+        cells.left_s = request.budget_s - account.look_s - searching.spent_s
 
     def time_setting(options: Mapping[str, str], number: int) -> Ran:
         before_a_run()
-        return cells.time(options, number).ran(first)
+        fitted = setting_of(calls.time(options, number)) in cells.fitted
+        return cells.done(calls.time(options, number, fitted)).ran(first)
 
     def check(compared: Compared) -> Checked:
         before_a_run()
-        return _checked(cells, compared, request.global_batch == "free")
+        return _checked(cells, calls, compared, request.global_batch == "free")
 
     left_s, known = request.budget_s - account.look_s, known_spread(first.environment)
     searching = Searcher(candidates, left_s, time_setting, check, request.accept_numerics, known)
     try:
-        return write(searching.improve().ended or "done")
+        return write(searching.improve())
     except Interrupted as why:
         if why.args:
             account = replace(account, notes=[*account.notes, f"interrupted: {why}"])
         return write("interrupted")
 
 
-def _checked(cells: Cells, compared: Compared, free_batch: bool) -> Checked:
+def _checked(cells: Cells, calls: CellCalls, compared: Compared, free_batch: bool) -> Checked:
     sides = []
     for options in (compared.a_options, compared.b_options):
-        sides.append(cells.check(options))
+        sides.append(cells.done(calls.check(options)))
         cells.left_s -= sides[-1].took_s
     took_s = sum(side.took_s for side in sides)
     if any(side.cut for side in sides):
@@ -179,9 +165,8 @@ def _checked(cells: Cells, compared: Compared, free_batch: bool) -> Checked:
         return Checked(None, took_s, why=f"its numbers are unknown: {error}")
     base = None
     with suppress(NoSteps):  # the first winner was compared with it: no further run
-        base = cells.check({}).record if compared.a_options else None
-    may_change = None if compared.candidate is None else compared.candidate.may_change
-    return replace(checked_numbers(a, b, may_change, free_batch, base), took_s=took_s)
+        base = cells.done(calls.check({})).record if compared.a_options else None
+    return replace(checked_numbers(a, b, compared.candidate.may_change, free_batch, base), took_s=took_s)
 
 
 # -- processes and display ---------------------------------------------------------------------------------------------
@@ -207,11 +192,6 @@ class Runner:
         shutil.rmtree(self._caches, ignore_errors=True)
 
     def __call__(self, cell: Cell, limit_s: float) -> None:
-        """Run ``cell``.
-
-        Raises:
-            Interrupted: a user interrupted the search.
-        """
         self._raise_if_interrupted()
         setting = self._caches / setting_of(cell)
         self._schedule = Schedule(

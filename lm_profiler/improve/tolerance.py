@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,7 +27,6 @@ GRADIENT_TOLERANCE = 0.05
 OWN_LOSS_TOLERANCE, OWN_NORM_TOLERANCE = 1e-5, 1e-4
 
 _COUNTED = ("samples", "tokens")
-_THE_MODEL = {"parameters": "parameters", "trainable_parameters": "parameters that are trained", "bytes": "bytes"}
 
 
 def checked_numbers(
@@ -35,15 +34,9 @@ def checked_numbers(
 ) -> Checked:
     """Return whether run ``b``, of a setting with a change, computes what run ``a`` does without it; and why not.
 
-    Both runs have the same seed, and the same batches unless ``other_step`` says otherwise.
-
-    Args:
-        a: The run without the change.
-        b: The run with it.
-        may_change: What the change may affect.
-        free_batch: Whether a step may have other samples. Losses of other batches cannot be compared: then the
-            gradients alone count.
-        first: The first setting's run, to whose loss b's is held as well: small distances of several winners add up.
+    Both runs have the same seed, and the same batches unless ``other_step`` says otherwise. Losses of other batches,
+    which ``free_batch`` allows, cannot be compared: then the gradients alone count. The loss of b is held to that of
+    the ``first`` setting's run as well, because small distances of several winners add up.
     """
     other = other_step(a, b)
     loss, by_chance = _loss_off(a, b)
@@ -110,19 +103,17 @@ def _own_limits(a: RunRecord, b: RunRecord, same_batches: bool) -> list[tuple[st
     return steps if same_batches else []  # with other batches, only the models can be compared
 
 
-def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
-    """Yield what shows that b trains another model, or in another way."""
-    clip, other = (Entry(Path(), run).option("trainer.gradient_clip_val") for run in (a, b))
-    if clip != other:  # losses do not show it where no step was clipped
-        yield f"gradients are clipped at {other} instead of {clip}"
-    if a.model is None or b.model is None:
-        return
-    if a.model.optimizers != b.model.optimizers:
-        yield f"another optimizer: {', '.join(b.model.optimizers)}"
-    for name, what in _THE_MODEL.items():
-        without, with_it = getattr(a.model, name), getattr(b.model, name)
-        if without != with_it:
-            yield f"another model: {with_it:,} {what} instead of {without:,}"
+def _unlike(a: RunRecord, b: RunRecord) -> list[str]:
+    """Return what shows that b trains another model, or in another way."""
+    # Losses do not show other clipping where no step was clipped.
+    clips = (Entry(Path(), run).option("trainer.gradient_clip_val") for run in (a, b))
+    facts = {"gradient clipping": tuple(clips)}
+    if a.model is not None and b.model is not None:
+        names = ("optimizers", "parameters", "trainable_parameters", "bytes")
+        facts |= {name.replace("_", " "): (getattr(a.model, name), getattr(b.model, name)) for name in names}
+    return [
+        f"{what}: {with_it} instead of {without}" for what, (without, with_it) in facts.items() if without != with_it
+    ]
 
 
 def _furthest(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:

@@ -36,7 +36,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
             expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
-        divisor = f"a divisor of d_model ({self.d_model}), for an even width per head, because RoPE turns pairs"
+        divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE turns pairs"
         expect(self.d_model % (2 * self.num_heads) == 0, "num_heads", divisor, self.num_heads)
         check_attention_name(self.attention)
         every = self.checkpoint_every
@@ -45,8 +45,7 @@ class TransformerConfig:
         expect(nests, "checkpoint_every", expected, list(every))
 
     @property
-    def checkpoints(self) -> tuple[int, ...]:
-        """Blocks to a checkpoint, the outermost first; empty without activation checkpointing."""
+    def checkpoints(self) -> tuple[int, ...]:  # blocks to a checkpoint, the outermost first
         return self.checkpoint_every or (1,) * self.activation_checkpointing
 
     @property

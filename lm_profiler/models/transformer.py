@@ -60,21 +60,20 @@ def _part(name: str) -> AbstractContextManager[Any]:
 ATTENTION: dict[str, AttentionFunction] = {"sdpa": sdpa, "math": math}
 
 
-def attention_function(name: str) -> AttentionFunction:
-    """Return our own function called ``name``, or the one that ``package.module:function`` names, asked to be causal.
-
-    Raises:
-        UsageError: it cannot be imported.
-    """
-    if name in ATTENTION:
-        return ATTENTION[name]
+def imported(subject: str, kind: str, name: str) -> Any:
+    """Return what ``package.module:name`` names, or raise UsageError."""
     module, _, path = name.partition(":")
     try:
-        function: Any = reduce(getattr, path.split("."), import_module(module))
+        return reduce(getattr, path.split("."), import_module(module))
     except Exception as error:  # a module of somebody else's may raise anything
-        raise UsageError(
-            f"attention: expected a function that can be imported, given {name} ({_told(error)})"
-        ) from error
+        raise UsageError(f"{subject}: expected {kind} that can be imported, given {name} ({_told(error)})") from error
+
+
+def attention_function(name: str) -> AttentionFunction:
+    """Return our own function called ``name``, or the one that ``package.module:function`` names."""
+    if name in ATTENTION:
+        return ATTENTION[name]
+    function = imported("attention", "a function", name)
     expect(callable(function), "attention", "a function", name)
     try:
         by_name = "is_causal" in signature(function).parameters
@@ -161,15 +160,12 @@ NORM_EPS = 1e-5  # Epsilon of all norms: LLaMA's (Touvron et al. 2023, released 
 
 
 class Linear(nn.Linear):
-    """A bias-free linear map; its weights start normal, of variance 1 / inputs, cut off at three deviations.
-
-    It overrides `reset_parameters`, which sharded strategies call to fill weights built on the meta device.
-    """
+    """A bias-free linear map; its weights start normal, of variance 1 / inputs, cut off at three deviations."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def reset_parameters(self) -> None:
+    def reset_parameters(self) -> None:  # which sharded strategies call to fill weights built on the meta device
         std = self.in_features**-0.5
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
 
@@ -182,13 +178,9 @@ class Embedding(nn.Embedding):
 
 
 def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2).
-
-    They lie on the device of `like`, in its dtype or in float32, whichever is finer.
-    """
+    """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2)."""
     # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
-    # change, and a table made in inference mode must not reach a training step. It costs a few small kernels and no
-    # device sync.
+    # change, and a table made in inference mode must not reach a training step. It costs a few small kernels.
     dtype = torch.promote_types(torch.float32, like.dtype)
     exponents = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
     positions = torch.arange(context, device=like.device, dtype=dtype)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lm_profiler.processes.cell_server import CellServer
 from lm_profiler.record.calls import require
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
@@ -31,10 +33,6 @@ class Jobs:
 
     ``server`` is the program that starts a cell, without fork. Setting ``interrupted`` ends the waiting; the jobs go
     on.
-
-    Raises:
-        UsageError: submitit does not take the options of ``request``.
-        MissingExtra: submitit is not installed.
     """
 
     def __init__(
@@ -92,13 +90,15 @@ class Jobs:
 
 
 def _executor(folder: Path, request: SweepRequest) -> Any:
+    """Return submitit's executor; UsageError where it does not take the options, MissingExtra where it is missing."""
     require("submitit", "launcher")
     import submitit
 
     minutes = math.ceil(((request.timeout_s or 0.0) + GRACE_S + _MARGIN_S) / 60)
+    options = {f"slurm_{name}": yaml.safe_load(text) for name, text in request.slurm.items()}
     try:
         executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
-        executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
+        executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **options})
     except (RuntimeError, NameError, ValueError, TypeError, AssertionError) as error:
         raise UsageError(f"launcher: {str(error).splitlines()[0][:300]}") from None
     return executor

@@ -33,7 +33,6 @@ _FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, sig
 
 
 def clear(folder: Path, cell: Cell) -> Path:
-    """Empty the cell's folder and return it."""
     own = folder / cell.id
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
@@ -53,14 +52,11 @@ def own_compile_cache(own: Path) -> dict[str, str]:
 class Watcher:
     """Receives the events of a schedule; this one ignores them."""
 
-    def began(self, cell: Cell, device: str | None) -> None:
-        """A cell was started."""
+    def began(self, cell: Cell, device: str | None) -> None: ...
 
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
-        """A cell has its outcome."""
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None: ...
 
-    def tick(self) -> None:
-        """Time has passed: redraw what shows it."""
+    def tick(self) -> None: ...
 
 
 @dataclass
@@ -101,15 +97,12 @@ class Schedule:
         self.interrupted = False  # a signal handler sets this: running cells are asked to end, and no other begins
 
     def run(self) -> None:
-        """Run until every cell has an outcome, or, after an interrupt, until the running cells have ended.
-
-        Raises:
-            ServerError: no process can be started at all.
-        """
+        """Run until every cell has an outcome, or, after an interrupt, until the running cells have ended."""
         while self._running or (self._waiting and not self.interrupted):
             while self._waiting and self._free and not self.interrupted:
                 self._begin(self._waiting.popleft(), self._free.popleft())
-            for event in self._starter.events(self._wait_s()):
+            limits = [running.stop_at - self._clock() for running in self._running.values()]
+            for event in self._starter.events(max(min([_REDRAW_S, *limits]), 0.0)):
                 if isinstance(event, CellEnded):
                     self._end(event)
                 else:
@@ -132,17 +125,11 @@ class Schedule:
         # Compiled kernels of many cells would fill the disk.
         shutil.rmtree(self._folder / event.cell / _CACHE, ignore_errors=True)
         self._free.append(running.device)
-        ended = Ended(
-            code=event.code,
-            duration_s=self._clock() - running.began,
-            timeout_s=self._timeout_s if running.timed_out else None,
-            memory_kills=memory_kills() - running.kills,
-            lost=event.lost,
-        )
+        limit_s, kills = self._timeout_s if running.timed_out else None, memory_kills() - running.kills
+        ended = Ended(event.code, self._clock() - running.began, limit_s, kills, event.lost)
         self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, ended))
 
     def _enforce(self) -> None:
-        """Signal the cells that are over their limit, and all of them after an interrupt."""
         now = self._clock()
         for running in self._running.values():
             if now < running.stop_at and (running.asked_to_stop or not self.interrupted):
@@ -151,10 +138,6 @@ class Schedule:
             running.timed_out |= not (self.interrupted or running.asked_to_stop)
             self._starter.signal(running.cell.id, signal.SIGKILL if running.asked_to_stop else signal.SIGTERM)
             running.asked_to_stop, running.stop_at = True, now + GRACE_S
-
-    def _wait_s(self) -> float:
-        """Return the seconds until a cell's limit or the next redraw."""
-        return max(min([_REDRAW_S, *(running.stop_at - self._clock() for running in self._running.values())]), 0.0)
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------------------
@@ -197,10 +180,8 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
 
 
 def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellStatus, str | None]:
-    """Return status and reason: from the run's record, else from what stopped the process, else from its output.
-
-    A record with ``ok`` does not count for a process that was stopped: more was still to be written after the run.
-    """
+    """Return status and reason: from the run's record, else from what stopped the process, else from its output."""
+    # A record with ``ok`` does not count for a process that was stopped: more was still to be written after the run.
     stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == INTERRUPTED
     # An interrupted record does not tell a timeout from Ctrl-C, and an unfinished one tells nothing.
     told = None if record is None or record.status in ("interrupted", "unfinished") else record
@@ -226,7 +207,7 @@ def _failure(record: RunRecord) -> str | None:
     message = "; ".join(failure.message.splitlines())
     if record.status == "refused":
         return message
-    return f"{failure.type} in {failure.where}" + (f": {message}" if message else "")
+    return f"{failure.type} in {failure.where}: {message}".removesuffix(": ")
 
 
 def _where(record: RunRecord | None) -> str:
@@ -243,7 +224,6 @@ def _last_words(output: Path, code: int | None) -> str:
 
 
 def last_lines(output: Path) -> list[str]:
-    """Return the last lines of a cell's output."""
     try:
         with output.open("rb") as file:
             file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))

@@ -30,9 +30,6 @@ class SweepFolder:
     holds it until they have ended; processes that a cell leaves behind must not hold it. ``cells`` are this process's
     own, in the order in which they run. A plan that ``grows`` begins with its first cell; those that it had when it was
     killed are in ``plan`` again.
-
-    Raises:
-        UsageError: the folder is another sweep's, is locked by another process, or cannot be made.
     """
 
     def __init__(
@@ -126,15 +123,14 @@ class SweepFolder:
         """Raise UsageError unless the folder is new, or has the same plan."""
         path = self.path
         if not (path / PLAN_FILE).exists():
-            if path.is_dir() and any(not _is_ours(child.name) for child in path.iterdir()):
+            children = [child.name for child in path.iterdir()] if path.is_dir() else []
+            if not all(name == CONFIGS or name.startswith(LOCK_FILE) for name in children):
                 raise UsageError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
             return
         try:
             known = read_plan(path)
         except RecordError as error:
-            raise UsageError(
-                f"name: expected a sweep, given a damaged one ({error}); name another with --name"
-            ) from None
+            raise UsageError(f"name: expected a sweep, given a damaged one ({error}); take another --name") from None
         count = 1 if self._grows else None
         if _identity(known, count) != _identity(self.plan, count):
             raise UsageError(
@@ -169,10 +165,6 @@ def is_done(folder: Path, cell: Cell) -> bool:
     """Whether the cell has ended by itself, well or badly."""
     outcome = read_outcome(folder, cell.id)
     return outcome is not None and outcome.status != "interrupted"
-
-
-def _is_ours(name: str) -> bool:
-    return name in (LOCK_FILE, CONFIGS) or name.startswith(f"{LOCK_FILE}.")
 
 
 def _identity(plan: SweepPlan, count: int | None) -> tuple[object, ...]:

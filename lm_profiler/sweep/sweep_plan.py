@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
-
-import yaml
+from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from lm_profiler.record.calls import command_line, config_file
 from lm_profiler.record.run import Verb
@@ -38,9 +36,6 @@ class SweepPart(NamedTuple):
     number: int
     of: int
 
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
-
     def among(self, cells: Sequence[Item]) -> list[Item]:
         """Return every ``of``-th of all ``cells``: the same ones, whatever has run by now."""
         return list(cells[self.number - 1 :: self.of])
@@ -59,9 +54,6 @@ class SweepRequest:
     """Run every combination of some options, each in a process of its own, and keep what became of each.
 
     Started again, it goes on with what is missing. A cell whose folder is removed is missing again.
-
-    Raises:
-        UsageError: these do not go together; the message is a line.
     """
 
     WORDS: ClassVar[str] = "file"
@@ -102,17 +94,16 @@ class SweepRequest:
         for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
             expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
+        if self.slurm and self.launcher is None:
+            raise UsageError(f"slurm.{next(iter(self.slurm))}: expected only with --launcher, given without")
+        if self.launcher is not None and (self.timeout_s is None or self.part is not None or self.devices):
+            needs = "a job's longest time, and neither part nor devices: each cell is a job of its own"
+            raise UsageError(f"launcher: expected with timeout_s, {needs}")
         self._check_swept()
-        self._check_cluster()
 
     @property
     def folder(self) -> Path:
         return Path(self.log_dir, self.name)
-
-    @property
-    def cluster(self) -> dict[str, Any]:
-        """The options of the cluster, under submitit's names."""
-        return {f"slurm_{key}": yaml.safe_load(value) for key, value in self.slurm.items()}
 
     @property
     def configs(self) -> Sequence[str]:
@@ -138,13 +129,6 @@ class SweepRequest:
             if len(set(values)) < len(values):
                 raise UsageError(f"{name}: expected each value once, given {', '.join(values)}")
 
-    def _check_cluster(self) -> None:
-        if self.slurm and self.launcher is None:
-            raise UsageError(f"slurm.{next(iter(self.slurm))}: expected only with --launcher, given without")
-        if self.launcher is not None and (self.timeout_s is None or self.part is not None or self.devices):
-            needs = "a job's longest time, and neither part nor devices: each cell is a job of its own"
-            raise UsageError(f"launcher: expected with timeout_s, {needs}")
-
 
 def check_folder_name(name: str, log_dir: str) -> None:
     """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``."""
@@ -161,9 +145,6 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
 
     ``texts`` are those of its config files, by path. Cells read the copies that the sweep keeps, so that all have the
     same config even if the file changes. A dry run keeps no copies and names the files themselves.
-
-    Raises:
-        UsageError: a cell is listed twice, or there are more than ``MOST_CELLS``.
     """
     points = _points(request)
     kept = {} if request.dry_run else _kept_as(request.configs)
@@ -174,27 +155,27 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
             cell = ",".join([name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1))
             cells.append(Cell(id=cell, overrides=point, repeat=repeat, arguments=_call(request, point, called, cell)))
     configs = {name: texts[path] for path, name in kept.items()}
-    return made_plan(
-        request.name, request.command, [texts[path] for path in request.configs], configs, cells
-    ).model_copy(update={"verb": request.verb, "seed": request.seed})
+    read = [texts[path] for path in request.configs]
+    return made_plan(request.name, request.command, read, configs, cells, request.verb, request.seed)
 
 
 def made_plan(
-    name: str, command: str, texts: Sequence[str], configs: Mapping[str, str], cells: Sequence[Cell]
+    name: str,
+    command: str,
+    texts: Sequence[str],
+    configs: Mapping[str, str],
+    cells: Sequence[Cell],
+    verb: Verb = "fit",
+    seed: int = 0,
 ) -> SweepPlan:
-    """Return a plan of ``fit``; ``texts`` are those of the config files, ``configs`` of the copies that are kept."""
+    """Return a plan; ``texts`` are those of the config files, ``configs`` those of the copies that are kept."""
     digest = hashlib.sha256("".join(texts).encode()).hexdigest() if texts else None
-    return SweepPlan(
-        name=name, command=command, verb="fit", seed=0, config_sha256=digest, configs=dict(configs), cells=list(cells)
-    )
+    facts = {"name": name, "command": command, "verb": verb, "seed": seed, "config_sha256": digest}
+    return SweepPlan.model_validate({**facts, "configs": configs, "cells": cells})
 
 
 def _points(request: SweepRequest) -> list[dict[str, str]]:
-    """Return the options of each cell.
-
-    Raises:
-        UsageError: there are too many, or one twice.
-    """
+    """Return the options of each cell, or raise UsageError where there are too many, or one twice."""
     count = request.repeats * max(len(request.list), 1) * math.prod(map(len, request.grid.values()))
     if count > MOST_CELLS:
         raise UsageError(
@@ -279,10 +260,7 @@ def _plain(value: str) -> str:
 
 
 def _labels(options: Iterable[str]) -> dict[str, str]:
-    """Return for each option the shortest end of its path that no other option has."""
-    paths = {option: option.split(".") for option in options}
-    ends = Counter(".".join(path[-n:]) for path in paths.values() for n in range(1, len(path) + 1))
-    return {
-        option: next((end for n in range(1, len(path)) if ends[end := ".".join(path[-n:])] == 1), option)
-        for option, path in paths.items()
-    }
+    """Return for each option the last word of its path where no other option has it, else the whole path."""
+    ends = {option: option.rpartition(".")[2] for option in options}
+    count = Counter(ends.values())
+    return {option: end if count[end] == 1 else option for option, end in ends.items()}

@@ -46,17 +46,13 @@ class AttentionAlone(LightningModule):
         self.compile_model = compile  # `compile` is a method of nn.Module
 
     def setup(self, stage: str) -> None:
-        """Refuse a precision that would fail at the first step."""
-        plugin = self.trainer.precision_plugin
-        if stage == "fit" and getattr(plugin, "scaler", None) is not None:
-            raise UsageError(
-                "trainer.precision: expected one without a gradient scaler, which needs an optimizer, "
-                f"given {plugin.precision}; take bf16-mixed or 16-true"
-            )
+        scales = stage == "fit" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        needs = "one without a gradient scaler, which needs an optimizer: bf16-mixed or 16-true"
+        expect(not scales, "trainer.precision", needs, self.trainer.precision)
 
     def configure_model(self) -> None:
-        """Make Q, K and V once, in this hook, so that the strategy decides their device and dtype."""
-        if hasattr(self, "model"):  # Lightning calls this hook once for each verb
+        # In this hook the strategy decides device and dtype. Lightning calls it once for each verb.
+        if hasattr(self, "model"):
             return
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, EmptyBatches):
@@ -68,10 +64,9 @@ class AttentionAlone(LightningModule):
             self.model.compile()
 
     def configure_optimizers(self) -> None:
-        """Return no optimizer: nothing is learnt."""
+        return None  # nothing is learnt
 
     def forward(self) -> Tensor:
-        """Return the attended values [B, 1, T, D]."""
         out_B1TD: Tensor = self.model()
         return out_B1TD
 
@@ -85,7 +80,6 @@ class AttentionAlone(LightningModule):
         self.zero_grad()
 
     def tokens_in(self, batch: Tensor) -> int:
-        """Return the number of tokens attended to on this rank: B · T."""
         return batch.shape[0] * batch.shape[1]
 
 

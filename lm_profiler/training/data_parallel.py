@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,8 +14,8 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch import Tensor, nn
 
 from lm_profiler.lightning_names import DATA_PARALLEL_SIZE
-from lm_profiler.measure.boundary import say
-from lm_profiler.usage_error import UsageError, expect
+from lm_profiler.models.transformer import imported
+from lm_profiler.usage_error import expect
 
 _FINISH = "finish_gradient_synchronization"
 
@@ -40,26 +39,18 @@ class WrappedDDP(DDPStrategy):
     @cached_property
     def wrapper_class(self) -> type[nn.Module]:
         """The class that ``wrapper`` names. Raises UsageError where there is none, or it lacks what is asked of it."""
-        module, _, name = self.wrapper.partition(":")
-        try:
-            named = getattr(import_module(module), name, None)
-        except (ImportError, ValueError) as error:
-            raise UsageError(f"wrapper: expected package.module:Class, given {self.wrapper!r}: {error}") from None
+        named = imported("wrapper", "a class", self.wrapper)
         is_module = isinstance(named, type) and issubclass(named, nn.Module)
         expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
         expect(callable(getattr(named, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", self.wrapper)
-        return named  # type: ignore[return-value]  # checked above
+        return cast(type[nn.Module], named)
 
     def configure_ddp(self) -> None:
-        """Wrap the module, once the processes know each other and it is on its device."""
-        if self.world_size == 1:
-            say(f"{self.wrapper}: there is one process, which has nothing to exchange")
         assert self.model is not None
         self.model = self.wrapper_class(self.model)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keep gradients to this process, as far as the wrapper can, while a step's other batches follow."""
         no_sync = getattr(self.model, "no_sync", None)
         self._accumulates = no_sync is not None
         with no_sync() if no_sync is not None else nullcontext():
@@ -67,8 +58,7 @@ class WrappedDDP(DDPStrategy):
         self._accumulates = False
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Have the wrapper finish: what comes next reads the gradients."""
-        if not self._accumulates:
+        if not self._accumulates:  # what comes next reads the gradients
             getattr(self.model, _FINISH)()
 
     def teardown(self) -> None:
@@ -167,17 +157,13 @@ class FSDP2Strategy(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1)
 
     def setup_environment(self) -> None:
-        """Take all processes for data: Lightning's own "auto" takes one a node."""
+        # Lightning's own "auto" takes one process a node for data.
         setattr(self, DATA_PARALLEL_SIZE.name, self.num_nodes * self.num_processes)
         super().setup_environment()
 
 
 def shard_blocks(model: nn.Module, mesh: Any) -> None:
-    """Have FSDP2 shard each of ``model.blocks``, and what is left of ``model`` together, over the mesh's data ranks.
-
-    Raises:
-        UsageError: the mesh divides the model in another way, too.
-    """
+    """Have FSDP2 shard each of ``model.blocks``, and what is left of ``model`` together, over the mesh's data ranks."""
     from torch.distributed.fsdp import fully_shard
 
     tensor_parallel = mesh["tensor_parallel"].size()

@@ -109,11 +109,9 @@ class FakeTokens(LightningDataModule):
         self.vocab_size = vocab_size
 
     def setup(self, stage: str) -> None:
-        """Find the vocabulary now, so that a missing one is refused before the model is built."""
-        self._vocabulary()
+        self._vocabulary()  # a missing one is refused before the model is built
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Return a loader of the data, which is the same for every verb."""
         data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
         trainer, pin, sampler = self.trainer, self.pin_memory, None
         if trainer is not None:  # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
@@ -155,7 +153,6 @@ def _same(batch: Any) -> Any:
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return SplitMix64's random bits for the counters ``x``."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2

@@ -13,13 +13,12 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import preset
 from lm_profiler.models.transformer import Transformer, attention_function
 from lm_profiler.torch_names import FUSED_DEVICES
 from lm_profiler.training.data_parallel import shard_blocks
 from lm_profiler.training.offered import check_compile_mode
-from lm_profiler.usage_error import UsageError, expect, expect_one_of
+from lm_profiler.usage_error import expect, expect_one_of
 
 _STAGES = ("train", "val", "test")
 
@@ -36,17 +35,13 @@ class KeptMetrics(nn.ModuleDict):
         super().__init__({f"{stage}_{name}": kind() for stage in _STAGES for name, kind in kinds.items()})
 
     def log(self, module: LightningModule, stage: str, loss: Tensor, logits_BTV: Tensor, targets_BT: Tensor) -> None:
-        """Update the metrics of ``stage``, and log them as ``module``'s.
-
-        The perplexity is exp of the mean cross-entropy of a token, in float32 whatever the logits are.
-        """
+        """Update the metrics of ``stage``, and log them as ``module``'s; the perplexity in float32."""
         self[f"{stage}_loss"](loss.detach())
         self[f"{stage}_perplexity"](logits_BTV.detach().float(), targets_BT)
         for name in (f"{stage}_loss", f"{stage}_perplexity"):
             module.log(name, self[name])  # type: ignore[arg-type]
 
 
-MatmulPrecision = Literal["highest", "high", "medium"]
 OptimizerName = Literal["adamw", "sgd", "none"]
 
 # (inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]
@@ -71,7 +66,6 @@ class LanguageModel(LightningModule):
         checkpoint_every: The same for so many blocks together; of [8, 2], twos are nested in eights.
         compile: Compile the Transformer with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
-        float32_matmul_precision: Multiply float32 as it is (`highest`), as TF32 (`high`) or bf16 (`medium`).
         optimizer: `none` runs forward and backward alone, without clipping.
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
@@ -97,7 +91,6 @@ class LanguageModel(LightningModule):
         checkpoint_every: int | list[int] | None = None,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
         compile_mode: str | None = None,
-        float32_matmul_precision: MatmulPrecision = "highest",
         optimizer: OptimizerName = "adamw",
         lr: float = 3e-4,
         weight_decay: float = 0.01,
@@ -124,70 +117,40 @@ class LanguageModel(LightningModule):
         self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model, self.compile_mode = compile, compile_mode
-        self.float32_matmul_precision = float32_matmul_precision
         self.optimizer_name: OptimizerName = optimizer
         self.lr, self.weight_decay, self.fused = lr, weight_decay, fused
         self.shard_optimizer_states = shard_optimizer_states
         self.metrics = KeptMetrics() if metrics else None
-        self._matmul_switches: Switches | None = None
         expect_one_of(get_args(OptimizerName), "optimizer", optimizer)
-        expect_one_of(get_args(MatmulPrecision), "float32_matmul_precision", float32_matmul_precision)
         if compile_mode is not None:
             check_compile_mode(compile_mode, "compile_mode")
         expect(lr >= 0, "lr", "zero or more", lr)
         expect(weight_decay >= 0, "weight_decay", "zero or more", weight_decay)
 
     def setup(self, stage: str) -> None:
-        """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
         if stage == "fit":
             self.check_precision()
         for metric in self.metrics.values() if self.metrics is not None else ():
             # Each logged value is of all ranks' batches.
             metric.dist_sync_on_step = self.trainer.world_size > 1  # type: ignore[assignment]
-        self._restore_precision()
-        self._matmul_switches = Switches.now()
-        torch.set_float32_matmul_precision(self.float32_matmul_precision)
-
-    def teardown(self, stage: str) -> None:
-        self._restore_precision()
 
     def cpu(self) -> LanguageModel:
-        """Restore the matmul precision, and move the module to the CPU unless it ``stays``.
-
-        A Trainer calls this when it is done with the module, also after an error, where it does not call ``teardown``.
-        """
-        self._restore_precision()
+        """Move the module to the CPU, as a Trainer does when it is done with it, unless it ``stays``."""
         if not self.stays:
             super().cpu()
         return self
 
-    def _restore_precision(self) -> None:
-        before, self._matmul_switches = self._matmul_switches, None
-        if before is not None:
-            before.restore()
-
     def check_precision(self) -> None:
-        """Raise UsageError for an optimizer that could not take its first step under this Trainer's precision."""
-        plugin = self.trainer.precision_plugin
-        if self.optimizer_name != "none" and self.fused and self._fused_cannot_clip():
-            raise UsageError(
-                f"model.fused: expected false with precision {plugin.precision} and gradient_clip_val="
-                f"{self.trainer.gradient_clip_val}, since Lightning cannot clip for a fused optimizer under "
-                "mixed precision, given true; leave model.fused out, or do not clip"
-            )
+        """Raise UsageError for an optimizer that this Trainer's strategy or precision cannot use."""
+        strategy, plugin = self.trainer.strategy, self.trainer.precision_plugin
         # A plan of DDP rehearses a strategy for one device, which is told of how many it is.
-        rehearsed = getattr(self.trainer.strategy, "world_size", 1) > 1
-        among = (DDPStrategy, SingleDeviceStrategy) if rehearsed else DDPStrategy
-        if self.shard_optimizer_states and not isinstance(self.trainer.strategy, among):
-            raise UsageError(
-                "model.shard_optimizer_states: expected processes that hold all parameters (--trainer.devices=2 "
-                f"--trainer.strategy=ddp), given {type(self.trainer.strategy).__name__}"
-            )
-        if self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None:
-            raise UsageError(
-                f"model.optimizer: expected adamw or sgd with precision {plugin.precision}, whose gradient "
-                "scaler needs an optimizer, given none; take sgd, or precision bf16-mixed"
-            )
+        rehearsed = getattr(strategy, "world_size", 1) > 1 and isinstance(strategy, SingleDeviceStrategy)
+        has_all = not self.shard_optimizer_states or rehearsed or isinstance(strategy, DDPStrategy)
+        whole = "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)"
+        expect(has_all, "model.shard_optimizer_states", whole, type(strategy).__name__)
+        scales = self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None
+        needs = f"adamw or sgd with precision {plugin.precision}, whose gradient scaler needs an optimizer"
+        expect(not scales, "model.optimizer", needs, self.optimizer_name)
 
     def _fused_cannot_clip(self) -> bool:
         """Return whether Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients)."""
@@ -195,8 +158,8 @@ class LanguageModel(LightningModule):
         return clips and isinstance(self.trainer.precision_plugin, MixedPrecision)
 
     def configure_model(self) -> None:
-        """Build the Transformer once, in this hook, so that the strategy decides its device, dtype and sharding."""
-        if hasattr(self, "model"):  # Lightning calls this hook once for each verb
+        # In this hook the strategy decides device, dtype and sharding. Lightning calls it once for each verb.
+        if hasattr(self, "model"):
             return
         self.model = Transformer(self.config)
         if self.device_mesh is not None:
@@ -265,5 +228,4 @@ class LanguageModel(LightningModule):
         return self.forward(batch[0])
 
     def tokens_in(self, batch: Batch) -> int:
-        """Return the number of tokens of a batch on this rank: B · T."""
         return batch[0].numel()

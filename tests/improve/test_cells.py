@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.improve.cells import CellCalls, RanCell, warm_up
+from lm_profiler.improve.cells import CellCalls, RanCell
 from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import LoaderFacts, ModelFacts, RunRecord
@@ -61,7 +61,7 @@ def test_what_workers_make_ahead_is_used_up_while_the_run_warms_up(
 ) -> None:
     loader = LoaderFacts(workers=0, ahead=ahead, ready_before=0, ready_after=0)
     facts: dict[str, Any] = {"model": MODEL, "loader": loader, "steps_planned": {"warmup": 5}}
-    cell = CellCalls(Path("it"), ["fit"]).time(options, 3, warm_up(options, made_record(**facts)))
+    cell = CellCalls(Path("it"), ["fit"], made_record(**facts)).time(options, 3)
     told = [word for word in cell.arguments if word.startswith("--stages")]
     assert told == ([] if steps is None else [f"--stages.warmup_steps={steps}"])
     assert cell.overrides == options

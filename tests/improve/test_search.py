@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.improve import MACHINES, Row, hidden, nothing
 from lm_profiler.analysis.remedies.remedy import Candidate
-from lm_profiler.improve.decision import Checked, Compared, Improvement, Ran
+from lm_profiler.improve.decision import Checked, Compared, Ran
 from lm_profiler.improve.search import Searcher
 
 
@@ -36,7 +36,7 @@ Question = Trial | Check
 Answer = Callable[[Question], Ran | Checked]
 
 
-def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Improvement:
+def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Searcher:
     """The end of a search."""
 
     def time(options: Mapping[str, str], number: int) -> Ran:
@@ -45,7 +45,13 @@ def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 
     def check(compared: Compared) -> Checked:
         return cast("Checked", answer(Check(compared.a_options, compared.b_options)))
 
-    return Searcher(candidates, budget_s, time, check, **more).improve()
+    searcher = Searcher(candidates, budget_s, time, check, **more)
+    assert searcher.improve() == searcher.ended
+    return searcher
+
+
+def accepted(search: Searcher) -> list[Compared]:
+    return [one for one in search.tried if one.accepted]
 
 
 def recorded(answer: Answer) -> tuple[Answer, list[Question]]:
@@ -81,7 +87,7 @@ def values(*changes: str, ceilings: Sequence[float | None] = ()) -> list[Candida
     ]
 
 
-def verdicts(search: Improvement) -> list[tuple[str, str | None]]:
+def verdicts(search: Searcher) -> list[tuple[str, str | None]]:
     """In the order of the comparisons."""
     return [(one.candidate.name, one.verdict) for one in search.tried if one.candidate]
 
@@ -140,7 +146,7 @@ def test_a_value_takes_the_place_of_another_of_its_option() -> None:
     end = searched(values("workers=2", "workers=4"), program({"workers=2": 0.6, "workers=4": 0.3}))
 
     assert end.options == {"workers": "4"}
-    assert [one.candidate and one.candidate.name for one in end.accepted] == ["workers=4"]
+    assert [one.candidate and one.candidate.name for one in accepted(end)] == ["workers=4"]
 
 
 def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> None:
@@ -163,7 +169,7 @@ def test_all_are_screened_against_one_baseline_and_the_best_is_proven_in_runs_it
 
     trials = [one for one in asked if isinstance(one, Trial)]
     assert [dict(one.options) for one in trials[1:10]] == [{}, *({name: "1"} for name in "abcdefgh")]
-    (proven,) = end.accepted
+    (proven,) = accepted(end)
     assert proven.b_options == {"e": "1"}
     screened = sum(one.options == {"e": "1"} for one in trials[: trials.index(trials[-1])]) - proven.pairs
     assert screened >= 1
@@ -185,7 +191,7 @@ def test_every_further_proof_has_half_of_the_error_unless_all_before_were_right(
     """So all of a search together err in 5 % at most."""
     shares = {"a=1": 0.5, "b=1": 0.6, "c=1": 0.7}
     all_right = searched(values(*shares), program(shares))
-    assert [one.error for one in all_right.accepted] == [0.05] * 3
+    assert [one.error for one in accepted(all_right)] == [0.05] * 3
     none = searched(values(*shares), program(shares, checked=Checked(False)))
     assert [one.error for one in none.tried] == [0.05, 0.025, 0.0125]
 
@@ -234,7 +240,7 @@ def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short
 def test_a_first_setting_that_does_not_run_ends_the_search() -> None:
     end = searched(values("a=1"), lambda asked: Ran(None, 3.0, failed="it raised"))
 
-    assert (end.ended, end.tried, end.spent_s) == ("failed", (), 3.0)
+    assert (end.ended, end.tried, end.spent_s) == ("failed", [], 3.0)
 
 
 def test_a_run_that_the_budget_cuts_says_nothing_of_its_change_and_of_the_first_setting_nothing_either() -> None:
@@ -267,7 +273,7 @@ def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
 
     end = searched(values("slow=1"), answer, 500.0)
     assert [(one.verdict, one.pairs) for one in end.tried] == [("UNDECIDED", 2)]
-    assert (end.left, end.ended) == ((), "budget")
+    assert (end.left, end.ended) == ([], "budget")
     assert end.spent_s <= 500.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -12,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.candidates import ImproveRequest
 from lm_profiler.improve.cells import CellCalls, Cells, Interrupted
-from lm_profiler.improve.decision import Improvement
-from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.improve.searching import Account, ImproveDisplay, search
 from lm_profiler.record.improve import ImproveRecord, read_improve
 from lm_profiler.record.run import NumericsFacts
@@ -106,8 +106,9 @@ def improved(path: Path, program: Program, budget: str = "150s", **options: obje
     calls = CellCalls(path, ["fit"])
     with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.look()]), grows=True) as folder:
         folder.begin()
-        cells = Cells(folder, calls, program, lambda: 0.0)
-        return search(cells, CANDIDATES, Account(request, "now"), made_record(), lambda record: None)
+        cells = Cells(folder, program, lambda: 0.0)
+        calls = replace(calls, first=made_record())
+        return search(cells, calls, CANDIDATES, Account(request, "now"), lambda record: None)
 
 
 def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_taken(tmp_path: Path) -> None:
@@ -256,5 +257,5 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
 
 @pytest.mark.parametrize("shared, notes", [(0, []), (3, ["3 of 5 runs shared the machine with something else"])])
 def test_runs_that_shared_the_machine_are_told(shared: int, notes: list[str]) -> None:
-    record = Account(ImproveRequest(config="demo"), "now").record(Improvement(), "done", 5, shared)
+    record = Account(ImproveRequest(config="demo"), "now").record(None, "done", 5, shared)
     assert [note.partition(",")[0] for note in record.notes] == notes

@@ -220,11 +220,9 @@ def test_any_other_option_goes_to_every_cell() -> None:
     assert request.options == ["--model.lr=1e-3", "--check_memory=false", "--trainer.max_steps=-1"]
 
 
-def test_options_of_a_cluster_are_submitits() -> None:
-    request = read_request(
-        [GRID, "--launcher=slurm", "--timeout_s=60", "--slurm.partition=gpu", "--slurm.gpus_per_node=1"]
-    )
-    assert request.cluster == {"slurm_partition": "gpu", "slurm_gpus_per_node": 1}
+def test_options_of_a_cluster_are_kept_as_they_are_written() -> None:
+    request = read_request([GRID, "--launcher=slurm", "--timeout_s=60", "--slurm.partition=gpu", "--slurm.nodes=1"])
+    assert request.slurm == {"partition": "gpu", "nodes": "1"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +19,9 @@ Make = Callable[..., Trainer]
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    """The same weights in every test, and a matmul precision that no test hands to the next."""
+def seeded() -> None:
+    """The same weights in every test."""
     torch.manual_seed(0)
-    yield
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def data(**options: Any) -> FakeTokens:
@@ -161,28 +159,6 @@ def test_fused_is_chosen_where_lightning_allows_it(
     assert trainer.global_step == 2
 
 
-def test_fused_with_clipping_and_mixed_precision_is_refused_before_a_weight_exists(
-    make_trainer: Make, tiny: dict[str, Any]
-) -> None:
-    module = LanguageModel(**tiny, fused=True)
-    with pytest.raises(ValueError, match=r"^model\.fused: expected false with precision bf16-mixed"):
-        make_trainer(precision="bf16-mixed", gradient_clip_val=1.0).fit(module, datamodule=data())
-    assert not hasattr(module, "model")
-
-
-def test_lightning_still_refuses_it_at_the_first_step(make_trainer: Make, tiny: dict[str, Any]) -> None:
-    """Where this fails, Lightning has learnt to clip for fused optimizers: the check can go."""
-
-    class Unchecked(LanguageModel):
-        def check_precision(self) -> None:
-            pass
-
-    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        make_trainer(precision="bf16-mixed", gradient_clip_val=1.0).fit(
-            Unchecked(**tiny, fused=True), datamodule=data()
-        )
-
-
 def test_a_gradient_scaler_without_an_optimizer_is_refused(make_trainer: Make, tiny: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^model\.optimizer: expected adamw or sgd with precision 16-mixed"):
         make_trainer(precision="16-mixed").fit(LanguageModel(**tiny, optimizer="none"), datamodule=data())
@@ -209,39 +185,6 @@ def test_the_optimizers_get_their_settings(make_trainer: Make, tiny: dict[str, A
         optimizer = optimizer_of(trainer)
         assert type(optimizer) is kind
         assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.25)
-
-
-def test_the_matmul_precision_holds_during_the_run_alone(make_trainer: Make, tiny: dict[str, Any]) -> None:
-    seen = []
-
-    class Looking(LanguageModel):
-        def on_train_start(self) -> None:
-            seen.append(torch.get_float32_matmul_precision())
-
-    make_trainer(1).fit(Looking(**tiny, float32_matmul_precision="medium"), datamodule=data())
-    assert seen == ["medium"]
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_the_matmul_precision_goes_back_after_an_error(make_trainer: Make, tiny: dict[str, Any]) -> None:
-    class Fails(LanguageModel):
-        def on_train_start(self) -> None:
-            raise KeyError(torch.get_float32_matmul_precision())
-
-    with pytest.raises(KeyError, match="medium"):
-        make_trainer(1).fit(Fails(**tiny, float32_matmul_precision="medium"), datamodule=data())
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_a_process_that_uses_torchs_newer_switch_trains_and_keeps_it(make_trainer: Make, tiny: dict[str, Any]) -> None:
-    products: Any = torch.backends.cuda.matmul
-    before, products.fp32_precision = products.fp32_precision, "tf32"
-    try:
-        make_trainer(1).fit(LanguageModel(**tiny), datamodule=data())
-        assert products.fp32_precision == "tf32"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        products.fp32_precision = before
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -279,10 +222,6 @@ def test_every_dimension_can_be_overridden(overrides: dict[str, int], tiny: dict
         ({"size": "huge"}, "size: expected one of small, "),
         ({"num_heads": 7}, "num_heads: expected a divisor of d_model"),
         ({"optimizer": "lion"}, "optimizer: expected one of adamw, sgd, none, given 'lion'"),
-        (
-            {"float32_matmul_precision": "low"},
-            "float32_matmul_precision: expected one of highest, high, medium",
-        ),
         ({"compile_mode": "fast"}, "compile_mode: expected one of default, .* given 'fast'"),
         ({"lr": -1.0}, "lr: expected zero or more, given -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay: expected zero or more, given nan"),

@@ -13,9 +13,9 @@ from benchmarks.gpu.place import Place, missing
 from lm_profiler.record.entry import Entry
 
 PRECISIONS = {
-    "fp32": "{trainer.precision: 32-true, model.float32_matmul_precision: highest}",
-    "TF32": "{trainer.precision: 32-true, model.float32_matmul_precision: high}",
-    "bf16": "{trainer.precision: bf16-mixed, model.float32_matmul_precision: highest}",
+    "fp32": "{trainer.precision: 32-true, torch.float32_matmul_precision: highest}",
+    "TF32": "{trainer.precision: 32-true, torch.float32_matmul_precision: high}",
+    "bf16": "{trainer.precision: bf16-mixed, torch.float32_matmul_precision: highest}",
 }
 SIZES = ("small", "medium", "large", "xl", "2.7B")
 SWEEPS = {
@@ -63,7 +63,7 @@ def cells(place: Place, name: str, how: str, precisions: Sequence[str]) -> list[
 
 def row(entry: Entry, how: str) -> list[str]:
     """Of one cell, for people."""
-    tf32 = entry.overrides.get("model.float32_matmul_precision") == "high"
+    tf32 = entry.overrides.get("torch.float32_matmul_precision") == "high"
     half = entry.overrides.get("trainer.precision") == "bf16-mixed"
     words = [
         entry.overrides.get("model.size", ""),

@@ -5,7 +5,7 @@ A remedy is offered only where it is not on already and where this machine has w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from lm_profiler.analysis.remedies.remedy import (
     TF32,
     WEIGHTS,
     Candidate,
+    Faster,
     FirstRun,
-    Hardware,
     Remedy,
     Smaller,
     faster,
@@ -44,17 +44,15 @@ _WORKERS_OF_A_CORE = 4
 # smaller batches that a plan tries: the largest that fits may not, once gradients are held from batch to batch
 _DIVISORS = 2
 
-_Tried = Iterator[tuple[Candidate, str]]
-_Faster = Callable[[FirstRun, Hardware], _Tried]
 
-
-def half_precision(run: FirstRun, hardware: Hardware) -> _Tried:
+def half_precision(run: FirstRun) -> Iterator[Candidate]:
     if run.option(_PRECISION) not in _FULL:
         return
-    kind = hardware.half_precision or "bf16-mixed"
+    kind = run.settings.half_precision or "bf16-mixed"
     may_change = FLOAT16 if kind.startswith("16") else BFLOAT16
-    why = "this hardware multiplies no half precision faster" if hardware.half_precision == "" else ""
-    yield faster({_PRECISION: kind}, _PRECISION, run.phases_s(*_PRODUCTS), may_change), why
+    # What a device that is not known multiplies faster, the runs themselves will tell.
+    why = "" if run.settings.half_precision or run.has_device else "this hardware multiplies no half precision faster"
+    yield faster({_PRECISION: kind}, _PRECISION, run.phases_s(*_PRODUCTS), may_change, refused=why)
 
 
 def narrower(planned: Planned, context: int | None) -> Iterator[Smaller]:
@@ -66,40 +64,40 @@ def narrower(planned: Planned, context: int | None) -> Iterator[Smaller]:
         yield smaller({_PRECISION: "bf16-true"}, WEIGHTS)
 
 
-def tf32(run: FirstRun, hardware: Hardware) -> _Tried:
-    name = run.first_known("model.float32_matmul_precision", "torch.float32_matmul_precision")
-    if name is None or not hardware.has_device or run.option(_PRECISION) not in _FULL:
+def tf32(run: FirstRun) -> Iterator[Candidate]:
+    name = run.first_known("torch.float32_matmul_precision", "model.float32_matmul_precision")
+    if name is None or not run.has_device or run.option(_PRECISION) not in _FULL:
         return
     environment = run.record.environment
     if environment is not None and environment.flags.get("float32_matmul_precision") != "highest":
         return
-    why = "this hardware has no TF32" if hardware.tf32 is False else ""
-    yield faster({name: "high"}, name, run.phases_s(*_PRODUCTS), TF32), why
+    why = "this hardware has no TF32" if run.settings.tf32 is None else ""
+    yield faster({name: "high"}, name, run.phases_s(*_PRODUCTS), TF32, refused=why)
 
 
-def compiled(run: FirstRun, hardware: Hardware) -> _Tried:
+def compiled(run: FirstRun) -> Iterator[Candidate]:
     name = run.first_known("model.compile", "torch.compile")
     if name is None or not isinstance(run.option(name), bool):
         return
     if run.option(name):
-        yield faster({name: "false"}, name, None, ORDER), ""
+        yield faster({name: "false"}, name, None, ORDER)
         return
     if run.record.model is not None and run.record.model.compiled:  # by its own code
         return
     fused_s = run.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
     ceiling_s = run.phases_s(*_PRODUCTS) if fused_s is None else fused_s
-    yield faster({name: "true"}, name, ceiling_s, ORDER), ""
+    yield faster({name: "true"}, name, ceiling_s, ORDER)
     mode = f"{name}_mode"
-    if hardware.has_device and run.has(mode):
+    if run.has_device and run.has(mode):
         # Tuned kernels may be faster in the products, too.
         for kind, most_s in (("reduce-overhead", ceiling_s), ("max-autotune", run.phases_s(*_PRODUCTS))):
-            yield faster({name: "true", mode: kind}, name, most_s, ORDER), ""
+            yield faster({name: "true", mode: kind}, name, most_s, ORDER)
 
 
-def other_attention(run: FirstRun, hardware: Hardware) -> _Tried:
+def other_attention(run: FirstRun) -> Iterator[Candidate]:
     other = {"math": "sdpa", "sdpa": "math"}.get(str(run.option(ATTENTION)))
     if other is not None:
-        yield faster({ATTENTION: other}, ATTENTION, run.phases_s(*_PRODUCTS), ORDER), ""
+        yield faster({ATTENTION: other}, ATTENTION, run.phases_s(*_PRODUCTS), ORDER)
 
 
 def fused_attention(planned: Planned, context: int | None) -> Iterator[Smaller]:
@@ -107,15 +105,15 @@ def fused_attention(planned: Planned, context: int | None) -> Iterator[Smaller]:
         yield smaller({ATTENTION: "sdpa"}, ORDER)
 
 
-def no_checkpointing(run: FirstRun, hardware: Hardware) -> _Tried:
+def no_checkpointing(run: FirstRun) -> Iterator[Candidate]:
     ceiling_s = run.terms_s("recomputation") or run.phases_s("backward")
     if run.option(_CHECKPOINTS):
         off = {_CHECKPOINTS: "null", **({_CHECKPOINTING: "false"} if run.option(_CHECKPOINTING) else {})}
-        yield faster(off, _CHECKPOINTS, ceiling_s), ""
+        yield faster(off, _CHECKPOINTS, ceiling_s)
         return
     for name in (_CHECKPOINTING, "model.gradient_checkpointing"):
         if run.option(name) is True:
-            yield faster({name: "false"}, name, ceiling_s), ""
+            yield faster({name: "false"}, name, ceiling_s)
 
 
 def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
@@ -123,7 +121,7 @@ def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
         yield smaller({_CHECKPOINTING: "true"})
 
 
-def other_batches(run: FirstRun, hardware: Hardware) -> _Tried:
+def other_batches(run: FirstRun) -> Iterator[Candidate]:
     """Yield options for the same samples of a step in fewer batches or in more; then for more samples."""
     batch, batches = run.option(_BATCH), run.option(_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
@@ -131,14 +129,14 @@ def other_batches(run: FirstRun, hardware: Hardware) -> _Tried:
     factor = 2
     while batches % factor == 0:
         options = {_BATCH: str(batch * factor), _BATCHES: str(batches // factor)}
-        yield faster(options, "batch", None, PER_BATCH), ""
+        yield faster(options, "batch", None, PER_BATCH)
         if run.option(_CHECKPOINTING) is False and not run.option(_CHECKPOINTS):
-            yield faster({**options, _CHECKPOINTING: "true"}, "batch", None, PER_BATCH), ""
+            yield faster({**options, _CHECKPOINTING: "true"}, "batch", None, PER_BATCH)
         factor *= 2
     if batch % 2 == 0:
-        yield faster({_BATCH: str(batch // 2), _BATCHES: str(batches * 2)}, "batch", None, PER_BATCH), ""
+        yield faster({_BATCH: str(batch // 2), _BATCHES: str(batches * 2)}, "batch", None, PER_BATCH)
     for factor in (2, 4):
-        yield faster({_BATCH: str(batch * factor)}, "batch", None, OTHER_BATCH), ""
+        yield faster({_BATCH: str(batch * factor)}, "batch", None, OTHER_BATCH)
 
 
 def smaller_batches(planned: Planned, context: int | None) -> Iterator[Smaller]:
@@ -159,37 +157,38 @@ def accumulated(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
             yield smaller({_BATCH: n, _BATCHES: times * batch // n}, PER_BATCH)
 
 
-def workers(run: FirstRun, hardware: Hardware) -> _Tried:
+def workers(run: FirstRun) -> Iterator[Candidate]:
     name = run.first_known(*WORKERS)
     if name is None:
         return
     now = run.option(name)  # None of the loader's option: as the data has it
     for count in (1, 2, 4, 8):
         if count > (now or 0):
+            cores = run.settings.cores or count
             # Workers that wait for files need no core each.
-            why = "" if count <= _WORKERS_OF_A_CORE * hardware.cores else f"there are {hardware.cores} cores for them"
-            yield faster({name: str(count)}, "num_workers", run.phases_s("data"), BY_WORKERS), why
+            why = "" if count <= _WORKERS_OF_A_CORE * cores else f"there are {cores} cores for them"
+            yield faster({name: str(count)}, "num_workers", run.phases_s("data"), BY_WORKERS, refused=why)
 
 
-def pinned(run: FirstRun, hardware: Hardware) -> _Tried:
+def pinned(run: FirstRun) -> Iterator[Candidate]:
     name = run.first_known("data.pin_memory", "loader.pin_memory")
     if name and (run.option(name) is False or (name == "loader.pin_memory" and run.option(name) is None)):
-        why = "" if hardware.has_device else "batches are not copied to a device"
-        yield faster({name: "true"}, name, run.phases_s("data", "transfer")), why
+        why = "" if run.has_device else "batches are not copied to a device"
+        yield faster({name: "true"}, name, run.phases_s("data", "transfer"), refused=why)
 
 
-def benchmark(run: FirstRun, hardware: Hardware) -> _Tried:
+def benchmark(run: FirstRun) -> Iterator[Candidate]:
     name = "trainer.benchmark"
-    if run.option(name) is not True and hardware.has_device and run.has(name):
-        yield faster({name: "true"}, name, run.phases_s(*_PRODUCTS), ORDER), ""
+    if run.option(name) is not True and run.has_device and run.has(name):
+        yield faster({name: "true"}, name, run.phases_s(*_PRODUCTS), ORDER)
 
 
-def switch(name: str, when: bool, to: str, phases: tuple[str, ...], may_change: str | None) -> _Faster:
+def switch(name: str, when: bool, to: str, phases: tuple[str, ...], may_change: str | None) -> Faster:
     """Return the candidate of one option that is set to ``to`` where it is ``when``."""
 
-    def candidates(run: FirstRun, hardware: Hardware) -> _Tried:
+    def candidates(run: FirstRun) -> Iterator[Candidate]:
         if run.option(name) is when:
-            yield faster({name: to}, name, run.phases_s(*phases), may_change), ""
+            yield faster({name: to}, name, run.phases_s(*phases), may_change)
 
     return candidates
 
@@ -383,9 +382,7 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
     """Return settings that need less than ``planned``, by what its call has; what changes training least goes first.
 
-    Args:
-        planned: The run, with the largest batch that fits, if a smaller one is to be among them.
-        largest_context: The largest context that fits; None where it is unknown.
+    The largest batch that fits is among them where ``planned`` has it, and the largest context.
     """
     offered = [one for each in REMEDIES if each.smaller is not None for one in each.smaller(planned, largest_context)]
     return sorted(offered, key=lambda one: LEAST_FIRST.index(one.may_change))
@@ -404,9 +401,9 @@ def _united(each: Sequence[Smaller]) -> Smaller:
     return smaller(options, ", ".join(dict.fromkeys(one.changes for one in each if one.changes)))
 
 
-def tried_on(run: FirstRun, hardware: Hardware) -> _Tried:
+def tried_on(run: FirstRun) -> Iterator[Candidate]:
     """Yield candidates that ``run`` leaves open, each with why it cannot work; what its verdict advises goes first."""
     bound_by = run.record.verdict and run.record.verdict.bound_by
     for remedy in sorted(REMEDIES, key=lambda remedy: bound_by not in remedy.against):
         if remedy.faster is not None:
-            yield from remedy.faster(run, hardware)
+            yield from remedy.faster(run)

@@ -28,21 +28,20 @@ LEAST_FIRST = (None, ORDER, PER_BATCH, BFLOAT16, WEIGHTS, OTHER_BATCH, OTHER_OPT
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """What the machine can do. None is unknown: then the runs themselves will tell."""
-
-    half_precision: str | None  # the mixed precision that it multiplies faster than float32; "" for none
-    tf32: bool | None  # whether it multiplies float32 as TF32
-    cores: int  # that the run may use
-    has_device: bool  # whether batches are copied to a device
-
-
-@dataclass(frozen=True)
 class FirstRun:
     """The run that is to become faster: its options, and what its step consists of."""
 
     entry: Entry
     record: RunRecord
+
+    @property
+    def has_device(self) -> bool:
+        """Whether batches are copied to a device."""
+        return self.record.environment is not None and self.record.environment.device_type != "cpu"
+
+    @property
+    def settings(self) -> Settings:
+        return self.record.settings or Settings()
 
     def option(self, path: str) -> Any:
         return self.entry.option(path)
@@ -79,6 +78,7 @@ class Candidate:
     group: str  # candidates of one group take each other's place (all values of one option)
     ceiling_s: float | None = None  # seconds of a step that it saves at most, where the first run tells
     may_change: str | None = None  # what it may change in the results; None where nothing
+    refused: str = ""  # why it is not tried; empty where it is
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,25 @@ class Smaller(Candidate):
         return (self.may_change or "").partition(":")[0]
 
 
-def faster(options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None) -> Candidate:
+def faster(
+    options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None, refused: str = ""
+) -> Candidate:
     """Return a candidate that is named as its options."""
-    return Candidate(name_of(options), options, group, ceiling_s, may_change)
+    return Candidate(name_of(options), options, group, ceiling_s, may_change, refused)
 
 
 def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known: bool = False) -> Smaller:
     """Return a candidate of a plan that is named as its options."""
     text = {name: str(value) for name, value in options.items()}
-    return Smaller(name_of(text), text, next(iter(text)), None, may_change, is_known)
+    return Smaller(name_of(text), text, next(iter(text)), may_change=may_change, is_known=is_known)
 
 
 def name_of(options: Mapping[str, str]) -> str:
     return " + ".join(f"{option}={text}" for option, text in options.items())
+
+
+# the candidates of `improve` that a run leaves open; those that cannot work on its machine say so
+Faster = Callable[[FirstRun], Iterator[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,6 @@ class Remedy:
     likely: float = 1.0
     # what a run is bound by for which it goes before other remedies whose ceilings are no lower
     against: tuple[Bound, ...] = ()
-    # the candidates of `improve` that a run leaves open, each with why it cannot work on this hardware ("" where it
-    # can)
-    faster: Callable[[FirstRun, Hardware], Iterator[tuple[Candidate, str]]] | None = None
+    faster: Faster | None = None
     # the candidates of `plan` where a run does not fit, given the largest context that does, if known
     smaller: Callable[[Planned, int | None], Iterator[Smaller]] | None = None

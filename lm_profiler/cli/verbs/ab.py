@@ -17,8 +17,8 @@ from typing import Literal
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import RatioInterval, change
 from lm_profiler.cli.verbs.compare import tell
+from lm_profiler.improve.candidates import seconds_of
 from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
-from lm_profiler.improve.improve_request import seconds_of
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED
 from lm_profiler.record.entry import Entry, collect

@@ -19,10 +19,8 @@ from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.candidates import Refused, asked_for, candidates, hardware, worth_it
+from lm_profiler.improve.candidates import ImproveRequest, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, RanCell
-from lm_profiler.improve.decision import Improvement
-from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.improve.search import FEWEST_RUNS
 from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
 from lm_profiler.measure.boundary import say
@@ -87,7 +85,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
     written = [calls.look(), *(calls.time(options, 0) for options in asked)]
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
-        cells = Cells(folder, calls, runner)
+        cells = Cells(folder, runner)
         check_calls(server, [cell for cell in written if not is_done(folder.path, cell)])
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
@@ -95,11 +93,11 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
         with display.shown(), interrupting(runner.interrupt):
             cells.left_s = request.budget_s
             try:
-                look = cells.look()
+                look = cells.done(calls.look())
                 if (told := too_short(request, look.took_s)) is not None:
                     say(told)
                 cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
-                record = _improved(request, cells, look, display)
+                record = _improved(request, cells, calls, look, display)
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
                 return INTERRUPTED
@@ -117,7 +115,9 @@ def too_short(request: ImproveRequest, look_s: float) -> str | None:
     )
 
 
-def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:
+def _improved(
+    request: ImproveRequest, cells: Cells, calls: CellCalls, look: RanCell, display: ImproveDisplay
+) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
     account = Account(request, _started(cells.folder.path), look.took_s)
     try:
@@ -127,27 +127,26 @@ def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: Imp
             cells.folder.forget()
             raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
         notes = [_NO_TIME if look.cut else str(error)]
-        record = replace(account, notes=notes).record(Improvement(), "budget" if look.cut else "failed", 1)
+        record = replace(account, notes=notes).record(None, "budget" if look.cut else "failed", 1)
         record.write(cells.folder.path / IMPROVE_FILE)
         return record
-    cells.first = first
-    tried, refused = _changes(request, look, first)
+    changes = _changes(request, look, first)
+    tried, refused = [one for one in changes if not one.refused], [one for one in changes if one.refused]
     notes = [f"in the first setting's own run, {line}" for line in contention_lines(first.contention)]
     notes += [_AHEAD] * (first.loader is None or first.loader.used_up is None)
-    return search(cells, tried, replace(account, refused=refused, notes=notes), first, display.tell)
+    account = replace(account, refused=refused, notes=notes)
+    return search(cells, replace(calls, first=first), tried, account, display.tell)
 
 
-def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[list[Candidate], list[Refused]]:
-    """Return the changes to try, those of ``--try`` before ours, and the changes that are not tried."""
-    assert first.environment is not None
-    known, refused = candidates(look.entry, hardware(first.environment), request.global_batch == "free")
+def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> list[Candidate]:
+    """Return the changes, those of ``--try`` before ours; some are refused."""
+    known = candidates(look.entry, request.global_batch == "free")
     asked = asked_for(request.try_, known, look.entry.option)
     if request.only:
-        return asked, []
+        return asked
     named = {name for name in request.try_ if any(name in one.options for one in asked)}
-    ours = [one for one in known if not named & {*one.options}]
-    tried, too_small = worth_it(ours, first.time["step"].mean, MARGIN)
-    return [*asked, *tried], [*refused, *too_small]
+    ours = [one for one in known if one.refused or not named & {*one.options}]
+    return [*asked, *worth_it(ours, first.time["step"].mean, MARGIN)]
 
 
 def _started(folder: Path) -> str:

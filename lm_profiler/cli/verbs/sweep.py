@@ -30,7 +30,7 @@ from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.sweep_folder import SweepFolder
-from lm_profiler.sweep.sweep_plan import SweepPart, SweepRequest, part_of, plan_of, run_order, shell_line
+from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of, run_order, shell_line
 from lm_profiler.usage_error import UsageError
 
 Options = SweepRequest
@@ -68,7 +68,7 @@ def run(request: SweepRequest) -> int:
     try:
         with SweepFolder(request.folder, plan, part=part) as folder:
             folder.take_over()
-            return _ending(folder, _run(request, folder), part)
+            return _ending(folder, _run(request, folder), request.part)
     except ServerError as error:
         say(str(error))
         return FAILED
@@ -160,7 +160,7 @@ def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None)
             limit_s = None
 
 
-def _ending(folder: SweepFolder, interrupted: bool, part: SweepPart | None) -> int:
+def _ending(folder: SweepFolder, interrupted: bool, part: str | None) -> int:
     """Print the table of the cells that were this process's own, and return the exit code."""
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]

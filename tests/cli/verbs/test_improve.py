@@ -14,8 +14,8 @@ from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
+from lm_profiler.improve.candidates import ImproveRequest
 from lm_profiler.improve.decision import Checked, Ran
-from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.improve.search import FEWEST_RUNS, Searcher
 from lm_profiler.record.improve import read_improve
 from tests.support.made_improve import made_improve

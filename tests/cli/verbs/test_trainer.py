@@ -203,7 +203,6 @@ REFUSED = [
     ["fit", "--trainer.max_steps=-3"],
     ["fit", "--trainer.accumulate_grad_batches=0"],
     ["fit", "--trainer.barebones=true"],
-    ["fit", "--model.fused=true", "--trainer.precision=bf16-mixed"],
     ["fit", "--model=users_module.Bare"],
     ["fit", "--log_dir=file/logs"],
     ["fit", "tiny.yaml"],
