@@ -22,7 +22,6 @@ from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.analysis.why.moved import Lists
-from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -101,7 +100,6 @@ class Evidence:
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
     counters: Sequence[StepCounters] = ()  # counters of each measured step, of each rank that has them
-    experiment: Experiment | None = None  # delays that were held in the ``whatif`` stage
     timelines: Sequence[RankTimeline] = ()  # the timeline of each rank that knows when it came to its collectives
     reducers: Sequence[ReducerTimes] = ()  # the reducer's times on each rank, where DDP trains
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found

@@ -22,7 +22,7 @@ from lm_profiler.usage_error import UsageError
 # the classes that are used where the call names none
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 
-_SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "whatif", "torch", "loader")
+_SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "torch", "loader")
 _FILES = (".yaml", ".yml", ".json")
 
 

@@ -168,7 +168,6 @@ _GROUPS: dict[str, list[Quantity]] = {
         _computed(f"waterfall_{name}_s", title, "ms", meaning, _term_s(name))
         for name, (title, meaning) in TERMS.items()
     ],
-    "Slack": [],
     "Memory": [],
     "Planned memory": [_computed("measured_over_planned", "measured / planned", "x", _OVER, _over_planned)],
     "Memory by phase": [],

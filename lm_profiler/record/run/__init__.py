@@ -72,10 +72,6 @@ from lm_profiler.record.run.timing import (
 )
 from lm_profiler.record.run.waterfall import (
     Contributor,
-    PlaceName,
-    PlaceSlack,
-    Saving,
-    Slack,
     Term,
     TermName,
     Waterfall,
@@ -86,9 +82,9 @@ __all__ = [
     "Bound", "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment", "Failure",
     "Finding", "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
     "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
-    "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",
+    "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part",
     "PlannedMemory", "PythonTime", "RankDoubt", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks",
-    "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "SlowRank", "Status", "Steadiness",
+    "Rates", "RecordError", "RunRecord", "Settings", "SlowRank", "Status", "Steadiness",
     "StepCounters", "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput",
     "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "json_of", "read_as",
     "read_run", "worst_first",

@@ -36,7 +36,7 @@ from lm_profiler.record.run.timing import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.record.run.waterfall import Slack, Waterfall
+from lm_profiler.record.run.waterfall import Waterfall
 
 _SHARED = {part: word for part, word in WORDS.items() if part != "step"}
 
@@ -132,7 +132,6 @@ class RunRecord(Part):
     verdict: Verdict | None = within(group="How it ended", default=None)
     waterfall: Waterfall | None = within(group="Waterfall", default=None)
     """None where no peak is known, or no step was traced."""
-    slack: Slack | None = within(group="Slack", default=None)
     """None where no delays were asked for."""
     ranks: Ranks | None = within(group="Ranks", default=None)
     """None for a single rank, or where nothing says who waited for whom; ``notes`` say why."""

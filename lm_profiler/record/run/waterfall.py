@@ -1,4 +1,4 @@
-"""The waterfall from the ideal step to the measured one, and the slack that held delays show."""
+"""The waterfall from the ideal step to the measured one."""
 
 from __future__ import annotations
 
@@ -96,53 +96,3 @@ class Waterfall(Part):
         """The terms that count in the next one, because the clock or the bandwidth is unknown."""
         rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
         return {name for name, rate in rates.items() if rate is None}
-
-
-# where a delay is held: in the loader's workers; on the host before it asks for a batch (a loader without workers),
-# before forward, backward or optimizer; or in the device's stream, before the kernels of forward
-PlaceName = Literal["loader", "data", "forward", "backward", "optimizer", "device"]
-
-
-class PlaceSlack(Part):
-    """The cost of a delay in one place, in seconds a step; a small delay is one of up to a quarter of the step."""
-
-    place: Annotated[PlaceName, Newer] = figure("place", "text", "where the delay went")
-    slope: float = figure("cost of a small delay", "number", "per second of it: 1 on the critical path, 0 off it")
-    slope_low: float = figure("cost, low", "number", "an end of its 95 % interval")
-    slope_high: float = figure("cost, high", "number", "an end of its 95 % interval")
-    slack_s: float = figure("slack", "ms", "largest delay that costs nothing")
-    slack_low_s: float = figure("slack, low", "ms", "an end of its 95 % interval")
-    slack_high_s: float = figure("slack, high", "ms", "an end of its 95 % interval")
-    largest_s: float = figure("largest delay", "ms", "that was tried: a slack whose interval ends there may be more")
-
-
-class Saving(Part):
-    """What a faster place would save of the step.
-
-    ``compute`` is the host and the device. In a loader with n workers each batch is n x faster_s faster, divided by the
-    batches of a step. A place on the host is never faster by more than it takes.
-    """
-
-    place: Annotated[Literal["loader", "compute", "data", "forward", "backward", "optimizer"], Newer] = figure(
-        "faster place", "text", "the loader, all else, or a place on the host"
-    )
-    faster_s: float = figure("faster by", "ms", "a step")
-    saves_s: float = figure("would save", "ms", "of the step")
-    low_s: float = figure("saves, low", "ms", "an end of its 95 % interval")
-    high_s: float = figure("saves, high", "ms", "an end of its 95 % interval")
-
-
-class Slack(Part):
-    """The result of holding delays in the ``whatif`` stage, after timing.
-
-    ``savings`` need a loader with ``workers``: without, loader and host take turns on one thread, and a faster place
-    saves just what it is faster by. Those of single places on the host need a run without a device beside it.
-    """
-
-    step_s: float = figure(
-        "step without a delay", "ms", "mean of the whatif stage's steps without a delay", "undelayed_step_s"
-    )
-    blocks: int = figure("delays held", "count", "of known lengths in one place at a time, without a delay included")
-    workers: int = figure("delayed workers", "count", "of the loader; 0 where none can be delayed")
-    places: list[PlaceSlack]
-    savings: list[Saving] = Field(default_factory=list)

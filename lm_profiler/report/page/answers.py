@@ -11,38 +11,16 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
-from lm_profiler.record.run import PlaceSlack, RecordError, RunRecord
+from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.kernel_tables import kernel_answers, kernel_rows, kind_rows
 from lm_profiler.report.run.run_page import failure_lines, summary_lines, time_table
 from lm_profiler.report.run.sections import sections
-from lm_profiler.report.run.slack_lines import known_slack, middle_savings, slack_text
 from lm_profiler.report.run.verdict import odd_text, verdict_lines
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Column, column, figures
-
-
-def slack_answer(record: RunRecord) -> dict[str, Any] | None:
-    """Return a bar for each place, in seconds; None without delays. An unknown slack has a text and no bar."""
-    slack = record.slack
-    if slack is None or not slack.places:
-        return None
-    return {
-        "step_s": slack.step_s,
-        "places": [_place(of) for of in slack.places],
-        "savings": [of.model_dump() for of in middle_savings(slack).values()],
-    }
-
-
-def _place(of: PlaceSlack) -> dict[str, Any]:
-    slack_s, interval = known_slack(of)
-    low_s, high_s = interval or (None, None)
-    known = {"slack_s": slack_s, "low_s": low_s, "high_s": high_s}
-    slopes = {"slope": of.slope, "slope_low": of.slope_low, "slope_high": of.slope_high}
-    return {"place": of.place, "text": slack_text(of), **slopes, **known}
-
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
 MOST_STEPS = 4000  # the most steps that a page gets: more bars could neither be told apart nor drawn
@@ -151,7 +129,6 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "times": table_of(table),
         "steps": _steps(entry, most_steps),
         "owners": _owners(record),
-        "slack": slack_answer(record),
         "causes": _causes(record),
         "sections": [table_of(section) for section in sections(record)],
     }

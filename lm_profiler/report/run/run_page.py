@@ -24,7 +24,6 @@ from lm_profiler.record.text import short_path
 from lm_profiler.report.run.phase_table import phase_table, step_line
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import list_table, sections, shown
-from lm_profiler.report.run.slack_lines import slack_lines
 from lm_profiler.report.run.verdict import findings_lines, odd_lines, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall_text import why_lines
 from lm_profiler.report.tables.table import Table, ms_text, text_table
@@ -67,7 +66,6 @@ def end_lines(record: RunRecord) -> list[str]:
         *_memory(record)[:1],
         *waits,
         *other,
-        *slack_lines(record),  # who asked for delays wants to see them
         *odd_lines(record)[:1],
         *(f"note: {note}" for note in record.notes),
         *failure_lines(record),
@@ -123,7 +121,6 @@ def summary_lines(record: RunRecord) -> list[str]:
         *step_lines(record),
         *ranks_lines(record),
         *why_lines(record),
-        *slack_lines(record),
         *_waits(record),
         *odd_lines(record),
         *other_lines(record),

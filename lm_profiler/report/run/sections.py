@@ -107,7 +107,6 @@ _LISTS_OF = {
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank", "ranks.collectives"),
-    "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = ("odd_steps", "step_counters")
 # the lists whose columns are left out where no row has a value
