@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.callbacks.instruments.instrument import Instruments
-from lm_profiler.callbacks.marks.between import CHECKPOINT, Passed, between_steps, outside_of
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.stages import StageCounter, StoppingRule
+from lm_profiler.analysis.watch.ledger import NamedSpan
+from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.ranks import RanksWatch
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.instruments.watches import StepWatch
+from lm_profiler.callbacks.marks.actions import EPOCH, VALIDATION
+from lm_profiler.callbacks.marks.batches import BatchCounts
+from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks.steps import StepMarks
+from lm_profiler.measure.clocks.steps import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
@@ -30,17 +35,64 @@ _APART_NS = 5_000_000
 
 _NAMED = 3  # number of recompilations that a note names
 
+CHECKPOINT, INSTRUMENTS = "checkpoint", "instruments"  # what may pass between steps, beside VALIDATION and EPOCH
+
 # number, stage, tokens and memory of a step whose marks were not read yet
 _Pending = tuple[int, str, int | None, Peaks]
 
 
+class Instruments:
+    """All instruments of one run, in the order in which they begin; they end in the opposite order.
+
+    Args:
+        memory: begins first, because it resets the peaks that the others may add to.
+        tracer: the trace, in a stage of its own.
+        others: further ones in their order; one that a reading would disturb stands before the one that reads.
+        report: gets a note of each that fails; the others go on.
+        counters: begins last and ends first, so that what the others cost at both ends is not in its counts.
+        ranks: who waits for whom; None where this process trains alone.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryReader,
+        tracer: Tracer,
+        others: Iterable[Instrument],
+        report: Callable[[str], object],
+        counters: StepWatch,
+        ranks: RanksWatch | None = None,
+    ) -> None:
+        self.memory, self.tracer, self.counters, self.ranks = memory, tracer, counters, ranks
+        self._all: list[Instrument] = [memory, tracer, *others, *([] if ranks is None else [ranks]), counters]
+        for instrument in self._all:
+            instrument.part = Guard(instrument.name, report, instrument.discard)
+
+    def begin(self, stage: str) -> None:
+        """Begin all of them: ``stage`` starts with the next step."""
+        for instrument in self._all:
+            instrument.part.run(instrument.begin, stage)
+
+    def end(self, stage: str) -> None:
+        """End all of them: ``stage`` is over."""
+        for instrument in reversed(self._all):
+            if instrument.part.out:
+                instrument.part.undo()  # amid a backward pass, where it failed, not everything could be undone
+            else:
+                instrument.part.run(instrument.end, stage)
+
+    def discard(self) -> None:
+        """Stop them all."""
+        for instrument in reversed(self._all):
+            instrument.part.run(instrument.discard)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what all of them know by now, by the names of the fields of ``Measured``."""
+        return {name: value for instrument in self._all for name, value in instrument.facts.items()}
+
+
 @dataclass(eq=False)
 class Session:
-    """Drives the instruments from step to step. It works between steps only.
-
-    ``steps`` counts the finished steps. The callback, which sees the batches, adds up ``tokens``, ``batches`` and
-    ``samples`` of the running step.
-    """
+    """Drives the instruments from step to step. It works between steps only; ``steps`` counts the finished ones."""
 
     timeline: Timeline  # takes the marks
     stream: EventStream | None  # the device's clock of ``timeline``, or None
@@ -49,13 +101,11 @@ class Session:
     progress: Progress | None  # the progress line; None on every rank but one
     rank: int  # global rank of this process
     stopping: StoppingRule  # ends the measuring before its steps are done, where enough is known
-    tell: Callable[[str], object]  # reports a problem
+    report: Callable[[str], object]  # gets a note
     # appends rows to the file; called once a second at most
     keep_rows: Callable[[Sequence[StepRow]], None] | None = None
+    counts: BatchCounts = field(default_factory=BatchCounts)  # of the running step; the callback adds each batch
     notes: list[str] = field(default_factory=list)
-    tokens: int | None = None
-    batches: int = 0
-    samples: int | None = 0
     steps: int = 0
     instants_ns: list[tuple[int, int]] = field(default_factory=list)  # when each row's step began and ended
     _kept: int = 0
@@ -73,8 +123,8 @@ class Session:
     _finished: bool = False
 
     def __post_init__(self) -> None:
-        self._drawing = Guard("progress", self.tell)
-        self._keeping = Guard("writing the steps while they come", self.tell)
+        self._drawing = Guard("progress", self.report)
+        self._keeping = Guard("writing the steps while they come", self.report)
         self._kept_ns = self.timeline.clock()
         self._begin_stage()
 
@@ -86,19 +136,17 @@ class Session:
         self.steps += 1
         done = schedule.done + 1
         look = stage == "measure" and done >= self.stopping.look_at
+        batches, tokens, samples = self.counts.take()
         now = self.timeline.clock()
         try:
             if now - self._read_ns >= _APART_NS or look or done >= self._planned or stage == "memory":
                 self._read_ns = now
                 self._look_around(stage)
         finally:  # else Ctrl-C while reading would lose the step
-            self._pending.append((self.steps, stage, self.tokens, self._peaks))
-        self.tokens = None
-        count = (self.batches, self.samples)
-        if count != self._count:  # noted where it changes: nearly all steps have as many
-            self._count = count
-            self._counts.append(BatchCount(self.steps, *count))
-        self.batches, self.samples = 0, 0
+            self._pending.append((self.steps, stage, tokens, self._peaks))
+        if (batches, samples) != self._count:  # noted where it changes: nearly all steps have as many
+            self._count = batches, samples
+            self._counts.append(BatchCount(self.steps, batches, samples))
         if self.stream is not None and len(self._pending) > _LAG:
             self._read_reached()
         due = now - self._kept_ns >= _KEEP_NS
@@ -171,11 +219,7 @@ class Session:
             between_steps_s=self._between_steps_s(),
             between=self._between(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(
-                *self.notes,
-                *_recompiled_note(compiled, facts.get("counters", ())),
-                *_graph_note(graph_pools),
-            ),
+            notes=(*self.notes, *_recompiled_note(compiled, facts.get("counters", ())), *_graph_note(graph_pools)),
             **facts,
         )
 
@@ -233,7 +277,11 @@ class Session:
         self.instants_ns.append((marks.host_ns[0], marks.host_ns[-1]))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
-            self._outside += outside_of(marks, self._measured_ns[-1] if self._measured_ns else None)
+            if self._measured_ns:
+                self._outside.append((self._measured_ns[-1], marks.host_ns[0]))
+            ends = [*marks.host_ns[1:], marks.host_ns[-1]]
+            spans = zip(marks.codes, marks.host_ns, ends, strict=True)
+            self._outside += [(begin, end) for code, begin, end in spans if code == OUTSIDE]
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
             self._asked += marks.asked
             self._idle += marks.idle
@@ -242,8 +290,10 @@ class Session:
         if not self._measured_ns:
             return []
         timeline = self.timeline
-        passed = [Passed(at_ns, at_ns, what) for at_ns, what in timeline.went_outside]
-        passed += [Passed(*ends, CHECKPOINT) for ends in zip(timeline.saved[::2], timeline.saved[1::2], strict=False)]
+        passed = [NamedSpan(at_ns, at_ns, what) for at_ns, what in timeline.went_outside]
+        passed += [
+            NamedSpan(*ends, CHECKPOINT) for ends in zip(timeline.saved[::2], timeline.saved[1::2], strict=False)
+        ]
         return between_steps(self._outside, (self._measured_ns[0], self._measured_ns[-1]), passed)
 
     def _between_steps_s(self) -> float | None:
@@ -251,6 +301,31 @@ class Session:
             return None
         whole = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9
         return whole - sum(row.time("step", "host") for row in self._rows if row.stage == "measure")
+
+
+def between_steps(
+    outside: Sequence[tuple[int, int]], within: tuple[int, int], passed: Sequence[NamedSpan]
+) -> list[BetweenSteps]:
+    """Return what took time in the spans ``outside`` of steps, the longest first; checkpoints also from amid steps.
+
+    ``within`` are the instants between which steps were measured. A span counts as validation where that began in it,
+    else as the turn of an epoch where one began in it, else as our own. Time of a checkpoint counts as that alone.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    times: defaultdict[str, int] = defaultdict(int)
+    saved = [event for event in passed if event.what == CHECKPOINT and within[0] <= event.begin_ns < within[1]]
+    for begin_ns, end_ns in outside:
+        inside = [event for event in passed if begin_ns <= event.begin_ns <= end_ns]
+        kinds = {event.what for event in inside}
+        what = VALIDATION if VALIDATION in kinds else EPOCH if EPOCH in kinds else INSTRUMENTS
+        saving_ns = sum(min(event.end_ns, end_ns) - event.begin_ns for event in inside if event in saved)
+        seconds[what] += (end_ns - begin_ns - saving_ns) * 1e-9
+        times[what] += 1
+    if saved:
+        seconds[CHECKPOINT] = sum(event.end_ns - event.begin_ns for event in saved) * 1e-9
+        times[CHECKPOINT] = len(saved)
+    between = [BetweenSteps(what=what, seconds=s, times=times[what]) for what, s in seconds.items() if s > 0.0]
+    return sorted(between, key=lambda each: -each.seconds)
 
 
 def _recompiled_note(names: Sequence[str], counters: Sequence[StepCounters]) -> list[str]:

@@ -23,17 +23,15 @@ from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, INSTRUMENTS, LOGGERS, VALIDATION, Ledger, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
-from lm_profiler.callbacks.instruments.actions import owner_of
-from lm_profiler.callbacks.instruments.tracer import TraceOptions, Tracer
-from lm_profiler.callbacks.marks.methods import bracket
-from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.exports import RunMetrics, metrics_of, publish
+from lm_profiler.callbacks.instruments.action_owners import owner_of
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.marks.actions import NOTHING, Marked
+from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.marks.spans import NOTHING, Marked
-from lm_profiler.callbacks.metrics import RunMetrics, labels_of, published
 from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.trackers import ExportOptions
-from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.chunks import ChunkReader
@@ -43,9 +41,7 @@ from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import LIGHTNING, OURS, RunRecord
-from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import STEPS
 
 # least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds
@@ -61,27 +57,24 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(eq=False, repr=False)  # Python shows whose method a signal handler is, also before there is all of it
 class Watching:
-    """Watches one fit from its set-up on. The constructor asks nothing.
-
-    ``part`` guards all of it: where it fails, training goes on without.
-    """
+    """Watches one fit from its set-up on. The constructor asks nothing."""
 
     callback: Callback  # ours, whose time is named apart
     trainer: Trainer  # the run's
     options: WatchOptions  # what may be traced
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began
-    tell: Callable[[str], object]  # reports a problem
-    part: Guard = UNGUARDED
+    report: Callable[[str], object]  # gets a note of a problem
+    part: Guard = UNGUARDED  # guards all of it: where it fails, training goes on without
     steps: int = 0
-    resumed_at: int = 0
+    resumed_at: int = 0  # the Trainer's count of steps when the loop began
     ledger: Ledger = field(init=False)
     _timeline: Timeline = field(init=False)
-    _phases: PhaseProfiler | None = None
-    _user: object = None
-    _writer: WatchWriter | None = None
+    _phases: PhaseProfiler = field(init=False)
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
+    _user: object = None
+    _writer: WatchWriter | None = None
     _spans: list[NamedSpan] = field(default_factory=list)
     _validated_ns: int = 0
     _hand_ns: int = 0
@@ -89,7 +82,6 @@ class Watching:
     _tracer: Tracer | None = None
     _traced: int = 0
     _trace_ns: int = 0
-    _left: int = 0
     _signalled: bool = False
     _passed_over: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -97,7 +89,7 @@ class Watching:
     _done: bool = False
 
     def __post_init__(self) -> None:
-        self.part = Guard("watch", self.tell, self._leave)
+        self.part = Guard("watch", self.report, self._leave)
         self.ledger = Ledger(self.began_ns)
 
     def passed(self, what: str) -> None:
@@ -118,6 +110,10 @@ class Watching:
         if signal.getsignal(signal.SIGUSR1) == self._asked_by_signal:  # Lightning may have restored it
             signal.signal(signal.SIGUSR1, before)
 
+    def _asked_by_signal(self, signum: int, frame: object) -> None:
+        """Ask for a trace; a signal may come at any line, so nothing else happens here."""
+        self._signalled = self.options.traces
+
     def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
         """Return the stages' ``step_ended``, whose time is noted as our own."""
 
@@ -132,85 +128,60 @@ class Watching:
 
     def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
         """Begin to watch, between two steps: the ``stages`` are over, and left a ``record``."""
-        rows = stages.rows
-        self._book_stages(rows, stages.instants_ns, stages.timeline)
-        trainer, device = self.trainer, self.trainer.strategy.root_device
-        self.steps = len(rows)
+        self._book_stages(stages)
+        trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
+        self.steps = len(stages.rows)
         stream = stream_of(device)
         self._timeline = timeline = Timeline(self.clock, stream, self.part)
         self._probe = probe = probe_of(device)
         self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
         self._reader.start()
         self._undo.callback(self._reader.stop)
-        loader = trainer.train_dataloader
         epoch_s = time.time() - self.clock() * 1e-9
-        run = WatchedRun(getattr(loader, "num_workers", None), epoch_s)
+        run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
         run.skip(self.steps)
+        metrics = metrics_of(folder, rank, stages.rows, record, epoch_s) if export.monitoring else None
         self._writer = WatchWriter(
             folder,
-            trainer.global_rank,
+            rank,
             trainer.world_size,
             timeline,
             ChunkReader(stream),
             run,
             self.ledger,
             self.options,
-            self.tell,
+            self.report,
             partial(_free_bytes, device),
             self.part,
             self.clock,
             self.resumed_at,
-            *self._published(folder, rows, record, export, epoch_s),
+            metrics,
+            None if metrics is None else self._published(metrics, export),
         )
         self._user = trainer.profiler  # type: ignore[attr-defined]
-        self._phases = PhaseProfiler(
-            trainer,
-            timeline,
-            steps=_ENDLESS,
-            step_ended=self._step_ended,
-            follow=lambda left: left,
-            done=lambda: None,
-            stop=False,
-            died=lambda error: None,
-            callback=self.callback,
-        )
-        trainer.profiler = self._phases  # type: ignore[attr-defined]
+        self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, callback=self.callback)
+        self._phases.attach()
         self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
-        OptimizerMarks(timeline, self._undo).attach(trainer, trainer.lightning_module)
+        self._phases.mark_optimizers()
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
                 with suppress(AttributeError):
                     bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
         self._writer.start()
 
-    def _published(
-        self, folder: Path, rows: Sequence[StepRow], record: RunRecord | None, export: ExportOptions, epoch_s: float
-    ) -> tuple[RunMetrics | None, Callable[[], object] | None]:
-        """Publish the run's metrics where that is asked for; return them, and what writes their file."""
-        if not export.monitoring:
-            return None, None
-        tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
-        mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
-        metrics = RunMetrics(
-            labels_of(folder, self.trainer.global_rank),
-            sum(tokens) / len(tokens) if tokens else None,
-            mfu * step_s if mfu and step_s else None,
-            epoch_s,
-        )
-        part = Guard("export", self.tell)
-        write = part.run(published, metrics, export, self.trainer.global_rank, self.trainer.local_rank, self._unpublish)
-        return metrics, write
+    def _published(self, metrics: RunMetrics, export: ExportOptions) -> Callable[[], object] | None:
+        ranks = self.trainer.global_rank, self.trainer.local_rank
+        return Guard("export", self.report).run(publish, metrics, export, *ranks, self._unpublish)
 
-    def _book_stages(self, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline) -> None:
+    def _book_stages(self, stages: Session) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
-        saved = [NamedSpan(*ends, CHECKPOINTS) for ends in zip(stages.saved[::2], stages.saved[1::2], strict=False)]
-        spans, self._spans = sorted([*self._spans, *saved], key=lambda span: span.end_ns), []
-        begin_ns, end_ns = np.array(instants_ns, np.int64).reshape(-1, 2).T
-        host_s = np.array([row.host_seconds for row in rows]).reshape(-1, len(TIMED))
+        saved = stages.timeline.saved
+        checkpoints = [NamedSpan(*ends, CHECKPOINTS) for ends in zip(saved[::2], saved[1::2], strict=False)]
+        spans, self._spans = sorted([*self._spans, *checkpoints], key=lambda span: span.end_ns), []
+        begin_ns, end_ns = np.array(stages.instants_ns, np.int64).reshape(-1, 2).T
+        host_s = np.array([row.host_seconds for row in stages.rows]).reshape(-1, len(TIMED))
         spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in their end
-        turns = [at for at, what in stages.went_outside if what != VALIDATION]
-        left = [at for at, what in stages.went_outside if what == VALIDATION]
-        self.ledger.add(begin_ns, end_ns, host_s, spans, turns, left)
+        self.ledger.add(begin_ns, end_ns, host_s, spans, *_turns_and_left(stages.timeline.went_outside))
         if len(host_s):
             self.ledger.longest.clear()
             for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
@@ -227,9 +198,8 @@ class Watching:
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
-        return _TimedByName(
-            self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}"
-        )
+        kind = "callback" if action_name.startswith("[Callback]") else "hooks"
+        return _TimedByName(self, f"{kind}: {owner[0]}")
 
     def _step_ended(self) -> int:
         """Count a step; called in every one, so that it does nothing else but compare two clocks."""
@@ -261,11 +231,10 @@ class Watching:
         spans, self._spans = self._spans, []
         went, timeline.went_outside[:] = list(timeline.went_outside), []
         timeline.saved.clear()
-        passed, self._passed_over = self._passed_over, 0
-        turns = [at for at, what in went if what != VALIDATION]
-        left = [at for at, what in went if what == VALIDATION]
+        passed_over, self._passed_over = self._passed_over, 0
+        turns_ns, left_ns = _turns_and_left(went)
         seen = (*self._reader.take(), self._held_bytes(), self.trainer.global_step)
-        return Handed(now_ns, marks, passed, spans, turns, left, *seen, traced)
+        return Handed(now_ns, marks, passed_over, spans, turns_ns, left_ns, *seen, traced)
 
     def _held_bytes(self) -> int | None:
         held = self._probe.held()
@@ -278,48 +247,40 @@ class Watching:
         """Trace the next ``steps`` whole steps, after one in which torch's profiler warms up."""
         trainer, writer = self.trainer, self._writer
         assert writer is not None
-        label = f".step{self.steps + 2}"
-        taken = is_a(self._user, "PyTorchProfiler")
         tracer = Tracer(
             TraceOptions(steps=steps), trainer.strategy.root_device, self._timeline, writer.folder, writer.rank,
-            lambda: trainer.lightning_module, taken, label,
+            lambda: trainer.lightning_module, is_a(self._user, "PyTorchProfiler"), f".step{self.steps + 2}",
         )  # fmt: skip
-        tracer.part = Guard("a trace on demand", self.tell, tracer.discard)
-        tracer.part.run(tracer.begin, "trace")
-        self._tracer, self._left, self._traced, self._trace_ns = tracer, steps + 1, 0, now_ns
+        tracer.part = Guard("a trace on demand", self.report, tracer.discard)
+        tracer.part.run(tracer.start)
+        self._tracer, self._traced, self._trace_ns = tracer, 0, now_ns
 
     def _trace_on(self, now_ns: int) -> None:
         """Go on with a trace after each of its steps, and end it after the last."""
         tracer = self._tracer
         assert tracer is not None
         self._traced += 1
-        if self._traced < self._left and not tracer.part.out:
+        if self._traced <= tracer.options.steps and not tracer.part.out:
             tracer.part.run(tracer.step)
             return
         self._tracer = None
         self._spans.append(NamedSpan(self._trace_ns, now_ns, INSTRUMENTS))
-        tracer.part.run(tracer.end, "trace")
+        tracer.part.run(tracer.finish)
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced
         self._hand_over(self.clock(), partial(_kernels_of, tracer))
-
-    def _asked_by_signal(self, signum: int, frame: object) -> None:
-        """Ask for a trace; a signal may come at any line, so nothing else happens here."""
-        self._signalled = self.options.traces
 
     def end(self) -> None:
         """Write what is left: the fit is over."""
         if self._done:
             return
         self._done = True
-        writer, tracer = self._writer, self._tracer
-        if writer is None:
+        if (writer := self._writer) is None:
             self._undo.close()
             return
-        if self._phases is not None:
-            self.part.run(self._phases.close_step)
-        if tracer is not None:
-            tracer.part.run(tracer.discard)
+        self.part.run(lambda: self._phases.close_step())
+        if self._tracer is not None:
+            self._tracer.part.run(self._tracer.discard)
         handed = None if self.part.out else self.part.run(self._handed, self.clock())
         self._restore()
         if handed is not None:
@@ -327,7 +288,7 @@ class Watching:
         self.part.run(self._unpublish.close)
 
     def _restore(self) -> None:
-        if self._phases is not None:
+        if hasattr(self, "_phases"):
             self._phases.restore()
             self._timeline.stop()
         self._undo.close()
@@ -338,6 +299,11 @@ class Watching:
             self._writer.stop()
         self._restore()
         self._unpublish.close()
+
+
+def _turns_and_left(went: Sequence[tuple[int, str]]) -> tuple[list[int], list[int]]:
+    """Return when epochs began, and when the loop left its steps for validation."""
+    return [at for at, what in went if what != VALIDATION], [at for at, what in went if what == VALIDATION]
 
 
 def _kernels_of(tracer: Tracer) -> Path | None:

@@ -1,19 +1,22 @@
-"""Instruments that read something at the beginning and the end of one stage."""
+"""Instruments that read something where the measured steps begin and end, or between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.callbacks.instruments.instrument import Watch
+from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.counts.ready_batches import ready_batches
 from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
+from lm_profiler.measure.counts.step_counters import Beside, step_counters
+from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import CpuUseReader
 from lm_profiler.measure.device.telemetry import TelemetrySampler
@@ -24,18 +27,38 @@ from lm_profiler.record.run import LoaderFacts
 from lm_profiler.usage_error import UsageError
 
 
-def profiler_range() -> Watch:
-    """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
+@dataclass(eq=False)
+class StepWatch(Instrument):
+    """Instrument that reads counters of the process at the end of measured steps."""
 
-    def start() -> None:
-        torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
-        torch.cuda.profiler.start()
+    reader: StepReader  # reads the counts
+    rank: int = 0  # this process's
+    sampler: TelemetrySampler | None = None  # samples the clock of its GPU; None without one
+    name = "counters of the steps"
+    stage = "measure"
 
-    def finish() -> Mapping[str, Any]:
-        torch.cuda.profiler.stop()
-        return {}
+    @property
+    def facts(self) -> dict[str, Any]:  # made when asked for, after everything that is timed
+        return self.part.run(self._facts, otherwise={})
 
-    return Watch("trace.cuda_profiler_range", "measure", start, finish, torch.cuda.profiler.stop)
+    def _facts(self) -> dict[str, Any]:
+        reader, sampler = self.reader, self.sampler
+        if not reader.raw:
+            return {}
+        beside = Beside(reader.collections, reader.compilations)
+        if sampler is not None:
+            beside = replace(beside, gpu=sampler.during)
+        return {"counters": step_counters(reader.raw, beside, self.rank)}
+
+    def start(self) -> None:
+        self.reader.start()
+
+    def end(self, stage: str) -> None:
+        if stage == self.stage:
+            self.reader.stop()
+
+    def discard(self) -> None:
+        self.reader.stop()
 
 
 def watches_of(
@@ -64,6 +87,20 @@ def watches_of(
     # This one begins last and ends first: it counts the CPU time of all that runs in between.
     cpu = CpuUseReader(None if sampler is None else sampler.gpu)
     return [*watches, Watch("contention", "measure", cpu.begin, lambda: {"cpu_uses": cpu.end()})]
+
+
+def profiler_range() -> Watch:
+    """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
+
+    def start() -> None:
+        torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
+        torch.cuda.profiler.start()
+
+    def finish() -> Mapping[str, Any]:
+        torch.cuda.profiler.stop()
+        return {}
+
+    return Watch("trace.cuda_profiler_range", "measure", start, finish, torch.cuda.profiler.stop)
 
 
 def recompilations_watch() -> Watch:

@@ -7,15 +7,14 @@ actions that begin or end a phase into marks, and passes all of them on to the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
-from lm_profiler.callbacks.marks.actions import Actions
-from lm_profiler.callbacks.marks.between import EPOCH
-from lm_profiler.callbacks.marks.spans import NOTHING, Both, Marked
+from lm_profiler.callbacks.marks.actions import EPOCH, NOTHING, Actions, Both
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import steps as at
@@ -26,13 +25,13 @@ _DRY = 1000  # batches in a row without a step, times those of a step, that show
 
 
 class PhaseProfiler(Profiler):
-    """Stands in for ``trainer.profiler`` while the stages last.
+    """Stands in for ``trainer.profiler`` from ``attach`` to ``restore``, and marks at the optimizers of a fit.
 
     It counts the steps by itself and ends the loop, whatever becomes of the instruments. ``batch_ended`` is to be
     called until ``is_sure``, which the first step makes true: it notices where Lightning's actions have other names.
 
     Args:
-        trainer: its profiler is kept and forwarded to; ``restore`` puts it back.
+        trainer: its profiler is kept and forwarded to.
         timeline: takes the marks.
         steps: how many until the stages are done.
         step_ended: called between a step and the next; returns how many are left.
@@ -42,7 +41,7 @@ class PhaseProfiler(Profiler):
         died: called with the error that ended the run, where another callback's ``on_exception`` raises; does not
             raise.
         callback: whose run this is. While the Trainer has only others (a Tuner tries a learning rate), it stands aside.
-        idle: told what had no step, where the loop would go on like that for ever.
+        idle: is given what had no step, where the loop would go on like that for ever.
     """
 
     def __init__(
@@ -51,12 +50,12 @@ class PhaseProfiler(Profiler):
         timeline: Timeline,
         steps: int,
         step_ended: Callable[[], int],
-        follow: Callable[[int], int],
-        done: Callable[[], None],
-        stop: bool,
-        died: Callable[[BaseException], object],
+        follow: Callable[[int], int] = lambda left: left,
+        done: Callable[[], object] = lambda: None,
+        stop: bool = False,
+        died: Callable[[BaseException], object] = lambda error: None,
         callback: object = None,
-        idle: Callable[[str], None] = lambda what: None,
+        idle: Callable[[str], object] = lambda what: None,
     ) -> None:
         super().__init__()
         self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
@@ -81,6 +80,8 @@ class PhaseProfiler(Profiler):
         self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
         self._spans = Actions(trainer, timeline, self, died)
+        self.surround = self._spans.surround
+        self._undo = ExitStack()
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
@@ -91,10 +92,20 @@ class PhaseProfiler(Profiler):
     def __reduce__(self) -> Any:
         return copy, (self._wrapped,)  # a copy of the Trainer gets a copy of the user's profiler
 
+    def attach(self) -> None:
+        """Take the place of the Trainer's profiler."""
+        self._trainer.profiler = self
+
+    def mark_optimizers(self) -> None:
+        """Mark what the optimizers of a fit do, too."""
+        if self._fitting:
+            OptimizerMarks(self._timeline, self._undo).attach(self._trainer, self._trainer.lightning_module)
+
     def restore(self) -> None:
-        """Give the Trainer the user's profiler back."""
+        """Give the Trainer the user's profiler back, and leave its optimizers."""
         if self._trainer.profiler is self:
             self._trainer.profiler = self._wrapped
+        self._undo.close()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         # Reached only beside a profiler of the user's: see __init__.
@@ -105,10 +116,7 @@ class PhaseProfiler(Profiler):
         """Take no more marks, but still count steps, and end the loop where it would have ended."""
         self._timeline.stop()
         self._spans.surround(None)
-
-    def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
-        """Let ``around`` make the span of each action from the next one on; None gives the plain span back."""
-        self._spans.surround(around)
+        self._undo.close()  # its hooks would go on marking a timeline that nobody reads
 
     def start(self, action_name: str) -> None:
         if self._user is not None:  # before our mark, so that its cost is in no phase that begins here

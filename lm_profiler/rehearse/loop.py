@@ -23,10 +23,9 @@ from torchmetrics import Metric
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.work import StepWork
+from lm_profiler.callbacks.instruments.work import StepWork, phase_work
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.phase_work import phase_work
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError

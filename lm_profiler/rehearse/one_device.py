@@ -13,8 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lm_profiler.callbacks.instruments.work import bytes_of_batch
 from lm_profiler.callbacks.marks.batches import samples_in
-from lm_profiler.callbacks.phase_work import bytes_of_batch
 from lm_profiler.measure.fake.world import FakeWorld
 
 CPU = torch.device("cpu")

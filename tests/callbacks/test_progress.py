@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from lm_profiler.callbacks.progress import Progress
+from lm_profiler.callbacks.stages import Progress
 
 
 class Terminal(io.StringIO):

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, cause_of_level
+from lm_profiler.analysis.watch.detectors import LevelChanges, MemorySlope, SlowSteps, confirmed
 from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
-from lm_profiler.analysis.watch.level_changes import LevelChanges, confirmed
-from lm_profiler.analysis.watch.memory_slope import MemorySlope
-from lm_profiler.analysis.watch.slow_steps import SlowSteps
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import OddStep, Settings, StepCounters
@@ -74,7 +72,7 @@ class WatchedRun:
         self._counters.extend(counters)
         self._spans.extend(spans)
         slow = self.slow.add(known[:, -1])
-        events = [*self._level(known[:, -1]), *(e for at, _ in slow if (e := self._slow_step(at + 1)) is not None)]
+        events = [*self._level(known[:, -1]), *(e for at in slow if (e := self._slow_step(at + 1)) is not None)]
         return self._emitted(events)
 
     def skip(self, steps: int) -> None:
@@ -101,7 +99,8 @@ class WatchedRun:
         if change is None:
             self.levels.doubt()
             return []
-        self.levels.restart(self._seconds[change.step - self._first :, -1])
+        self.levels = LevelChanges()  # a new reference
+        self.levels.add(self._seconds[change.step - self._first :, -1])
         by = np.abs(change.after_s - change.before_s)[:-1]
         part = int(by.argmax())
         before_s, after_s = float(change.before_s[-1]), float(change.after_s[-1])
@@ -195,7 +194,7 @@ class WatchedRun:
         per_s = self.memory.add(at_s, held_bytes)
         if per_s is None:
             return []
-        self.memory.restart()
+        self.memory = MemorySlope()
         free = free_bytes()
         full_in_s = None if free is None else free / per_s
         grew = WatchEvent(at_s=at_s, step=self.steps, kind="memory", now=per_s * 3600.0, full_in_s=full_in_s)

@@ -1,32 +1,83 @@
-"""What a watched run tells monitoring while it goes on: Prometheus, by a port or a file, and OpenTelemetry."""
+"""Where figures go beside the run's folder: the Trainer's loggers; of a watched run, Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.callbacks.trackers import ExportOptions
+from lm_profiler.callbacks.profiling_options import ExportOptions
+from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.chunks import TimedSteps
+from lm_profiler.record.figure import Place
 from lm_profiler.record.parts import PARTS
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run import RunRecord
+from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import of_rank
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+# seconds that a tracker has to take the figures: one that cannot reach its server must not hold up training
+_PATIENCE_S = 10.0
+
 # upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
+
+
+def figures(record: RunRecord) -> dict[str, float]:
+    """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
+    known = {name: of.get(record) for name, of in QUANTITIES.items() if of.place <= Place.FILE and not of.is_text}
+    return {
+        f"lm_profiler/{name}": float(value)
+        for name, value in known.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def send_figures(
+    loggers: Sequence[Any],
+    record: RunRecord,
+    step: int,
+    report: Callable[[str], object],
+    patience_s: float = _PATIENCE_S,
+) -> None:
+    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``.
+
+    What fails is reported, and so is a logger that is not done after ``patience_s`` seconds: it may go on by itself.
+    """
+    values = figures(record)
+    for logger in loggers:
+        failed: list[BaseException] = []
+
+        def log(logger: Any = logger, failed: list[BaseException] = failed) -> None:
+            try:
+                logger.log_metrics(values, step=step)
+                logger.save()
+            except BaseException as error:  # in a thread of its own nobody else would see it
+                failed.append(error)
+
+        # A thread, because only a thread can be left behind.
+        thread = threading.Thread(target=log, name="lm_profiler-tracker", daemon=True)
+        thread.start()
+        thread.join(patience_s)
+        name = type(logger).__name__
+        if failed:
+            report(f"{name} did not take the figures: {said(failed[0])}")
+        elif thread.is_alive():
+            report(f"{name} has not taken the figures within {patience_s:.0f} s; training goes on")
 
 
 @dataclass(eq=False)
@@ -37,7 +88,7 @@ class RunMetrics:
     tokens_per_step: float | None = None  # of this rank; None is unknown, and so is how many there were
     mfu_seconds: float | None = None  # the model FLOPs utilization of a step of one second; None is unknown
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
-    _lock: Lock = field(default_factory=Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64))
     _sums_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PARTS) + 1))
     _last_ns: int | None = None
@@ -58,7 +109,7 @@ class RunMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; ``prometheus_client`` calls this for each request."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client import core
         from prometheus_client.metrics_core import SummaryMetricFamily
 
         with self._lock:
@@ -66,43 +117,50 @@ class RunMetrics:
             last_ns, mean_s = self._last_ns, self._mean_s
         names, values, steps = list(self.labels), list(self.labels.values()), int(counts.sum())
         edges = [*(f"{edge:.4g}" for edge in _EDGES_S), "+Inf"]
-        step = HistogramMetricFamily("lm_profiler_step_seconds", "Duration of a training step.", labels=names)
+        step = core.HistogramMetricFamily("lm_profiler_step_seconds", "Duration of a training step.", labels=names)
         step.add_metric(values, list(zip(edges, np.cumsum(counts).tolist(), strict=True)), sums_s[-1])
         yield step
-        phase = SummaryMetricFamily(
-            "lm_profiler_phase_seconds", "Duration of a phase of a training step.", labels=[*names, "phase"]
-        )
+        meaning = "Duration of a phase of a training step."
+        phase = SummaryMetricFamily("lm_profiler_phase_seconds", meaning, labels=[*names, "phase"])
         for part, seconds in zip(PARTS, sums_s, strict=False):
             phase.add_metric([*values, part], steps, seconds)
         yield phase
         if self.tokens_per_step is not None:
-            tokens = CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
+            tokens = core.CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
             tokens.add_metric(values, steps * self.tokens_per_step)
             yield tokens
-        memory = GaugeMetricFamily(
-            "lm_profiler_memory_bytes", "Memory in use between two steps, now and at most.", labels=[*names, "kind"]
-        )
+        meaning = "Memory in use between two steps, now and at most."
+        memory = core.GaugeMetricFamily("lm_profiler_memory_bytes", meaning, labels=[*names, "kind"])
         for kind, size in held.items():
             memory.add_metric([*values, kind], size)
         yield memory
-        mfu = GaugeMetricFamily("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", labels=names)
-        if self.mfu_seconds is not None and mean_s:
-            mfu.add_metric(values, self.mfu_seconds / mean_s)
-        yield mfu
-        ended = GaugeMetricFamily(
-            "lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970.", labels=names
-        )
-        if last_ns is not None:
-            ended.add_metric(values, self.epoch_s + last_ns * 1e-9)
-        yield ended
+        mfu = self.mfu_seconds / mean_s if self.mfu_seconds is not None and mean_s else None
+        ended_s = None if last_ns is None else self.epoch_s + last_ns * 1e-9
+        for name, meaning, value in (
+            ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu),
+            ("lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970.", ended_s),
+        ):
+            gauge = core.GaugeMetricFamily(name, meaning, labels=names)
+            if value is not None:
+                gauge.add_metric(values, value)
+            yield gauge
 
 
-def labels_of(folder: Path, rank: int) -> dict[str, str]:
-    """Return the labels of a run's metrics."""
-    return {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"}
+def metrics_of(
+    folder: Path, rank: int, rows: Sequence[StepRow], record: RunRecord | None, epoch_s: float
+) -> RunMetrics:
+    """Return the metrics of a run in ``folder``, whose stages left ``rows`` and a ``record``."""
+    tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
+    mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
+    return RunMetrics(
+        {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"},
+        sum(tokens) / len(tokens) if tokens else None,
+        mfu * step_s if mfu and step_s else None,
+        epoch_s,
+    )
 
 
-def published(
+def publish(
     metrics: RunMetrics, options: ExportOptions, rank: int, local_rank: int, undo: ExitStack
 ) -> Callable[[], object] | None:
     """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one.
