@@ -51,6 +51,8 @@ from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
 from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import append_steps
 
+_NO_STEP = "the loader is empty, or every batch is skipped"
+
 
 @dataclass(eq=False)
 class Attachment:
@@ -90,7 +92,7 @@ class Attachment:
             self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
 
     def start(self) -> None:
-        """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
+        """Begin the run, at the start of the loop, and compare the ranks' clocks."""
         if self.watching is not None:
             self.watching.passed("set-up")
             self.watching.resumed_at = self.trainer.global_step
@@ -119,7 +121,7 @@ class Attachment:
             stream=stream,
             schedule=StageCounter(self._steps),
             instruments=self._instruments(timeline, stream, folder),
-            progress=self._progress(),
+            progress=try_or_note("progress", self._progress, self.notes),
             rank=trainer.global_rank,
             stopping=self._stopping,
             report=self.report,
@@ -139,10 +141,8 @@ class Attachment:
             rows.run(begin_rows, folder, self.trainer.global_rank)
 
     def _progress(self) -> Progress | None:
-        if self.options.quiet or not self.trainer.is_global_zero:
-            return None
-        until_sure = bool(self.options.stages.until_ci)
-        return try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
+        silent = self.options.quiet or not self.trainer.is_global_zero
+        return None if silent else Progress(until_sure=bool(self.options.stages.until_ci))
 
     def _watch_ranks(self, session: Session) -> None:
         """Start the watch that notices when no step ends any more, where there are other ranks."""
@@ -165,13 +165,8 @@ class Attachment:
         if self.ending.watch is not None:
             self.ending.watch.end()  # it would see no step end any more
 
-    def detach(self) -> None:
-        """Remove what was added to the Trainer."""
-        if self.phases is not None:
-            self.phases.restore()
-
     def end_evaluation(self) -> None:
-        """Record the run, if it is an evaluation that is profiled: its loop is over."""
+        """Record an evaluation: its loop is over."""
         if self.options.verb == "fit" or self.ending.over:
             return
         if self.phases is not None:
@@ -233,7 +228,7 @@ class Attachment:
 
     @property
     def _together(self) -> bool:
-        """Whether there are other ranks, and the marks are on the clock of their flight recorders."""
+        # whether there are other ranks, and the marks are on the clock of their flight recorders
         return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
@@ -249,10 +244,7 @@ class Attachment:
             return None
         dump = flight_recorder(device.type)
         arrivals = None if dump is None else Arrivals(dump, self.options.clock)
-
-        def wrapped() -> object:
-            return self.trainer.strategy.model
-
+        wrapped = lambda: self.trainer.strategy.model  # noqa: E731
         if stream is None:
             return RanksWatch(arrivals, rank, wrapped)
         waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
@@ -271,9 +263,9 @@ class Attachment:
             stop=self.options.stages.stop_when_done,
             died=partial(recording.run, self.died),
             callback=self.callback,
-            idle=self._no_step_in,
+            idle=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
-        phases.attach()
+        self.trainer.profiler = phases  # type: ignore[attr-defined]
         return phases
 
     def _stages_are_over(self) -> None:
@@ -296,7 +288,3 @@ class Attachment:
         if self._stopping is None or left <= later or measured < 1:
             return left
         return later if self._stopping.follow(measured) else left
-
-    def _no_step_in(self, what: str) -> None:
-        why = "the loader is empty, or every batch is skipped"
-        self.report(f"{what} had no step, and the Trainer has no other limit: {why}")

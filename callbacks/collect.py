@@ -44,10 +44,7 @@ _OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
 
 @dataclass(eq=False)
 class Collector:
-    """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over.
-
-    The constructor asks nothing.
-    """
+    """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over."""
 
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run was to do
@@ -69,6 +66,7 @@ class Collector:
     def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
         """Return what was ``measured``, with what Trainer and machine say; what they cannot say becomes a note."""
         trainer, options, notes = self.trainer, self.options, list(measured.notes)
+        module = trainer.lightning_module
         device, world_size = trainer.strategy.root_device, trainer.world_size
         known = {each.name: getattr(measured, each.name) for each in fields(Evidence)} | self.launch.facts()
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
@@ -84,7 +82,9 @@ class Collector:
             "precision": str(trainer.precision),
             "reduces_in_backward": reduces_in_backward(trainer.strategy.model),
             "settings": try_or_note("settings", lambda: switches(trainer), notes),
-            "lists": try_or_note("parameters", lambda: lists_of(trained(trainer)), notes),
+            "lists": try_or_note(
+                "parameters", lambda: lists_of(p for p in module.parameters() if p.requires_grad), notes
+            ),
             "multiprocessors": processors,
             "peak_flops_per_s": options.peak_flops_per_s,
             "notes": notes,
@@ -92,10 +92,7 @@ class Collector:
         return Evidence(**known | asked)
 
     def look_back(self, evidence: Evidence, measured: Measured, tracer: Tracer) -> Evidence:
-        """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; each failure becomes a note.
-
-        Called on rank 0, when nothing is timed any more.
-        """
+        """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""
         trainer, notes = self.trainer, list(evidence.notes)
         device, verb = trainer.strategy.root_device, self.options.verb
         ran = try_or_note("trace", lambda: tracer.work(notes), notes)
@@ -179,12 +176,10 @@ def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[s
 
 
 def _counted_steps(measured: Measured) -> list[int]:
-    """Return the steps whose work was counted."""
     return sorted({row.step for row in measured.rows if row.stage == "memory"})
 
 
 def model_facts(trainer: Trainer) -> ModelFacts:
-    """Return size, precision and optimizers of the Trainer's module."""
     module = trainer.lightning_module
     parameters = list(module.parameters())
     # By id: tied weights are one tensor, which counts once.
@@ -236,15 +231,9 @@ def _are_fused(trainer: Trainer) -> bool | None:
 
 
 def _loader(trainer: Trainer) -> Any:
-    """Return the first loader of the verb that runs."""
     loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
     loader = next((each for each in loaders if each is not None), None)
     return loader[0] if isinstance(loader, (list, tuple)) and loader else loader
-
-
-def trained(trainer: Trainer) -> Iterable[torch.Tensor]:
-    """Return the parameters that are trained."""
-    return (p for p in trainer.lightning_module.parameters() if p.requires_grad)
 
 
 def lists_of(parameters: Iterable[Any]) -> Lists:

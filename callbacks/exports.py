@@ -54,10 +54,7 @@ def send_figures(
     report: Callable[[str], object],
     patience_s: float = _PATIENCE_S,
 ) -> None:
-    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``.
-
-    What fails is reported, and so is a logger that is not done after ``patience_s`` seconds: it may go on by itself.
-    """
+    """Log the figures of ``record`` to each of ``loggers``; one that takes longer than ``patience_s`` goes on alone."""
     values = figures(record)
     for logger in loggers:
         failed: list[BaseException] = []
@@ -96,7 +93,6 @@ class RunMetrics:
     _bytes: dict[str, int] = field(default_factory=dict)
 
     def add(self, steps: TimedSteps, held_bytes: int | None) -> None:
-        """Take the next steps, and the bytes that are held after them."""
         seconds = np.nan_to_num(steps.seconds)
         with self._lock:
             if held_bytes is not None:
@@ -149,7 +145,6 @@ class RunMetrics:
 def metrics_of(
     folder: Path, rank: int, rows: Sequence[StepRow], record: RunRecord | None, epoch_s: float
 ) -> RunMetrics:
-    """Return the metrics of a run in ``folder``, whose stages left ``rows`` and a ``record``."""
     tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
     mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
     return RunMetrics(
@@ -163,11 +158,7 @@ def metrics_of(
 def publish(
     metrics: RunMetrics, options: ExportOptions, rank: int, local_rank: int, undo: ExitStack
 ) -> Callable[[], object] | None:
-    """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one.
-
-    Raises:
-        OSError: the port is taken, or the file cannot be written.
-    """
+    """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one."""
     write: Callable[[], object] | None = None
     if options.prometheus is not None or options.textfile is not None:
         from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile

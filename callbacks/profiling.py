@@ -271,8 +271,8 @@ class TrainingProfiler(Callback):
 
     def _take_out(self) -> None:
         """Restore the Trainer; the rest of training costs nothing more."""
-        if self._run is not None:
-            self._run.detach()
+        if self._run is not None and self._run.phases is not None:
+            self._run.phases.restore()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
 

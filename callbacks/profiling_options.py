@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -164,11 +163,7 @@ class ExportOptions:
         return self.prometheus is not None or self.textfile is not None or self.otlp
 
     def address(self) -> tuple[str, int]:
-        """Return the host and the port of ``prometheus``.
-
-        Raises:
-            UsageError: it is no address.
-        """
+        """Return the host and the port of ``prometheus``; raises UsageError where it is no address."""
         host, _, port = str(self.prometheus).rpartition(":")
         good = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
         expect(good, "export.prometheus", "[HOST:]PORT, as 9464", self.prometheus)
@@ -184,16 +179,8 @@ class ExportOptions:
             require("opentelemetry.exporter.otlp.proto.http", "export.otlp")
         if self.prometheus is not None or self.textfile is not None:
             require("prometheus_client", "export.prometheus")
-        if self.textfile is not None and not self.textfile.absolute().parent.is_dir():
-            raise UsageError(f"export.textfile: expected a file in a folder that is there, given {self.textfile}")
         if self.prometheus is not None:
-            try:
-                with socket.socket() as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
-                    probe.bind(self.address())
-            except OSError as error:
-                at = f"{self.prometheus} ({error.strerror})"
-                raise UsageError(f"export.prometheus: expected a port that is free, given {at}") from None
+            self.address()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,15 +228,9 @@ class Launch:
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""
-        return {
-            "name": self.name,
-            "started": datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds"),
-            "duration_s": max(time.time() - self.started, 0.0),
-            "command": self.command,
-            "overrides": dict(self.overrides),
-            "config": dict(self.config) if self.config is not None else None,
-            "planned": self.planned,
-        }
+        started = datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds")
+        given = {name: getattr(self, name) for name in ("name", "command", "overrides", "config", "planned")}
+        return {**given, "started": started, "duration_s": max(time.time() - self.started, 0.0)}
 
 
 @dataclass(frozen=True)

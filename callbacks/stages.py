@@ -92,7 +92,6 @@ class StageCounter:
         return True
 
     def end_stage(self) -> None:
-        """Go on to the next stage now."""
         self.left -= self.planned[self._left.pop(0)] - self.done
         self.stage = self._left[0] if self._left else None
         self.done = 0
@@ -101,8 +100,7 @@ class StageCounter:
 class Progress:
     """Draws ``measuring 7/20`` over itself on a terminal; elsewhere prints one line for each stage.
 
-    It is called between steps, so that no measured step includes it. ``until_sure`` says that measuring may end before
-    all planned steps are done.
+    ``until_sure`` says that measuring may end before all planned steps are done.
     """
 
     def __init__(
@@ -116,7 +114,6 @@ class Progress:
         self._stage: str | None = None
 
     def draw(self, stage: str, done: int, planned: int) -> None:
-        """Show that ``done`` of ``planned`` steps of ``stage`` are finished."""
         new = stage != self._stage
         if self._live:
             now = self._clock()
@@ -131,7 +128,6 @@ class Progress:
         self._stage = stage
 
     def clear(self) -> None:
-        """Clear the terminal's line."""
         if self._live and self._stage is not None:
             put(self._out, "\r\x1b[K")
         self._stage = None

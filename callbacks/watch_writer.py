@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,20 +13,24 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
+import torch
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, UNEXPLAINED, WAITING, Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
+from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.profiling_options import WatchOptions
-from lm_profiler.measure.boundary import Guard, said
+from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.chunks import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_counters import Beside, step_counters
 from lm_profiler.measure.counts.step_reader import Raw, Reading
+from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
 from lm_profiler.record.run.part import Part, read_as
@@ -68,15 +71,12 @@ class Handed(NamedTuple):
     marks: Sequence[Any] = ()
     passed_over: int = 0  # steps since the last time that are in no figure, because they were traced
     spans: Sequence[NamedSpan] = ()
-    turns_ns: Sequence[int] = ()  # when epochs began
-    left_ns: Sequence[int] = ()  # when the loop left its steps
     readings: Sequence[Reading] = ()
     collections: Sequence[GarbageCollection] = ()
     compilations: Sequence[TimedCompilation] | None = ()
     held_bytes: int | None = None
     global_step: int = 0
-    # makes the table of a trace that was taken, and returns the trace's path
-    traced: Callable[[], Path | None] | None = None
+    traced: Tracer | None = None  # has taken a trace
 
 
 @dataclass(eq=False)
@@ -89,14 +89,11 @@ class WatchWriter:
     rank: int
     world_size: int
     timeline: Timeline  # its marks tell where training stands when no step ends
-    reader: ChunkReader  # reads the marks that are handed over
     run: WatchedRun  # concludes from them
     ledger: Ledger  # where the time goes
     options: WatchOptions  # how many traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
-    free_bytes: Callable[[], int | None]  # asks how much memory is left
-    part: Guard  # guards the thread
-    clock: Callable[[], int] = time.perf_counter_ns
+    device: torch.device  # where steps run
     resumed_at: int = 0  # the Trainer's count of steps when fit began
     metrics: RunMetrics | None = None  # what monitoring gets
     publish: Callable[[], object] | None = None  # writes the metrics' file
@@ -120,8 +117,11 @@ class WatchWriter:
     _trace_bytes: int = 0
     _full: bool = False  # whether it was reported that something cannot be written
 
+    def __post_init__(self) -> None:
+        self._reader = ChunkReader(self.timeline.stream)
+        self.part, self.clock = self.timeline.part, self.timeline.clock
+
     def start(self) -> None:
-        """Begin to write."""
         self._last = Handed(self.clock())
         self._looked_ns = self._last.now_ns
         self._repeated = steps_repeated(self.folder, self.resumed_at)
@@ -129,7 +129,6 @@ class WatchWriter:
         self._thread.start()
 
     def put(self, handed: Handed) -> None:
-        """Hand over what passed since the last call."""
         self._queue.put(handed)
 
     def end(self, last: Handed) -> None:
@@ -150,7 +149,6 @@ class WatchWriter:
             self._status(now_ns, ended=True)
 
     def stop(self) -> None:
-        """End the thread without another word."""
         self._queue.put(None)
 
     def _loop(self) -> None:
@@ -172,11 +170,11 @@ class WatchWriter:
         if handed.passed_over:
             self.run.skip(handed.passed_over)
         at_s, held = self._at_s(handed.now_ns), handed.held_bytes
-        timed = self.reader.read(handed.marks)
+        timed = self._reader.read(handed.marks)
         ns = np.column_stack([timed.begin_ns, timed.end_ns])
         first = self.run.steps + 1
-        self.ledger.add(*timed[:3], handed.spans, handed.turns_ns, handed.left_ns)
-        others = [span for span in handed.spans if span.what != INSTRUMENTS]
+        self.ledger.add(*timed[:3], handed.spans)
+        others = [span for span in handed.spans if span.ns and span.what != INSTRUMENTS]
         events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
@@ -184,7 +182,7 @@ class WatchWriter:
         if self.metrics is not None:
             self.metrics.add(timed, held)
         if held is not None:
-            events += self.run.held(at_s, held, self.free_bytes)
+            events += self.run.held(at_s, held, partial(_free_bytes, self.device))
         if self._stalled:
             self._book_stall(timed)
         for event in events:
@@ -224,11 +222,14 @@ class WatchWriter:
             taken_ns.append(now_ns)
             self._why, self.asked = event, 2
 
-    def _keep_trace(self, traced: Callable[[], Path | None]) -> None:
-        """Have the table of a trace made; where an event was its cause, write that event again with the trace."""
-        path, why = traced(), self._why
+    def _keep_trace(self, tracer: Tracer) -> None:
+        """Make the table of a trace; where an event was its cause, write that event again with the trace."""
+        path, why = tracer.path, self._why
         self._why = None
-        if path is not None and why is not None:
+        if not path.exists():
+            return
+        tracer.part.run(lambda: tracer.kernels(tracer.work([])))
+        if why is not None:
             self._trace_bytes += path.stat().st_size
             again = {"rank": self.rank, "trace": path.name, "times": 1}
             self._lines[EVENTS].append(why.model_copy(update=again))
@@ -275,7 +276,6 @@ class WatchWriter:
         self._flush()
 
     def _look_for_request(self) -> None:
-        """Take a request for a trace from the run's folder."""
         path = request_file(self.folder, self.rank)
         if not path.exists():
             return
@@ -358,3 +358,11 @@ class WatchWriter:
                 self.report(f"what is watched cannot be written, and is kept as far as memory allows: {said(error)}")
             return False
         return True
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return how much memory is left for what runs on ``device``."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    machine = int(psutil.virtual_memory().available)
+    return min(machine, left_bytes() or machine)

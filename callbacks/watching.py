@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 from lightning.pytorch import Callback, Trainer
 
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, INSTRUMENTS, LOGGERS, VALIDATION, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import (
+    CHECKPOINTS,
+    INSTRUMENTS,
+    LOGGERS,
+    VALIDATION,
+    Ledger,
+    NamedSpan,
+    passed,
+)
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics, metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
@@ -34,11 +40,9 @@ from lm_profiler.callbacks.profiling_options import ExportOptions, TraceOptions,
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.chunks import ChunkReader
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
-from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import LIGHTNING, OURS, RunRecord
@@ -131,8 +135,7 @@ class Watching:
         self._book_stages(stages)
         trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
         self.steps = len(stages.rows)
-        stream = stream_of(device)
-        self._timeline = timeline = Timeline(self.clock, stream, self.part)
+        self._timeline = timeline = Timeline(self.clock, stream_of(device), self.part)
         self._probe = probe = probe_of(device)
         self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
         self._reader.start()
@@ -142,25 +145,12 @@ class Watching:
         run.skip(self.steps)
         metrics = metrics_of(folder, rank, stages.rows, record, epoch_s) if export.monitoring else None
         self._writer = WatchWriter(
-            folder,
-            rank,
-            trainer.world_size,
-            timeline,
-            ChunkReader(stream),
-            run,
-            self.ledger,
-            self.options,
-            self.report,
-            partial(_free_bytes, device),
-            self.part,
-            self.clock,
-            self.resumed_at,
-            metrics,
-            None if metrics is None else self._published(metrics, export),
-        )
+            folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
+            self.resumed_at, metrics, None if metrics is None else self._published(metrics, export),
+        )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, callback=self.callback)
-        self._phases.attach()
+        trainer.profiler = self._phases  # type: ignore[attr-defined]
         self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
         self._phases.mark_optimizers()
         for logger in trainer.loggers:
@@ -175,13 +165,12 @@ class Watching:
 
     def _book_stages(self, stages: Session) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
-        saved = stages.timeline.saved
-        checkpoints = [NamedSpan(*ends, CHECKPOINTS) for ends in zip(saved[::2], saved[1::2], strict=False)]
-        spans, self._spans = sorted([*self._spans, *checkpoints], key=lambda span: span.end_ns), []
+        others = passed(stages.timeline.went_outside, stages.timeline.saved)
+        spans, self._spans = sorted([*self._spans, *others], key=lambda span: span.end_ns), []
         begin_ns, end_ns = np.array(stages.instants_ns, np.int64).reshape(-1, 2).T
         host_s = np.array([row.host_seconds for row in stages.rows]).reshape(-1, len(TIMED))
         spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in their end
-        self.ledger.add(begin_ns, end_ns, host_s, spans, *_turns_and_left(stages.timeline.went_outside))
+        self.ledger.add(begin_ns, end_ns, host_s, spans)
         if len(host_s):
             self.ledger.longest.clear()
             for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
@@ -216,7 +205,7 @@ class Watching:
             self._spans.append(NamedSpan(now_ns, ended_ns, INSTRUMENTS))
         return _ENDLESS
 
-    def _hand_over(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> None:
+    def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
         writer = self._writer
         assert writer is not None
         self._hand_ns = now_ns + _HAND_NS
@@ -225,16 +214,15 @@ class Watching:
         if asked:
             self._trace(asked, now_ns)
 
-    def _handed(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> Handed:
+    def _handed(self, now_ns: int, traced: Tracer | None = None) -> Handed:
         timeline = self._timeline
         marks = timeline.take()
-        spans, self._spans = self._spans, []
-        went, timeline.went_outside[:] = list(timeline.went_outside), []
+        spans, self._spans = [*self._spans, *passed(timeline.went_outside)], []
+        timeline.went_outside.clear()
         timeline.saved.clear()
         passed_over, self._passed_over = self._passed_over, 0
-        turns_ns, left_ns = _turns_and_left(went)
         seen = (*self._reader.take(), self._held_bytes(), self.trainer.global_step)
-        return Handed(now_ns, marks, passed_over, spans, turns_ns, left_ns, *seen, traced)
+        return Handed(now_ns, marks, passed_over, spans, *seen, traced)
 
     def _held_bytes(self) -> int | None:
         held = self._probe.held()
@@ -265,10 +253,10 @@ class Watching:
             return
         self._tracer = None
         self._spans.append(NamedSpan(self._trace_ns, now_ns, INSTRUMENTS))
-        tracer.part.run(tracer.finish)
+        tracer.part.run(tracer.result)
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced
-        self._hand_over(self.clock(), partial(_kernels_of, tracer))
+        self._hand_over(self.clock(), tracer)
 
     def end(self) -> None:
         """Write what is left: the fit is over."""
@@ -299,26 +287,6 @@ class Watching:
             self._writer.stop()
         self._restore()
         self._unpublish.close()
-
-
-def _turns_and_left(went: Sequence[tuple[int, str]]) -> tuple[list[int], list[int]]:
-    """Return when epochs began, and when the loop left its steps for validation."""
-    return [at for at, what in went if what != VALIDATION], [at for at, what in went if what == VALIDATION]
-
-
-def _kernels_of(tracer: Tracer) -> Path | None:
-    """Make the table of kernels of a trace that was taken, and return the trace's path; None where there is none."""
-    if not tracer.path.exists():
-        return None
-    tracer.part.run(lambda: tracer.kernels(tracer.work([])))
-    return tracer.path
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    machine = int(psutil.virtual_memory().available)
-    return min(machine, left_bytes() or machine)
 
 
 @dataclass(eq=False, slots=True)

@@ -76,7 +76,7 @@ class OwnersWatch(Instrument):
         self._undo.callback(profiler.surround, None)
         profiler.surround(self._owned_span)
 
-    def finish(self) -> Mapping[str, Any]:
+    def result(self) -> Mapping[str, Any]:
         if (owners := self._owners) is None:
             return {}
         self.discard()
@@ -170,7 +170,6 @@ class Owners:
         use[2] += now.no_cpu_ns - before.no_cpu_ns
 
     def enter(self, owner: Owner) -> None:
-        """Note that an action of ``owner`` begins."""
         if self.timeline.live:
             self._cut(self.timeline.clock())
             self._calls[owner] += 1
@@ -178,7 +177,6 @@ class Owners:
         self._looked_ns = self.timeline.clock()
 
     def leave(self) -> None:
-        """Note that the innermost action is over."""
         if self.timeline.live:
             self._cut(self.timeline.clock())
         if len(self._open) > 1:  # else the action had begun before this watch did

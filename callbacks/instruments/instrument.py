@@ -63,12 +63,12 @@ class Instrument:
     def end(self, stage: str) -> None:
         """End what was done in ``stage``, which is over; at the end of ``measure`` the device is done too."""
         if stage == self.stage:
-            self.facts.update(self.finish())
+            self.facts.update(self.result())
 
     def start(self) -> None:
         """Begin, where there is one stage only."""
 
-    def finish(self) -> Mapping[str, Any]:
+    def result(self) -> Mapping[str, Any]:
         """End, and return the facts."""
         return {}
 
@@ -91,8 +91,8 @@ class Watch(Instrument):
         name: str,
         stage: str,
         start: Callable[[], object],
-        finish: Callable[[], Mapping[str, Any]],  # returns the facts
+        result: Callable[[], Mapping[str, Any]],  # returns the facts
         stop: Callable[[], object] = lambda: None,  # ends the work without a result; may be called twice
     ) -> None:
         self.name, self.stage = name, stage  # type: ignore[misc]  # the others' is the class's
-        self.start, self.finish, self.discard = start, finish, stop  # type: ignore[method-assign, assignment]
+        self.start, self.result, self.discard = start, result, stop  # type: ignore[method-assign, assignment]

@@ -72,17 +72,11 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(batch: Any) -> Any:
-    """Return a copy of ``batch`` on the host."""
     return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
-    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made.
-
-    Raises:
-        ValueError: this run cannot be audited.
-        Exception: whatever the module's own code raises, or asking for the batch.
-    """
+    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made; raises anything."""
     module, plugin = trainer.lightning_module, trainer.precision_plugin
     first = batch()
     group = torch.distributed
@@ -112,10 +106,7 @@ def _step(name: str, module: Any, batch: Any) -> Any:
 
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
-    """Take the Trainer away from ``module`` and its parts for a while, so that a copy's step logs nothing.
-
-    A copy may reach the real module, and with it the Trainer.
-    """
+    """Take the Trainer away from ``module`` and its parts: a copy may reach them, and its step shall log nothing."""
     attached: list[tuple[Any, Any]] = [
         (part, trainer) for part in module.modules() if (trainer := trainer_of(part)) is not None
     ]

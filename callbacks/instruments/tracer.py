@@ -198,7 +198,7 @@ class Tracer(Instrument):
             torch.accelerator.synchronize(self.device)
         self._profile.step()
 
-    def finish(self) -> Mapping[str, Any]:
+    def result(self) -> Mapping[str, Any]:
         running = self._profile
         self.discard()
         if running is None:
@@ -216,12 +216,7 @@ class Tracer(Instrument):
         return {}
 
     def work(self, notes: list[str]) -> TracedWork | None:
-        """Return what ran in the traced steps; None without a trace, or with a note where the trace has no whole step.
-
-        Raises:
-            ValueError: the trace is not whole.
-            OSError: it cannot be read.
-        """
+        """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
         if not self.path.exists():
             return None
         packed = Packed(trace_events(self.path))

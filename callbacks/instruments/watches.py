@@ -69,13 +69,9 @@ def watches_of(
 ) -> list[Watch]:
     """Return the watches that mean something on ``device``, in the order in which they begin.
 
-    Args:
-        device: the run's.
-        history: file for a snapshot of the allocator; None where its history is not recorded.
-        sampler: reads the GPU's clock, power and temperature; None where there is no GPU.
-        heard: the marks of the steps whose history is recorded.
+    The allocator's history is written to ``history``, with the marks that were ``heard`` meanwhile.
     """
-    watches = [recompilations_watch()]
+    watches = [_recompilations_watch()]
     if (detector := sync_detector_of(device)) is not None:
         finish = detector.end
         watches.append(Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": finish()}, finish))
@@ -103,8 +99,7 @@ def profiler_range() -> Watch:
     return Watch("trace.cuda_profiler_range", "measure", start, finish, torch.cuda.profiler.stop)
 
 
-def recompilations_watch() -> Watch:
-    """Return the watch that counts what torch.compile compiled while steps were measured."""
+def _recompilations_watch() -> Watch:
     before = 0
 
     def start() -> None:
@@ -118,10 +113,7 @@ def recompilations_watch() -> Watch:
 
 
 def loader_watch(trainer: Trainer) -> Watch:
-    """Return the watch that counts how many batches the training loader's workers have prefetched.
-
-    It looks where the measured steps begin and where they end. With several loaders the counts stay unknown.
-    """
+    """Return the watch that counts how many batches the loader's workers have prefetched; unknown of several ones."""
     before: int | None = None
 
     def ready() -> int | None:
@@ -150,9 +142,7 @@ def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
 
 
 def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = None) -> Watch:
-    """Return the watch that writes the allocator's history of the ``memory`` stage to ``path``.
-
-    With what was ``heard`` at its marks, it also writes the memory timeline of the last step beside it.
+    """Return the watch that writes the allocator's history to ``path``, and the last step's memory timeline beside it.
 
     Raises:
         UsageError: the allocator of ``device`` keeps none.

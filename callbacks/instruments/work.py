@@ -36,23 +36,16 @@ _FROM_SHARDS = ("zero_grad", "clip", "optimizer")  # phases that touch nothing b
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of one step: FLOPs over all ranks, and those of one rank by the work and by dtype.
+    """The work of one step."""
 
-    ``traffic`` is the least that one rank moves, where that was counted on shapes alone.
-    """
-
-    flops: Flops
-    by_dtype: Mapping[str, Mapping[str, int]]
-    traffic: StepTraffic | None = None
+    flops: Flops  # over all ranks
+    by_dtype: Mapping[str, Mapping[str, int]]  # FLOPs of one rank, by the work and by dtype
+    traffic: StepTraffic | None = None  # the least that one rank moves, where that was counted on shapes alone
 
 
 @dataclass(eq=False)
 class FlopsWatch(Instrument):
-    """Instrument that counts the FLOPs of the steps of the ``memory`` stage.
-
-    Where compiled code may run it counts nothing: a dispatch mode would make torch.compile recompile the step, or run
-    it differently.
-    """
+    """Instrument that counts FLOPs, but not where compiled code may run: a dispatch mode would have it recompiled."""
 
     timeline: Timeline  # its marks tell forward from backward
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
@@ -72,7 +65,7 @@ class FlopsWatch(Instrument):
             self._step = StepFlops(self.timeline, self.forward)
             self.observe(self.timeline, self._step)
 
-    def finish(self) -> Mapping[str, Any]:
+    def result(self) -> Mapping[str, Any]:
         if (step := self._step) is None:
             return {}
         self.discard()
@@ -111,11 +104,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
     """Return the work of one step: that of ``steps`` which were looked at, or else of one on shapes alone.
 
     Both find the same, but another process takes seconds, and what was ``seen`` by all ranks costs nothing more.
-    ``batch`` returns the first batch, as ``without_data`` made it.
-
-    Raises:
-        UncountableError: the work is unknown.
-        Exception: whatever ``batch`` raises.
+    ``batch`` returns the first batch, as ``without_data`` made it. Raises UncountableError where it is unknown.
     """
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
@@ -134,10 +123,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
 
 
 def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
-    """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process.
-
-    That takes the few seconds in which the process imports torch, Lightning and the module's own code. Whatever the
-    step changes there has no effect here.
+    """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process, which takes some seconds.
 
     Raises:
         UncountableError: the step cannot be sent, run or counted there.
@@ -166,12 +152,8 @@ def phase_work(
 ) -> dict[str, Work]:
     """Return the least work of each phase that occurred in a step, on one device of the rank that writes the record.
 
-    Args:
-        trainer: the run's.
-        work: work of a step; None is unknown.
-        traffic: bytes that a step of the memory stage moved; None where no step was looked at, so that those of
-            ``work`` count.
-        batch_bytes: bytes of all batches of a step on one rank; None is unknown.
+    ``traffic`` is what a step of the memory stage moved; where none was looked at, that of ``work`` counts.
+    ``batch_bytes`` are those of all batches of a step on one rank.
     """
     on_shapes = None if work is None else work.traffic
     if (known := traffic or on_shapes) is None:
@@ -197,7 +179,6 @@ def phase_work(
 
 
 def bytes_of_batch(batch: Any) -> int:
-    """Return the bytes of all tensors in ``batch``."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 

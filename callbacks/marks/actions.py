@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.callbacks.namespaces import STEPS, nearest, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]
-
-VALIDATION, EPOCH = "validation", "epoch"  # why the loop left its steps
 
 # Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")

@@ -70,13 +70,7 @@ class Tokens:
         self._paths: list[_Path] | None = None
 
     def __call__(self, batch: Any) -> int | None:
-        """Return the tokens of ``batch``; None where it has none.
-
-        Raises:
-            TypeError: ``tokens_in`` returned no whole number.
-            ValueError: it returned a negative one.
-            Exception: whatever else ``tokens_in`` raises, or a batch that is unlike the first one.
-        """
+        """Return the tokens of ``batch``; raises where ``tokens_in`` gives no count, or it is unlike the first one."""
         if self._tokens_in is None:
             if self._paths is None:  # only once: to walk through every batch would cost more than all marks
                 self._paths = list(_paths_to_ids(batch))
@@ -95,7 +89,6 @@ class Samples:
         self._paths: list[_Path] | None = None
 
     def __call__(self, batch: Any) -> int | None:
-        """Return the samples of ``batch``; None is unknown. A batch of the user's own type may raise anything."""
         if self._paths:
             try:
                 rows: int = sum([reduce(getitem, path, batch).shape[0] for path in self._paths])
@@ -109,7 +102,6 @@ class Samples:
 
 
 def _parts(batch: Any) -> list[tuple[Any, Any]]:
-    """Return keys and values of a mapping, a list or a tuple; nothing of anything else."""
     if isinstance(batch, Mapping):
         return list(batch.items())
     return list(enumerate(batch)) if isinstance(batch, (list, tuple)) else []

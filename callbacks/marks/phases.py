@@ -13,7 +13,8 @@ from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
-from lm_profiler.callbacks.marks.actions import EPOCH, NOTHING, Actions, Both
+from lm_profiler.analysis.watch.ledger import EPOCH
+from lm_profiler.callbacks.marks.actions import NOTHING, Actions, Both
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
@@ -25,7 +26,7 @@ _DRY = 1000  # batches in a row without a step, times those of a step, that show
 
 
 class PhaseProfiler(Profiler):
-    """Stands in for ``trainer.profiler`` from ``attach`` to ``restore``, and marks at the optimizers of a fit.
+    """Stands in for ``trainer.profiler`` until ``restore``, and marks at the optimizers of a fit.
 
     It counts the steps by itself and ends the loop, whatever becomes of the instruments. ``batch_ended`` is to be
     called until ``is_sure``, which the first step makes true: it notices where Lightning's actions have other names.
@@ -92,12 +93,7 @@ class PhaseProfiler(Profiler):
     def __reduce__(self) -> Any:
         return copy, (self._wrapped,)  # a copy of the Trainer gets a copy of the user's profiler
 
-    def attach(self) -> None:
-        """Take the place of the Trainer's profiler."""
-        self._trainer.profiler = self
-
     def mark_optimizers(self) -> None:
-        """Mark what the optimizers of a fit do, too."""
         if self._fitting:
             OptimizerMarks(self._timeline, self._undo).attach(self._trainer, self._trainer.lightning_module)
 
@@ -194,8 +190,7 @@ class PhaseProfiler(Profiler):
     def batch_ended(self) -> bool:
         """Give up where Lightning's actions do not come although a batch is over; returns whether the loop is to end.
 
-        Called from a public hook of Lightning's. Without the actions no step would ever be counted, and the loop would
-        not end.
+        Without the actions no step would ever be counted, and the loop would not end.
         """
         error = self._missing_action()
         if error is None or self._left <= 0:

@@ -114,10 +114,7 @@ class LevelChanges:
 def confirmed(first_step: int, seconds: NDArray[np.float64], ago: int) -> LevelChange | None:
     """Return the change that the model of step times finds nearest to ``ago`` steps before the end, if there is one.
 
-    Args:
-        first_step: the number of the first of these steps.
-        seconds: (n, TIMED) around the suspected change, its steps last.
-        ago: how many steps ago the change is suspected.
+    ``seconds`` are those of the steps from ``first_step`` on, (n, TIMED).
     """
     if len(seconds) < 4 * BLOCK:
         return None
@@ -126,10 +123,9 @@ def confirmed(first_step: int, seconds: NDArray[np.float64], ago: int) -> LevelC
     if not edges:
         return None
     at = min(edges, key=lambda edge: abs(len(seconds) - ago - edge))
-    around = next(
-        (a, b, c) for (a, b), (_, c) in zip(pairwise(model.edges), pairwise(model.edges[1:]), strict=False) if b == at
-    )
-    means = [seconds[a:b][~model.odd[a:b]].mean(axis=0) for a, b in pairwise(around)]
+    place = list(model.edges).index(at)
+    levels = pairwise(model.edges[place - 1 : place + 2])
+    means = [seconds[a:b][~model.odd[a:b]].mean(axis=0) for a, b in levels]
     if abs(math.log(means[1][-1] / means[0][-1])) < SMALLEST_EFFECT:
         return None
     return LevelChange(first_step + at, *means)
