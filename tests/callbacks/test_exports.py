@@ -159,15 +159,26 @@ def test_nobody_listens_and_training_goes_on(port: int, monkeypatch: pytest.Monk
     assert_same_weights(plain, train(Path(), [watcher(otlp=True)], max_steps=STEPS))
 
 
-def test_what_cannot_be_published_is_refused_before_the_run(port: int) -> None:
+def test_an_address_that_is_none_is_refused_before_the_run() -> None:
+    for address in ("x", 0):
+        with pytest.raises(UsageError, match=r"^export\.prometheus: expected .* given "):
+            watcher(prometheus=address)
+    with pytest.raises(UsageError, match="--watch=true"):
+        TrainingProfiler(export=ExportOptions(otlp=True))
+
+
+@pytest.mark.parametrize("of", ["port", "file"])
+def test_where_nothing_can_be_published_training_goes_on(
+    of: str, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = train(Path(), [], max_steps=STEPS)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        for export in ({"prometheus": port}, {"prometheus": "x"}, {"prometheus": 0}, {"textfile": Path("no/lm.prom")}):
-            with pytest.raises(UsageError, match=r"^export\.\w+: expected .* given "):
-                watcher(**export)
-    with pytest.raises(UsageError, match="--watch=true"):
-        TrainingProfiler(export=ExportOptions(otlp=True))
+        ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("no/lm.prom"))
+        assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
+    assert capsys.readouterr().err.count("export failed and was taken out") == 1
+    assert read_status(folder()).steps == STEPS
 
 
 def fitted(folder: Path, *loggers: Logger) -> TrainingProfiler:
