@@ -256,13 +256,13 @@ class Attachment:
         self.phases = phases = PhaseProfiler(
             self.trainer,
             timeline,
-            steps=sum(self._steps.values()),
-            step_ended=step_ended if self.watching is None else self.watching.timed(step_ended),
+            sum(self._steps.values()),
+            step_ended if self.watching is None else self.watching.timed(step_ended),
+            self.callback,
             follow=lambda left: following.run(self._follow, left, otherwise=left),
             done=partial(recording.run, self._stages_are_over),
-            stop=self.options.stages.stop_when_done,
+            ends=self.options.stages.stop_when_done,
             died=partial(recording.run, self.died),
-            callback=self.callback,
             idle=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
         self.trainer.profiler = phases  # type: ignore[attr-defined]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.callbacks.profiling_options import ExportOptions
-from lm_profiler.measure.boundary import said
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.chunks import TimedSteps
 from lm_profiler.record.figure import Place
 from lm_profiler.record.parts import PARTS
@@ -27,9 +27,6 @@ from lm_profiler.record.watch_files import of_rank
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-# seconds that a tracker has to take the figures: one that cannot reach its server must not hold up training
-_PATIENCE_S = 10.0
 
 # upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
@@ -47,34 +44,12 @@ def figures(record: RunRecord) -> dict[str, float]:
     }
 
 
-def send_figures(
-    loggers: Sequence[Any],
-    record: RunRecord,
-    step: int,
-    report: Callable[[str], object],
-    patience_s: float = _PATIENCE_S,
-) -> None:
-    """Log the figures of ``record`` to each of ``loggers``; one that takes longer than ``patience_s`` goes on alone."""
-    values = figures(record)
+def send_figures(loggers: Sequence[Any], record: RunRecord, step: int, report: Callable[[str], object]) -> None:
+    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``; reports what fails."""
     for logger in loggers:
-        failed: list[BaseException] = []
-
-        def log(logger: Any = logger, failed: list[BaseException] = failed) -> None:
-            try:
-                logger.log_metrics(values, step=step)
-                logger.save()
-            except BaseException as error:  # in a thread of its own nobody else would see it
-                failed.append(error)
-
-        # A thread, because only a thread can be left behind.
-        thread = threading.Thread(target=log, name="lm_profiler-tracker", daemon=True)
-        thread.start()
-        thread.join(patience_s)
-        name = type(logger).__name__
-        if failed:
-            report(f"{name} did not take the figures: {said(failed[0])}")
-        elif thread.is_alive():
-            report(f"{name} has not taken the figures within {patience_s:.0f} s; training goes on")
+        part = Guard(type(logger).__name__, report, outcome="did not take the figures")
+        part.run(lambda to: to.log_metrics(figures(record), step=step), logger)
+        part.run(logger.save)
 
 
 @dataclass(eq=False)
@@ -85,7 +60,7 @@ class RunMetrics:
     tokens_per_step: float | None = None  # of this rank; None is unknown, and so is how many there were
     mfu_seconds: float | None = None  # the model FLOPs utilization of a step of one second; None is unknown
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: Lock = field(default_factory=Lock)
     _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64))
     _sums_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PARTS) + 1))
     _last_ns: int | None = None

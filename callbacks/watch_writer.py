@@ -31,29 +31,11 @@ from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_counters import Beside, step_counters
 from lm_profiler.measure.counts.step_reader import Raw, Reading
 from lm_profiler.measure.memory.limits import left_bytes
+from lm_profiler.record import watch_files as files
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
 from lm_profiler.record.run.part import Part, read_as
-from lm_profiler.record.watch_files import (
-    EVENTS,
-    LAST_STEPS,
-    ROW,
-    STATUS,
-    STEPS,
-    WINDOWS,
-    Sketch,
-    TraceRequest,
-    WatchEvent,
-    WatchStatus,
-    WatchWindow,
-    append_last_steps,
-    append_lines,
-    of_rank,
-    ranks_watched,
-    read_status,
-    request_file,
-    steps_repeated,
-)
+from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow
 
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
@@ -81,9 +63,7 @@ class Handed(NamedTuple):
 
 @dataclass(eq=False)
 class WatchWriter:
-    """Reads and writes in a thread of its own; training calls ``put``, and takes from ``asked`` how many steps to trace
-    next.
-    """
+    """Reads and writes in a thread of its own. Training calls ``put``, and traces as many steps as ``asked``."""
 
     folder: Path  # the run's
     rank: int
@@ -124,7 +104,7 @@ class WatchWriter:
     def start(self) -> None:
         self._last = Handed(self.clock())
         self._looked_ns = self._last.now_ns
-        self._repeated = steps_repeated(self.folder, self.resumed_at)
+        self._repeated = files.steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(target=self.part.run, args=(self._loop,), name="lm_profiler watch", daemon=True)
         self._thread.start()
 
@@ -199,6 +179,9 @@ class WatchWriter:
     def _at_s(self, ns: int) -> float:
         return self.run.epoch_s + ns * 1e-9
 
+    def _file(self, name: str) -> Path:
+        return self.folder / files.of_rank(name, self.rank)
+
     def _counters(self, first: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
         """Return the counters of the steps that are timed by now, each since the reading before it."""
         self._unread += handed.readings
@@ -267,22 +250,22 @@ class WatchWriter:
         if self.rank or self.world_size < 2:
             return
         reports = {}
-        for rank in ranks_watched(self.folder):
+        for rank in files.ranks_watched(self.folder):
             with suppress(RecordError, OSError):
-                reports[rank] = read_status(self.folder, rank)
+                reports[rank] = files.read_status(self.folder, rank)
         self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
         self.ledger.move(self._ranks.waited_s, WAITING, WAITED_IN)
         self._ranks.waited_s = 0.0
         self._flush()
 
     def _look_for_request(self) -> None:
-        path = request_file(self.folder, self.rank)
+        path = files.request_file(self.folder, self.rank)
         if not path.exists():
             return
         with suppress(OSError):
             request = None
             try:
-                request = read_as(path, TraceRequest, "a request for a trace")
+                request = read_as(path, files.TraceRequest, "a request for a trace")
             except RecordError as error:
                 self.report(str(error))  # `trace` replaces the file as a whole, so this is not half of one
             path.unlink(missing_ok=True)
@@ -293,16 +276,16 @@ class WatchWriter:
         """Write the steps as rows, and those of a thousand or more as a window."""
         if not len(ns):
             return
-        rows = np.empty(len(ns), ROW)
+        rows = np.empty(len(ns), files.ROW)
         rows["step"], rows["begin_ns"], rows["seconds"] = np.arange(first, first + len(ns)), ns[:, 0], seconds
         self._timed += len(ns)
         self._seconds += np.nan_to_num(seconds).sum(axis=0)
-        self._write(partial(append_last_steps, self.folder / of_rank(LAST_STEPS, self.rank), rows, _LAST_BYTES))
+        self._write(partial(files.append_last_steps, self._file(files.LAST_STEPS), rows, _LAST_BYTES))
         window = WatchWindow(
             first_step=first,
             steps=len(ns),
             began_s=self._at_s(int(ns[0, 0])),
-            seconds={part: Sketch.of(seconds[:, at]) for at, part in enumerate(TIMED) if seconds[:, at].any()},
+            seconds={part: files.Sketch.of(seconds[:, at]) for at, part in enumerate(TIMED) if seconds[:, at].any()},
             held_bytes=held,
             peak_bytes=held,
         )
@@ -317,7 +300,7 @@ class WatchWriter:
         terms = self.ledger.terms(now_ns)
         if not ended:  # the step that runs is in no term yet
             terms.pop(UNEXPLAINED)
-        status = WatchStatus(
+        status = files.WatchStatus(
             rank=self.rank,
             world_size=self.world_size,
             began_s=self._at_s(self.ledger.began_ns),
@@ -337,14 +320,14 @@ class WatchWriter:
             resumed_at=self.resumed_at,
             repeated=self._repeated,
         )
-        self._write(lambda: status.write(self.folder / of_rank(STATUS, self.rank)))
+        self._write(lambda: status.write(self._file(files.STATUS)))
         if self.publish is not None:
             self._write(self.publish)
 
     def _flush(self) -> None:
         """Write the lines that wait, as far as the disk takes them."""
         for name, lines in self._lines.items():
-            if lines and self._write(partial(append_lines, self.folder / of_rank(name, self.rank), lines)):
+            if lines and self._write(partial(files.append_lines, self._file(name), lines)):
                 lines.clear()
             del lines[:-_MOST_LINES]
 

@@ -149,7 +149,7 @@ class Watching:
             self.resumed_at, metrics, None if metrics is None else self._published(metrics, export),
         )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
-        self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, callback=self.callback)
+        self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
         trainer.profiler = self._phases  # type: ignore[attr-defined]
         self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
         self._phases.mark_optimizers()
