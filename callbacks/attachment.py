@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from torch.cuda import nvtx
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
 from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
@@ -20,7 +21,7 @@ from lm_profiler.callbacks.instruments.communication import STEPS, Communication
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
-from lm_profiler.callbacks.instruments.tracer import NvtxRanges, Tracer
+from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import StepWatch, loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.marks.batches import BatchCounts
@@ -78,10 +79,7 @@ class Attachment:
         say(text)
 
     def prepare(self, began_ns: int) -> None:
-        """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer.
-
-        A learning-rate schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``).
-        """
+        """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
         options, ending = self.options, self.ending
         if options.watch is not None:
             self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, began_ns, self.report)
@@ -89,6 +87,7 @@ class Attachment:
         ending.ranks = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
         ending.ranks.present()
         if options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
+            # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
             self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
 
     def start(self) -> None:
@@ -112,16 +111,18 @@ class Attachment:
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
-            timeline.observers += (Guard("trace.nvtx", self.report).guard(NvtxRanges()),)
+            timeline.observers += (
+                Guard("trace.nvtx", self.report).guard(PhaseRanges(nvtx.range_push, nvtx.range_pop)),
+            )
         self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
         loader = trainer.train_dataloader if options.verb == "fit" else None
-        combined = isinstance(loader, (dict, list, tuple))
+        combined, silent = isinstance(loader, (dict, list, tuple)), options.quiet or not trainer.is_global_zero
         session = ending.session = Session(
             timeline=timeline,
             stream=stream,
             schedule=StageCounter(self._steps),
             instruments=self._instruments(timeline, stream, folder),
-            progress=try_or_note("progress", self._progress, self.notes),
+            progress=None if silent else try_or_note("progress", partial(Progress, options.stages), self.notes),
             rank=trainer.global_rank,
             stopping=self._stopping,
             report=self.report,
@@ -139,10 +140,6 @@ class Attachment:
         else:
             rows = Guard("writing the steps while they come", self.report)
             rows.run(begin_rows, folder, self.trainer.global_rank)
-
-    def _progress(self) -> Progress | None:
-        silent = self.options.quiet or not self.trainer.is_global_zero
-        return None if silent else Progress(until_sure=bool(self.options.stages.until_ci))
 
     def _watch_ranks(self, session: Session) -> None:
         """Start the watch that notices when no step ends any more, where there are other ranks."""
@@ -277,11 +274,7 @@ class Attachment:
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
 
     def _follow(self, left: int) -> int:
-        """Return the steps left, by what the ranks agree on under ``until_ci``.
-
-        Rank 0 answers for all, and every rank has to ask as often as the others: also this one, whose instruments
-        failed.
-        """
+        """Return the steps left, as the ranks agree under ``until_ci``: each has to ask as often as the others."""
         steps = self._steps
         later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -65,31 +65,32 @@ class Collector:
 
     def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
         """Return what was ``measured``, with what Trainer and machine say; what they cannot say becomes a note."""
-        trainer, options, notes = self.trainer, self.options, list(measured.notes)
-        module = trainer.lightning_module
+        trainer, notes = self.trainer, list(measured.notes)
+        parameters = trainer.lightning_module.parameters()
         device, world_size = trainer.strategy.root_device, trainer.world_size
         known = {each.name: getattr(measured, each.name) for each in fields(Evidence)} | self.launch.facts()
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
-        asked = {
-            "model": try_or_note("model", lambda: model_facts(trainer), notes),
-            "environment": try_or_note("environment", lambda: environment(device, world_size), notes),
-            "verb": options.verb,
+        asks: dict[str, Callable[[], Any]] = {
+            "model": lambda: model_facts(trainer),
+            "environment": lambda: environment(device, world_size),
+            "contention": lambda: contention(measured.cpu_uses),
+            "settings": lambda: switches(trainer),
+            "lists": lambda: lists_of(each for each in parameters if each.requires_grad),
+        }
+        asked = {name: try_or_note(name, ask, notes) for name, ask in asks.items()}
+        plain = {
+            "verb": self.options.verb,
             "status": status,
             "failure": failure,
-            "contention": try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             "world_size": world_size,
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "precision": str(trainer.precision),
             "reduces_in_backward": reduces_in_backward(trainer.strategy.model),
-            "settings": try_or_note("settings", lambda: switches(trainer), notes),
-            "lists": try_or_note(
-                "parameters", lambda: lists_of(p for p in module.parameters() if p.requires_grad), notes
-            ),
             "multiprocessors": processors,
-            "peak_flops_per_s": options.peak_flops_per_s,
+            "peak_flops_per_s": self.options.peak_flops_per_s,
             "notes": notes,
         }
-        return Evidence(**known | asked)
+        return Evidence(**known | asked | plain)
 
     def look_back(self, evidence: Evidence, measured: Measured, tracer: Tracer) -> Evidence:
         """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""
@@ -101,7 +102,8 @@ class Collector:
         notes += without_kernels(device, kernels)
         work = try_or_note("FLOPs", lambda: self._work(measured, notes), notes)
         phases = try_or_note("floors", lambda: self._phases(measured, work), notes) or {}
-        known = replace(evidence, by_dtype=_by_dtype(work), work=phases, kernels=kernels, traced=traced)
+        by_dtype = sum((Counter(of) for of in work.by_dtype.values()), Counter[str]()) if work is not None else {}
+        known = replace(evidence, by_dtype=by_dtype, work=phases, kernels=kernels, traced=traced)
         timed = any(row.stage == "measure" for row in measured.rows) and not trainer.fast_dev_run  # type: ignore[attr-defined]
         numerics, ceilings = None, dict[str, float | None]()
         for name in _matmul_dtypes(known, device) if timed else ():
@@ -152,13 +154,6 @@ class Collector:
             return None
 
 
-def _by_dtype(work: StepWork | None) -> Counter[str]:
-    flops: Counter[str] = Counter()
-    for counted in {} if work is None else work.by_dtype.values():
-        flops.update(counted)
-    return flops
-
-
 def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
     """Return torch's names of the dtypes of all matmuls: the dtype of the run, and those that were seen."""
     dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
@@ -200,7 +195,10 @@ def model_facts(trainer: Trainer) -> ModelFacts:
 
 def switches(trainer: Trainer) -> Settings:
     """Return what is switched on, and what the machine has; ``conclude`` adds what the figures say."""
-    loader, device = _loader(trainer), trainer.strategy.root_device
+    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
+    loader: Any = next((each for each in loaders if each is not None), None)
+    loader = loader[0] if isinstance(loader, (list, tuple)) and loader else loader
+    device = trainer.strategy.root_device
     units, profiler = matrix_units(device), type(trainer.profiler).__name__  # type: ignore[attr-defined]
     return Settings(
         precision=str(trainer.precision),
@@ -228,12 +226,6 @@ def _are_fused(trainer: Trainer) -> bool | None:
     clips = trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision")
     refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
     return None if clips or refused or trainer.strategy.root_device.type not in FUSED_DEVICES else False
-
-
-def _loader(trainer: Trainer) -> Any:
-    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
-    loader = next((each for each in loaders if each is not None), None)
-    return loader[0] if isinstance(loader, (list, tuple)) and loader else loader
 
 
 def lists_of(parameters: Iterable[Any]) -> Lists:

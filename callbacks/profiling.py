@@ -174,7 +174,9 @@ class TrainingProfiler(Callback):
             vars(self).pop(hook, None)
         run = Attachment(self, trainer, options, trainer.max_steps)
         if options.launch is not None and options.launch.kept:
-            Guard("keeping Lightning's broadcast out of signal handlers", run.report).run(_quiet_signals, trainer)
+            # Lightning's own handler broadcasts, while the ranks are in the middle of other collectives.
+            part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
+            part.run(lambda: setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
         run.part = Guard("the profiler", run.report, run.leave)
         launch = options.launch or Launch()
@@ -275,11 +277,6 @@ class TrainingProfiler(Callback):
             self._run.phases.restore()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
-
-
-def _quiet_signals(trainer: Trainer) -> None:
-    """Replace Lightning's SIGTERM handler: it broadcasts, while the ranks are in the middle of other collectives."""
-    setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over)
 
 
 def _pass_over(signum: int, frame: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -42,12 +42,7 @@ _Pending = tuple[int, str, int | None, Peaks]
 
 
 class Instruments:
-    """All instruments of one run, in the order in which they begin; they end in the opposite order.
-
-    ``memory`` begins first, because it resets the peaks that the others may add to; ``counters`` last, so that what the
-    others cost at both ends is not in its counts. Of ``others``, one that a reading would disturb stands before the one
-    that reads. One that fails is reported; the others go on.
-    """
+    """All instruments of one run, in the order in which they begin; they end in the opposite order."""
 
     def __init__(
         self,
@@ -59,6 +54,8 @@ class Instruments:
         ranks: RanksWatch | None = None,
     ) -> None:
         self.memory, self.tracer, self.counters, self.ranks = memory, tracer, counters, ranks
+        # Memory resets the peaks that the others may add to. The counters shall not have what the others cost at both
+        # ends. Of the others, one that a reading would disturb stands before the one that reads.
         self._all: list[Instrument] = [memory, tracer, *others, *([] if ranks is None else [ranks]), counters]
         for instrument in self._all:
             instrument.part = Guard(instrument.name, report, instrument.discard)
@@ -205,7 +202,7 @@ class Session:
             between_steps_s=sum(end - begin for begin, end in self._outside) * 1e-9 if self._measured_ns else None,
             between=self._between(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(*self.notes, *_recompiled_note(compiled, facts.get("counters", ())), *_graph_note(graph_pools)),
+            notes=(*self.notes, *_notes(compiled, facts.get("counters", ()), graph_pools)),
             **facts,
         )
 
@@ -278,8 +275,8 @@ def between_steps(
 ) -> list[BetweenSteps]:
     """Return what took time in the spans ``outside`` of steps, the longest first; checkpoints also from amid steps.
 
-    ``within`` are the instants between which steps were measured. A span counts as validation where that began in it,
-    else as the turn of an epoch where one began in it, else as our own. Time of a checkpoint counts as that alone.
+    A span counts as validation where that began in it, else as the turn of an epoch where one began in it, else as our
+    own. Time of a checkpoint counts as that alone.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     times: defaultdict[str, int] = defaultdict(int)
@@ -298,18 +295,13 @@ def between_steps(
     return sorted(between, key=lambda each: -each.seconds)
 
 
-def _recompiled_note(names: Sequence[str], counters: Sequence[StepCounters]) -> list[str]:
-    """Return the note on what was compiled while measuring, the first few things and steps by name; empty for none."""
-    once = list(dict.fromkeys(names))
-    more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
-    steps = [str(each.step) for each in counters if each.compile_s]
-    when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
-    return [f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"] if once else []
-
-
-def _graph_note(pools: int | None) -> list[str]:
-    """Return the note that peaks leave out what CUDA graphs use, whose ``pools`` are in bytes; empty for none."""
-    if pools is None:
-        return []
-    theirs = f"of what is reserved, {bytes_text(pools)} are theirs alone, or a MemPool's"
-    return [f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"]
+def _notes(compiled: Sequence[str], counters: Sequence[StepCounters], graph_pools: int | None) -> Iterator[str]:
+    """Yield what was compiled while measuring, and that peaks leave out what CUDA graphs use."""
+    if once := list(dict.fromkeys(compiled)):
+        more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
+        steps = [str(each.step) for each in counters if each.compile_s]
+        when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
+        yield f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"
+    if graph_pools is not None:
+        theirs = f"of what is reserved, {bytes_text(graph_pools)} are theirs alone, or a MemPool's"
+        yield f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"

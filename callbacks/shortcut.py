@@ -86,12 +86,8 @@ def profiling_callbacks(
 def admitted_callbacks(asked: str) -> list[Callback]:
     """Return the callback for the next Trainer of this process, which Lightning adds to each.
 
-    Args:
-        asked: A JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
-            ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
-
-    Raises:
-        ValueError: it is no such object.
+    ``asked`` is a JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
+    ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
     """
     given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
     claims = None if given.get("claims") is None else Path(given["claims"])

@@ -69,18 +69,15 @@ class StoppingRule:
 
 
 class StageCounter:
-    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over.
-
-    ``stage`` is that of the step that runs now or comes next, None when all are done; ``done`` counts its steps, and
-    ``left`` those until all stages are done.
-    """
+    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over."""
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._left = [stage for stage, count in steps.items() if count > 0]
+        # that of the step that runs now or comes next; None when all are done
         self.stage: str | None = self._left[0] if self._left else None
-        self.done = 0
-        self.left = sum(self.planned[stage] for stage in self._left)
+        self.done = 0  # steps of that stage
+        self.left = sum(self.planned[stage] for stage in self._left)  # steps until all stages are done
 
     def advance(self) -> bool:
         """Count one step; True if it was its stage's last."""
@@ -98,15 +95,12 @@ class StageCounter:
 
 
 class Progress:
-    """Draws ``measuring 7/20`` over itself on a terminal; elsewhere prints one line for each stage.
-
-    ``until_sure`` says that measuring may end before all planned steps are done.
-    """
+    """Draws ``measuring 7/20`` over itself on a terminal; elsewhere prints one line for each stage."""
 
     def __init__(
-        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic, until_sure: bool = False
+        self, options: StageOptions, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._measured = "at most " if until_sure else ""
+        self._measured = "" if options.until_ci is None else "at most "
         self._out: TextIO | None = out if out is not None else sys.stderr
         self._clock = clock
         self._live = self._out is not None and self._out.isatty()

@@ -29,7 +29,7 @@ from lm_profiler.analysis.watch.ledger import (
     passed,
 )
 from lm_profiler.analysis.watch.watched_run import WatchedRun
-from lm_profiler.callbacks.exports import RunMetrics, metrics_of, publish
+from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.marks.actions import NOTHING, Marked
@@ -143,10 +143,14 @@ class Watching:
         epoch_s = time.time() - self.clock() * 1e-9
         run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
         run.skip(self.steps)
-        metrics = metrics_of(folder, rank, stages.rows, record, epoch_s) if export.monitoring else None
+        metrics, write = None, None
+        if export.monitoring:
+            metrics = metrics_of(folder, rank, stages.rows, record, epoch_s)
+            part = Guard("export", self.report)
+            write = part.run(publish, metrics, export, rank, trainer.local_rank, self._unpublish)
         self._writer = WatchWriter(
             folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
-            self.resumed_at, metrics, None if metrics is None else self._published(metrics, export),
+            self.resumed_at, metrics, write,
         )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
@@ -158,10 +162,6 @@ class Watching:
                 with suppress(AttributeError):
                     bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
         self._writer.start()
-
-    def _published(self, metrics: RunMetrics, export: ExportOptions) -> Callable[[], object] | None:
-        ranks = self.trainer.global_rank, self.trainer.local_rank
-        return Guard("export", self.report).run(publish, metrics, export, *ranks, self._unpublish)
 
     def _book_stages(self, stages: Session) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""

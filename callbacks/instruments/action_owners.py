@@ -125,10 +125,7 @@ def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
 
 @dataclass(eq=False)
 class Owners:
-    """Divides the host's time that no phase covers among the actions that run meanwhile.
-
-    Each action gets its own time, without that of actions inside it.
-    """
+    """Divides the host's time that no phase covers among actions: each gets its own, without that of actions inside."""
 
     timeline: Timeline  # has ``observe`` among its observers
     timed: int = 1 << 30  # number of steps that are timed by action
@@ -233,15 +230,12 @@ class Owners:
 
 @dataclass(eq=False)
 class Owned(AbstractContextManager[None]):
-    """The context of an action of ``owner``: around its ``span``, if it has one.
-
-    Where the action ends a step, ``loop`` is told of that when it ends well.
-    """
+    """The context of an action of ``owner``: around its ``span``, if it has one."""
 
     owners: Owners
     owner: Owner
     span: Marked | None = None
-    loop: Loop | None = None
+    loop: Loop | None = None  # where the action ends a step
 
     def __enter__(self) -> None:
         owners = self.owners

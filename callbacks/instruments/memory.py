@@ -26,10 +26,7 @@ from lm_profiler.torch_names import storage_key
 
 @dataclass(eq=False)
 class MemoryReader(Instrument):
-    """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes.
-
-    ``step_peaks`` returns the peaks since the stage began; in the ``memory`` stage, those of the last step.
-    """
+    """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes."""
 
     probe: Probe  # reads the peaks
     timeline: Timeline  # its marks are observed
@@ -47,7 +44,7 @@ class MemoryReader(Instrument):
     _readers: tuple[HoldingsReader, LevelsReader, TrafficReader, PartPeaks] | None = None
 
     def __post_init__(self) -> None:
-        self.step_peaks = self.probe.peaks
+        self.step_peaks = self.probe.peaks  # since the stage began; in the ``memory`` stage, those of the last step
 
     def _step_peaks(self) -> Peaks:
         assert self._readers is not None

@@ -38,30 +38,18 @@ TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 
 
-class _Ranges:
-    """Observer of marks that names each phase in the trace."""
+class PhaseRanges:
+    """Observer of marks that puts each phase into a range. It may run in timed steps: no context managers."""
 
-    def __init__(self) -> None:
-        self._open = ExitStack()
-
-    def __call__(self, code: int) -> None:
-        self._open.close()
-        if code < len(PHASES):
-            self._open.enter_context(record_function(f"phase: {PARTS[code]}"))
-
-
-class NvtxRanges:
-    """Observer of marks that puts each phase into an NVTX range. It runs in timed steps too: no context managers."""
-
-    def __init__(self) -> None:
-        self._open = False
+    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
+        self._push, self._pop, self._open = push, pop, False
 
     def __call__(self, code: int) -> None:
         if self._open:
-            torch.cuda.nvtx.range_pop()
+            self._pop()
         self._open = code < len(PHASES)
         if self._open:
-            torch.cuda.nvtx.range_push(PARTS[code])
+            self._push(PARTS[code])
 
 
 class _OpenRanges(threading.local):
@@ -168,7 +156,9 @@ class Tracer(Instrument):
             tracing.profiler.acc_events = False  # torch would parse all events for it, and nobody reads them
         self._undo.callback(tracing.stop)
         self._profile = tracing
-        self.observe(self.timeline, _Ranges())
+        opened = ExitStack()
+        name_phase = lambda part: opened.enter_context(record_function(f"phase: {part}"))  # noqa: E731
+        self.observe(self.timeline, PhaseRanges(name_phase, opened.close))
         modules = ModuleRanges(self.part)
         self._undo.callback(modules.detach)
         modules.attach(self.module())

@@ -58,7 +58,9 @@ class FlopsWatch(Instrument):
         # Functions that were compiled belong to no module, so any compilation counts.
         if recompilations() > 0 or is_compiled_in(self.module()):
             self.facts["seen_flops"] = SeenFlops(unknown="the step is compiled", compiled=True)
-        elif _has_cuda_graphs():
+        # Torch keeps no list of its graphs, so all objects are looked through. By type(), since isinstance would ask
+        # each object for its `__class__`, which in somebody's proxy is code of theirs.
+        elif torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects()):
             why = "the step may replay CUDA graphs, whose FLOPs cannot be counted"
             self.facts["seen_flops"] = SeenFlops(unknown=why)
         else:
@@ -79,12 +81,6 @@ class FlopsWatch(Instrument):
         if self._step is not None:
             self._step.stop()
             self._step = None  # only now: what could not be undone is tried again by the next call
-
-
-def _has_cuda_graphs() -> bool:
-    # Torch keeps no list of its graphs, so all objects are looked through. By type(), since isinstance would ask
-    # each object for its `__class__`, which in somebody's proxy is code of theirs.
-    return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
 
 
 def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
@@ -171,7 +167,12 @@ def phase_work(
         moved = {phase: count if phase in own else None for phase, count in moved.items()}
     if len(trainer.optimizers) > 1:  # which of them a step updates is not seen
         moved = {phase: count if phase == "forward" else None for phase, count in moved.items()}
-    flops = _flops_by_phase(work)
+    of = {} if work is None else work.by_dtype
+    # Backward recomputes what activation checkpointing did not keep.
+    backward = Counter(of.get("backward", {})) + Counter(of.get("recomputation", {}))
+    flops: dict[str, Mapping[str, int] | None] = {"forward": of.get("forward", {}), "backward": backward}
+    if work is None:
+        flops = {"forward": None, "backward": None}
     phases = {phase: Work(flops.get(phase, {}), count) for phase, count in moved.items()}
     if trainer.strategy.root_device.type != "cpu":
         phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
@@ -191,12 +192,3 @@ def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batc
             written = None if batch_bytes is None else max(written - batch_bytes, 0)
         read = None if on_shapes is None else on_shapes.forward_read
     return None if read is None or written is None else read + written
-
-
-def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
-    """Return FLOPs by dtype of forward and backward, which recomputes what activation checkpointing did not keep."""
-    if work is None:
-        return {"forward": None, "backward": None}
-    backward = Counter(work.by_dtype.get("backward", {}))
-    backward.update(work.by_dtype.get("recomputation", {}))
-    return {"forward": work.by_dtype.get("forward", {}), "backward": backward}

@@ -20,10 +20,9 @@ _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 
 
 class BatchCounts:
-    """Adds up the batches of the running step, their tokens and samples.
+    """Adds up the batches of the running step, their tokens and samples; a count that fails is unknown from then on.
 
-    ``combined`` says that a batch holds one batch of each of several loaders. A count that fails is unknown from then
-    on: ``report`` gets a note.
+    ``combined`` says that a batch holds one batch of each of several loaders.
     """
 
     def __init__(self, module: object = None, combined: bool = False, report: Callable[[str], object] = say) -> None:
@@ -82,23 +81,24 @@ class Tokens:
 
 
 class Samples:
-    """Counts a batch's samples as ``samples_in`` does, but looks only in the first batch where they are."""
+    """Counts a batch's samples: its graphs, or the first dimension that all its tensors have; None is unknown.
+
+    Only in the first batch it looks where they are. Of several ``combined`` loaders the samples add up.
+    """
 
     def __init__(self, combined: bool) -> None:
         self._combined = combined
-        self._paths: list[_Path] | None = None
+        self._counts: dict[Any, Callable[[Any], int | None]] | None = None  # by the loader's key in the batch
 
     def __call__(self, batch: Any) -> int | None:
-        if self._paths:
-            try:
-                rows: int = sum([reduce(getitem, path, batch).shape[0] for path in self._paths])
-                return rows
-            except (AttributeError, IndexError, KeyError, TypeError):  # unlike the first, such as when a loader ran dry
-                return samples_in(batch, self._combined)
-        samples = samples_in(batch, self._combined)
-        if self._paths is None and samples is not None:
-            self._paths = _paths_to_rows(batch, self._combined)
-        return samples
+        parts = _parts(batch) if self._combined else [(None, batch)]
+        if self._counts is None:
+            self._counts = {key: _count_of(part) for key, part in parts}
+        try:
+            counts = [self._counts[key](part) for key, part in parts if part is not None]  # None: that loader ran dry
+            return sum(counts) if counts else None  # type: ignore[arg-type]  # an unknown one is a TypeError
+        except (AttributeError, IndexError, KeyError, TypeError):  # unlike the first
+            return None
 
 
 def _parts(batch: Any) -> list[tuple[Any, Any]]:
@@ -115,32 +115,21 @@ def _paths_to_ids(batch: Any) -> Iterator[_Path]:
         yield from ((key, *path) for path in _paths_to_ids(part))
 
 
-def _paths_to_rows(batch: Any, combined: bool) -> list[_Path]:
-    """Return the path to a tensor whose rows are the samples, in each loader's batch; none where one has none."""
-    if not combined:
-        path = None if _own_count(batch) is not None else _first_rows(batch)
-        return [] if path is None else [path]
-    paths = [[(key, *path) for path in _paths_to_rows(part, combined=False)] for key, part in _parts(batch)]
-    return [path for of_part in paths for path in of_part] if all(paths) else []
+def _count_of(part: Any) -> Callable[[Any], int | None]:
+    """Return what counts the samples of a batch like ``part``."""
+    if _own_count(part) is not None:
+        return _own_count
+    rows = {leaf.shape[0] for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and leaf.ndim}
+    if len(rows) != 1 or (path := _path_to_rows(part)) is None:
+        return lambda part: None
+    return lambda part: int(reduce(getitem, path, part).shape[0])
 
 
-def _first_rows(part: Any) -> _Path | None:
+def _path_to_rows(part: Any) -> _Path | None:
     if isinstance(part, Tensor):
         return () if part.ndim else None
-    paths = ((key, path) for key, inner in _parts(part) if (path := _first_rows(inner)) is not None)
+    paths = ((key, path) for key, inner in _parts(part) if (path := _path_to_rows(inner)) is not None)
     return next(((key, *path) for key, path in paths), None)
-
-
-def samples_in(batch: Any, combined: bool) -> int | None:
-    """Return the samples of a batch: its graphs, or the first dimension if all tensors have the same; None is unknown.
-
-    ``combined`` says that it holds one batch of each of several loaders, whose samples add up.
-    """
-    if not combined:
-        return _own_count(batch) or _rows(batch)
-    counts = [samples_in(part, combined=False) for _, part in _parts(batch) if part is not None]  # None: it ran dry
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _own_count(batch: Any) -> int | None:
@@ -154,8 +143,3 @@ def _own_count(batch: Any) -> int | None:
         if isinstance(given, int) and not isinstance(given, bool) and given > 0:
             return given
     return None
-
-
-def _rows(batch: Any) -> int | None:
-    rows = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim}
-    return rows.pop() if len(rows) == 1 else None

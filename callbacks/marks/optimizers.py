@@ -34,7 +34,9 @@ class OptimizerMarks:
         before_step = self._timeline.part.guard(self._before_step)
         for optimizer in trainer.optimizers:
             self._undo.callback(optimizer.register_step_post_hook(self._after_step).remove)
-            if manual or _steps_within_steps(optimizer):
+            # Its ``step`` may call that of a base class: torch fires the hooks around each of them.
+            classes = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
+            if manual or len(classes) > 1:
                 self._undo.callback(optimizer.register_step_pre_hook(before_step).remove)
         if manual:
             self._bracket(module, "manual_backward", at.BACKWARD)
@@ -83,17 +85,10 @@ class OptimizerMarks:
         return result
 
 
-def _steps_within_steps(optimizer: Optimizer) -> bool:
-    """Return whether its ``step`` may call that of a base class: torch fires the hooks around each of them."""
-    classes = (kind for kind in type(optimizer).__mro__ if kind is not Optimizer)
-    return sum("step" in vars(kind) for kind in classes) > 1
-
-
 def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
     """Have each call of ``owner.name`` run inside ``context``, guarded by ``part``, until ``undo`` is closed.
 
-    Raises:
-        AttributeError: ``owner`` has no such method, or does not let it be replaced.
+    Raises AttributeError where ``owner`` has no such method, or does not let it be replaced.
     """
     own = getattr(owner, "__dict__", {})
     replaced = own.get(name)

@@ -21,7 +21,7 @@ from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.torch_names import NameMissing, missing
+from lm_profiler.torch_names import missing
 
 _DRY = 1000  # batches in a row without a step, times those of a step, that show that a loader has nothing to train on
 
@@ -178,23 +178,16 @@ class PhaseProfiler(Profiler):
 
         Without the actions no step would ever be counted, and the loop would not end.
         """
-        error = self._missing_action()
-        if error is None or self.left <= 0:
+        stepped = self.trainer.global_step > self._steps_before if self._automatic else True
+        absent = FETCHED if not self._fetched else STEPPED if stepped and not self.step_done else None
+        if absent is None or self.left <= 0:
             return False
         self.is_sure, self.left = True, 0
-        self._part.failed(error)
+        self._part.failed(missing(absent.path))
         self.done()
         if self.ends:
             self._leave()
         return self.ends
-
-    def _missing_action(self) -> NameMissing | None:
-        if not self._fetched:
-            return missing(FETCHED.path)
-        stepped = self.trainer.global_step > self._steps_before if self._automatic else True
-        if stepped and not self.step_done:
-            return missing(STEPPED.path)
-        return None
 
     def _leave(self) -> None:
         """Have the loop end here: the context of the epoch raises StopIteration where it is ``cut``."""
