@@ -13,9 +13,18 @@ from operator import attrgetter
 from typing import NamedTuple, get_args
 
 from lm_profiler.analysis.steps.statistics import student
-from lm_profiler.analysis.trace.collective_times import Communication, communication_of
-from lm_profiler.analysis.trace.intervals import NO_PHASE, gaps_between, phase_finder, shared_out
-from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece, TracedWork, Use, rank_of
+from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
+from lm_profiler.analysis.trace.pieces import (
+    INPUT_PHASES,
+    NO_PHASE,
+    Piece,
+    TracedWork,
+    Use,
+    gaps_between,
+    phase_finder,
+    rank_of,
+    shared_out,
+)
 
 # calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -29,11 +38,11 @@ QUEUED = "between kernels that were queued"
 
 
 class Gap(NamedTuple):
-    """``what``: the call that made the host wait, what it was about to launch, or the operator that it was in."""
+    """A time in which the device had nothing to do."""
 
     ns: int
     phase: str
-    what: str
+    what: str  # the call that made the host wait, what it was about to launch, or the operator that it was in
 
 
 class _DriverCall(NamedTuple):
@@ -54,7 +63,8 @@ def gaps_of(
             if piece.use == "dispatch":
                 yield Gap(own, piece.phase, piece.name)
         for begin, end in idle:
-            yield from _python(work, begin, end)
+            for phase, ns in work.by_phase(begin, end):
+                yield Gap(ns, phase, PYTHON)
         return
     calls, phase_at = _calls(work), phase_finder(work.phases)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
@@ -71,27 +81,11 @@ def gaps_of(
 
 def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
     """Split a gap before a kernel of ``phase``: what passed while the host saw to the batch, and the rest."""
-    inside = sum(part.ns for part in _python(work, begin, end) if part.phase in INPUT_PHASES)
+    inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
     if inside:
         yield Gap(inside, phase if phase in INPUT_PHASES else "data", what)
     if outside := end - begin - inside:
         yield Gap(outside, NO_PHASE if phase in INPUT_PHASES else phase, what)
-
-
-def _python(work: TracedWork, begin: int, end: int) -> Iterator[Gap]:
-    """Yield a stretch in which no operator ran, cut where phases begin and end."""
-    left = end - begin
-    first = max(bisect_right(work.phase_starts, begin) - 1, 0)
-    for at in range(first, len(work.phases)):  # a slice would copy all later phases for each of many gaps
-        start, stop, name = work.phases[at]
-        if start >= end:
-            break
-        inside = min(end, stop) - max(begin, start)
-        if inside > 0:
-            left -= inside
-            yield Gap(inside, name, PYTHON)
-    if left > 0:
-        yield Gap(left, NO_PHASE, PYTHON)
 
 
 def _calls(work: TracedWork) -> list[_DriverCall]:
@@ -99,9 +93,10 @@ def _calls(work: TracedWork) -> list[_DriverCall]:
     calls = []
     for event in work.launches:
         name, operator = work.names[event.name] or "", work.names[event.operator]
-        if event.length > _LONG_NS or _WAITS.search(name):
+        waits = _WAITS.search(name) is not None
+        if waits or event.length > _LONG_NS:
             what = name if operator is None else f"{name} in {operator}"
-            calls.append(_DriverCall(event.start, event.start + event.length, what, _WAITS.search(name) is not None))
+            calls.append(_DriverCall(event.start, event.start + event.length, what, waits))
     return sorted(calls, key=attrgetter("end"))
 
 
@@ -126,21 +121,17 @@ Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
 
 @dataclass(frozen=True)
 class Traced:
-    """``own`` of all pieces and ``ns`` of all gaps add up to the length of ``steps`` steps together.
-
-    ``scatter`` is half the 95 % interval of the mean step's time in products or memory, a share of it, as these differ
-    from step to step; None of one step.
-    """
+    """Pieces and gaps, which add up to the length of ``steps`` steps together."""
 
     pieces: list[Weighed]
     gaps: list[Gap]
     steps: int
     on_device: bool
+    # half the 95 % interval of the mean step's time in products or memory, a share of it; None of one step
     scatter: float | None = None
     communication: Communication | None = None
 
     def of(self, use: Use) -> Sequence[Weighed]:
-        """Return the pieces of one use."""
         return self._by_use[use]
 
     def seconds(self, use: Use) -> float:
@@ -206,17 +197,16 @@ def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float,
     """
     calls: defaultdict[int, list[Weighed]] = defaultdict(list)
     for number, weighed in enumerate(pieces):
-        call_number = weighed[0].call
-        calls[call_number if call_number >= 0 else -1 - number].append(weighed)  # an unknown call is one of its own
+        call = weighed[0].call
+        calls[call if call >= 0 else -1 - number].append(weighed)  # an unknown call is one of its own
     shared: list[tuple[Piece, float, float | None]] = []
     known: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
-    for call in calls.values():
-        first = call[0][0]
+    for together in calls.values():
+        first = together[0][0]
         key = first.operator, id(first.inputs)
-        least = known[key] if key in known else known.setdefault(key, floor(first))
-        if least is None:
-            shared += [(piece, own, None) for piece, own in call]
-            continue
-        share = min(least / sum(own for _, own in call), 1.0)
-        shared += [(piece, own, share * own) for piece, own in call]
+        if key not in known:
+            known[key] = floor(first)
+        least = known[key]
+        share = None if least is None else min(least / sum(own for _, own in together), 1.0)
+        shared += [(piece, own, None if share is None else share * own) for piece, own in together]
     return shared

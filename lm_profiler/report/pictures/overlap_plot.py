@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.analysis.trace.collective_times import collective_calls, compute_spans
-from lm_profiler.analysis.trace.intervals import gaps_between, union_of
-from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
+from lm_profiler.analysis.trace.kernel_sums import collective_calls, compute_spans
+from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
