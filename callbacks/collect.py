@@ -16,7 +16,7 @@ from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.hardware.device_rates import matmul_dtype
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.steps.batch_counts import mean_counts
-from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.sent_step import without_data

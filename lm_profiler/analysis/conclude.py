@@ -36,7 +36,7 @@ from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, rank_medians, step_figures
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES
-from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.slack_model import HOST_PLACES, held_in, slack
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.quantities import MEMORY, PARTS, duration_text
@@ -398,7 +398,6 @@ def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall |
         dtype=dtype,
         clock_share=clock_share(record.telemetry, rate, seen.multiprocessors),
         lists=seen.lists or Lists(0, None),
-        multiprocessors=seen.multiprocessors,
     )
     phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
     return waterfall(step, traced).model_copy(update={"step_phases": phases})

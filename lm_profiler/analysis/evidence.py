@@ -21,7 +21,7 @@ from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
-from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole

@@ -97,10 +97,9 @@ class Range(NamedTuple):
 class Inputs(NamedTuple):
     """The inputs of an operator, an entry an argument, as the profiler writes it where it records shapes."""
 
-    dims: Sequence[Any]  # of a list of tensors a list, as the strides
+    dims: Sequence[Any]  # of a list of tensors a list
     types: Sequence[str]
-    strides: Sequence[Any]
-    values: Sequence[str]  # of attention, where they say whether it is causal, and of look-ups: along which dimension
+    values: Sequence[str]  # of attention alone, where they say whether it is causal
 
 
 class Packed:
@@ -195,9 +194,8 @@ class Packed:
         arguments = event.get("args")
         if not arguments or "Input Dims" not in arguments:
             return -1
-        needs_values = "attention" in event["name"] or "index_select" in event["name"]
-        values = arguments.get("Concrete Inputs") if needs_values else None
-        given = (arguments["Input Dims"], arguments.get("Input type"), arguments.get("Input Strides"), values)
+        values = arguments.get("Concrete Inputs") if "attention" in event["name"] else None
+        given = (arguments["Input Dims"], arguments.get("Input type"), values)
         # Lists cannot be keys. Version 0 writes equal ones alike, whichever objects they share; repr takes longer.
         key = marshal.dumps(given, 0)
         number = self._shapes.get(key)

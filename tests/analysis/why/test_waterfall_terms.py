@@ -14,9 +14,8 @@ from stored_texts import assert_stored
 
 from lm_profiler.analysis.trace.pieces import Piece, traced_work
 from lm_profiler.analysis.trace.walk import Packed
-from lm_profiler.analysis.why.contributors import contributors, ms
 from lm_profiler.analysis.why.traced import Traced, traced_of
-from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
+from lm_profiler.analysis.why.waterfall_terms import Step, contributors, ms, waterfall
 from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
 
 US = 1e-6
@@ -31,7 +30,7 @@ def rates(bandwidth: float | None = BANDWIDTH, float32: float = PEAK) -> Rates:
 def step(step_us: float = STEP, **facts: Any) -> Step:
     known: dict[str, Any] = {
         "ci_low": None, "ci_high": None, "input_s": 0.0, "ideal_s": 0.0, "recomputed_share": 0.0,
-        "rates": rates(), "dtype": "bfloat16", "multiprocessors": plant.PROCESSORS,
+        "rates": rates(), "dtype": "bfloat16",
     }  # fmt: skip
     return Step(step_s=step_us * US, **{**known, **facts})
 
@@ -92,12 +91,11 @@ def test_contributors_and_phases_of_a_term_add_up_to_it(fall: Waterfall) -> None
             assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
 
 
-def test_a_slow_product_is_told_its_module_its_shape_and_its_waves(fall: Waterfall) -> None:
+def test_a_slow_product_is_told_its_module_and_its_shape(fall: Waterfall) -> None:
     (part,) = term(fall, "slow_products").contributors
     assert (part.module, part.what, part.count) == ("model.blocks.*.attention", "aten::mm", 10)
-    # 32 by 16 tiles on 132 multiprocessors: the fourth wave has 116 of its 132 places taken.
     assert part.detail is not None
-    assert all(figure in part.detail for figure in ("m 4096", "512 tiles", "128×256", "3.88 waves", "132"))
+    assert "m 4096" in part.detail
 
 
 @pytest.mark.parametrize(
@@ -276,7 +274,7 @@ def cpu_step() -> list[dict[str, Any]]:
 
 def test_operators_take_the_kernels_place_on_the_cpu() -> None:
     fall = waterfall(
-        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6), multiprocessors=None),
+        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6)),
         traced_of(traced_work(Packed(cpu_step()))),
     )
     assert fall.source == "operators"
