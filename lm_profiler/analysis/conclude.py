@@ -5,7 +5,6 @@ Each finding is a function of its own; one that fails leaves a note, and its fig
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -17,17 +16,18 @@ import numpy as np
 from lm_profiler.analysis.binding import binding
 from lm_profiler.analysis.evidence import Evidence, rows_of
 from lm_profiler.analysis.findings import findings_of
-from lm_profiler.analysis.hardware.device_rates import (
-    GIVEN,
-    MEASURED_PRODUCT,
+from lm_profiler.analysis.hardware.roofline import (
     Dtype,
+    Work,
+    beaten_floors,
+    clock_share,
+    floor_of,
+    judge_utilisation,
     matmul_dtype,
-    peak,
+    mean_rate,
     rates_of,
-    share_of_peak,
-    sheet_clock_hz,
+    torch_name,
 )
-from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
 from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, lasting_step_s, mean_counts
@@ -42,25 +42,18 @@ from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.quantities import MEMORY, PARTS, duration_text
 from lm_profiler.record.run import (
     Environment,
-    Floor,
-    FlopRate,
-    Flops,
     LoaderFacts,
     MemoryFacts,
     MemoryReading,
     Rates,
     RunRecord,
     Settings,
-    Telemetry,
-    Utilisation,
     Waterfall,
 )
 from lm_profiler.record.steps import Peaks, StepRow
 
 # Lightning's names of precisions, by torch's names of dtypes
 _PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
-
-_BEYOND = 1.05  # a share of the measured matmul rate that noise cannot explain
 
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
@@ -162,11 +155,6 @@ def main_precision(evidence: Evidence) -> str:
     the Trainer's precision knows nothing. That counts where FLOPs are unknown."""
     seen = evidence.by_dtype
     return _PRECISIONS.get(max(seen, key=seen.__getitem__), "") if any(seen.values()) else evidence.precision
-
-
-def torch_name(dtype: str) -> str:
-    """The factors that are multiplied in ``dtype``, by torch's name: TF32 is a way to multiply float32."""
-    return "float32" if dtype == "tf32" else dtype
 
 
 Found = dict[str, Any]  # fields of the record
@@ -301,36 +289,6 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"utilisation": judge_utilisation(run.work.flops, step_s, name, dtype, run.devices, ceiling, given)}
 
 
-def judge_utilisation(
-    flops: Flops,
-    step_s: float,
-    device_name: str,
-    dtype: Dtype | None,
-    devices: int,
-    ceiling_flops_per_s: float | None,
-    peak_flops_per_s: float | None,
-) -> Utilisation:
-    """Judge how close a step of ``flops`` (all ranks) comes to ``devices`` devices; ``peak_flops_per_s`` overrides the
-    table."""
-    known = peak(device_name, dtype) if dtype is not None else None
-    rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
-    if peak_flops_per_s is not None:
-        rate, source = peak_flops_per_s, GIVEN
-    reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
-    if reached is not None and reached > _BEYOND:
-        ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
-    return Utilisation(
-        flops=flops,
-        dtype=dtype,
-        peak_flops_per_s=rate,
-        peak_source=source,
-        mfu=share_of_peak(flops.model, step_s, rate, devices),
-        hfu=share_of_peak(flops.all, step_s, rate, devices),
-        ceiling_flops_per_s=ceiling_flops_per_s,
-        of_ceiling=reached,
-    )
-
-
 def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     """Tell who waited in the stretch, or in the steps after it in which collectives were timed on the stream."""
     seen = run.evidence
@@ -401,27 +359,6 @@ def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall |
     )
     phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
     return waterfall(step, traced).model_copy(update={"step_phases": phases})
-
-
-def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
-    """FLOP/s of all that is multiplied, each dtype at its own rate; the usual one where a rate is unknown."""
-    flops: Counter[str] = Counter()
-    for floor in floors:
-        flops.update(floor.flops)
-    known = {dtype: rates.flops_per_s(dtype) for dtype in flops}
-    if not flops.total() or not all(known.values()):
-        return usual.flops_per_s
-    return flops.total() / sum(count / (known[dtype] or 1.0) for dtype, count in flops.items())
-
-
-def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
-    """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
-    if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
-        return None
-    if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
-        return None
-    stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
-    return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lm_profiler.analysis.compare.differences import SEEDS, flat, in_config, in_environment, unlike
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.hardware.device_rates import per_second
+from lm_profiler.analysis.hardware.roofline import per_second
 from lm_profiler.analysis.steps.statistics import Series, summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity
