@@ -51,7 +51,7 @@ from lm_profiler.record.run import (
     Verb,
 )
 from lm_profiler.record.step_files import read_rows
-from lm_profiler.record.steps import Peaks, StepTable
+from lm_profiler.record.steps import Peaks
 
 EVIDENCE_FILE = "evidence.json.gz"
 
@@ -185,8 +185,3 @@ def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from None
     return kernel_table(work), traced_of(work)
-
-
-def rows_of(evidence: Evidence) -> StepTable:
-    """Return the rows as one table."""
-    return StepTable.of(evidence.rows)
