@@ -32,11 +32,20 @@ from lm_profiler.analysis.hardware.roofline import (
 )
 from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, lasting_step_s, mean_counts
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
-from lm_profiler.analysis.steps.steadiness import steadiness
-from lm_profiler.analysis.steps.step_model import StepModel
-from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, rank_medians, step_figures, world_of
+from lm_profiler.analysis.steps.step_model import StepModel, steadiness
+from lm_profiler.analysis.steps.summaries import (
+    MeanCounts,
+    changed_batches_note,
+    lag,
+    lasting_step_s,
+    mean_counts,
+    mean_over_ranks,
+    model_of,
+    rank_medians,
+    step_figures,
+    world_of,
+)
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.slack_model import HOST_PLACES, held_in, slack

@@ -17,7 +17,7 @@ from pydantic import SkipValidation, TypeAdapter, ValidationError
 
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events

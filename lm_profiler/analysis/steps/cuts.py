@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, step_figures, summaries, world_of
 from lm_profiler.record.entry import Cut, Entry
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import OddStep, RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
 
@@ -19,14 +18,11 @@ _STAGES = ("warmup", "measure")
 
 @dataclass(frozen=True)
 class Steps:
-    """A run's steps, each a mean over the ranks, and the summary of their parts on the device's clock.
-
-    ``left_out`` are the recorded steps before them.
-    """
+    """A run's steps, each a mean over the ranks, and the summary of their parts on the device's clock."""
 
     rows: Sequence[StepRow]
     times: Mapping[str, TimeSummary]
-    left_out: Sequence[StepRow]
+    left_out: Sequence[StepRow]  # the recorded steps before them
 
 
 def steps_after(entry: Entry, warmup: int | None = None, count: int | None = None) -> Steps:
@@ -56,7 +52,7 @@ def _recorded(entry: Entry) -> list[StepRow]:
 def cut_anew(
     entries: Sequence[Entry], settings: Sequence[int | None], count: int | None
 ) -> tuple[list[Entry], list[str]]:
-    """Each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it, and what is wrong.
+    """Return each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it; and problems.
 
     Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
     figures of unlike numbers of steps would stand side by side.
@@ -95,20 +91,9 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
 
 
 def _with_causes(odd: Sequence[OddStep], told: Sequence[OddStep]) -> list[OddStep]:
-    """``odd`` with what the run itself ``told`` of the same steps; nothing was read of others, as of warm-up.
-
-    A cause that explains less than half of what the step takes beyond the new level is none any more.
-    """
-    known = {step.step: step for step in told}
-    return [_with_cause(step, known[step.step]) if step.step in known else step for step in odd]
-
-
-def _with_cause(odd: OddStep, told: OddStep) -> OddStep:
-    excess_s = odd.step_s * (1 - 1 / odd.ratio) if odd.ratio else 0.0
-    if told.cause_s is not None and told.cause_s < EXPLAINED * excess_s:
-        return odd.model_copy(update={"beside": f"{told.cause}, {duration_text(told.cause_s)}", "rank": told.rank})
-    cause_s = None if told.cause_s is None else min(told.cause_s, excess_s)
-    return odd.model_copy(update={"cause": told.cause, "cause_s": cause_s, "beside": told.beside, "rank": told.rank})
+    """Return ``odd`` with what the run itself told of the same steps; nothing was read of others, as of warm-up."""
+    known = {step.step: step.model_dump(include={"cause", "cause_s", "beside", "rank"}) for step in told}
+    return [step.model_copy(update=known.get(step.step, {})) for step in odd]
 
 
 def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
@@ -116,13 +101,13 @@ def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation 
     use, before, after = record.utilisation, record.time["step"].mean, times["step"].mean
     if use is None or not before or not after:
         return None
-    shares = ("mfu", "hfu", "of_ceiling")
-    scaled = {name: None if (share := getattr(use, name)) is None else share * before / after for name in shares}
+    shares = {name: getattr(use, name) for name in ("mfu", "hfu", "of_ceiling")}
+    scaled = {name: share * before / after for name, share in shares.items() if share is not None}
     return use.model_copy(update=scaled)
 
 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Return those of ``entries`` that have steps to cut, and what is wrong with the others, a line each."""
+    """Return those of ``entries`` that have steps to cut, and a line on each other."""
     good, problems = [], []
     for entry in entries:
         try:

@@ -1,9 +1,9 @@
-"""Figures of a run from its rows: what run.json holds, and what another warm-up would have given."""
+"""Figures of a run from its rows, and the batches of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,11 @@ from lm_profiler.analysis.hardware.roofline import per_second
 from lm_profiler.analysis.steps.statistics import Series, summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity
-from lm_profiler.record.run import OddStep, RunRecord, Throughput, TimeSummary, Verb
+from lm_profiler.record.run import LoaderFacts, OddStep, RunRecord, Throughput, TimeSummary, Verb
 from lm_profiler.record.steps import StepRow, StepTable
+
+# batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter
+_FEWEST_MADE = 2
 
 
 def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
@@ -97,14 +100,7 @@ def _summary(x: Series, model: StepModel) -> TimeSummary:
 def step_figures(
     rows: Sequence[StepRow], model: StepModel, samples: float | None = None, lag: float = 1.0
 ) -> dict[str, Any]:
-    """Return what a record says of ``rows`` of ``samples`` each, by its fields; ``lag`` as above.
-
-    Args:
-        rows: the measured steps, all with the device's time.
-        model: of them.
-        samples: of the mean step, over all ranks.
-        lag: as above.
-    """
+    """Return what a record says of measured ``rows``, by its fields; ``samples`` are of the mean step, of all ranks."""
     times, here = summaries(rows, "device", model), rows[model.first : model.end]
     return {
         "time": times,
@@ -154,3 +150,62 @@ def throughput(
         samples_per_step=None if samples is None else round(samples),
         samples_per_s=per_second(samples, step_s),
     )
+
+
+class BatchCount(NamedTuple):
+    """The batches of each step of a rank from ``step`` on, and the samples in them; 0 and None are unknown."""
+
+    step: int
+    batches: int
+    samples: int | None
+
+
+class MeanCounts(NamedTuple):
+    """Batches and samples of a mean step, over all ranks; None is unknown."""
+
+    batches: float | None = None
+    samples: float | None = None
+
+
+def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> MeanCounts:
+    """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown where it is for one step of one rank."""
+    if not (ranks and all(ranks) and len(steps)):
+        return MeanCounts()
+    batches, samples = 0.0, 0.0
+    for counts in ranks:
+        own = [counts[at] for at in np.searchsorted([count.step for count in counts], steps, "right") - 1]
+        batches += float(np.mean([count.batches or np.nan for count in own]))
+        samples += float(np.mean([np.nan if count.samples is None else count.samples for count in own]))
+    return MeanCounts(*(None if np.isnan(mean) else mean for mean in (batches, samples)))
+
+
+def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | None) -> list[str]:
+    """Return the note on a rank whose steps up to ``last`` vary in batches; ``mean`` is of the measured ones."""
+    known = [count for count in counts if count.batches and count.step <= last]
+    numbers = {count.batches for count in known}
+    if len(numbers) < 2 or mean is None:
+        return []
+    changed = next(count.step for count in known if count.batches != known[0].batches)
+    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed} on other than before"
+    return [f"{steps}: throughput and FLOPs are of the mean of the measured steps, {mean:.3g} batches"]
+
+
+def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
+    """Seconds of a step that can go on: as long as the workers take to make its batches.
+
+    In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and where
+    the queue shrinks they never rest: so that is their rate, and the loop's once nothing is left. It is ``mean_s``
+    where nothing was used up, or where nobody counts; None where too few were made meanwhile to tell a rate.
+    """
+    used_up = loader.used_up if loader is not None else None
+    taken = steps * batches
+    if loader is None or not used_up or taken <= 0:
+        return mean_s
+    made = taken - used_up + _begun(loader, loader.ready_after) - _begun(loader, loader.ready_before)
+    return mean_s * taken / made if made >= _FEWEST_MADE * max(loader.workers or 0, 1) else None
+
+
+def _begun(loader: LoaderFacts, ready: int | None) -> float:
+    """Return half the number of batches that are being made: none where the queue is full."""
+    free = max((loader.ahead or 0) - (ready or 0), 0)
+    return min(loader.workers or 0, free) / 2.0

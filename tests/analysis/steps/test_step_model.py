@@ -25,8 +25,7 @@ from benchmarks.simulation import (
     wander,
 )
 from lm_profiler.analysis.steps.statistics import mean_interval
-from lm_profiler.analysis.steps.steadiness import steadiness, word_of
-from lm_profiler.analysis.steps.step_model import StepModel, fit, known_to, plain
+from lm_profiler.analysis.steps.step_model import StepModel, fit, known_to, plain, steadiness, word_of
 
 RUNS = 60
 

@@ -23,7 +23,7 @@ from benchmarks.free_port import free_port
 from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.why.slack_model import Experiment, plan
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import messages
