@@ -336,15 +336,6 @@ def test_of_equal_or_unknown_sides_nothing_is_said(a: bool | None, b: bool | Non
     assert found.compilation is None
 
 
-def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None:
-    configs = [
-        {**CONFIG, "model": {"class_path": "LM", "init_args": {"compile": compiled}}} for compiled in (False, True)
-    ]
-    found = compare([ran("a", None, 0.11, 1.0, configs[0])], [ran("b", None, 30.0, 0.8, configs[1])])
-    assert found.compilation is not None
-    assert found.compilation.compiled == "B"
-
-
 def test_what_is_printed_of_two_sides_is_as_stored() -> None:
     cases = {
         "compiled, and paid back": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.108, 0.8)]),
