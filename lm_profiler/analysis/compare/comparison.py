@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, geometric_mean, median
+from statistics import fmean, geometric_mean
 from typing import Any, Literal
 
 import numpy as np
@@ -75,19 +75,6 @@ class RateChange:
 
 
 @dataclass(frozen=True)
-class Compilation:
-    """One side is compiled, the other is not: what that costs, and when it is won back."""
-
-    compiled: Literal["A", "B"]  # the side that is
-    # by how much longer its steps before the steady ones took than the other side's; below zero nothing of it was seen
-    cost_s: float
-    saved_s: float  # what each steady step saves
-    # after how many steps the cost is won back, with the ends of the step's interval; None where it is not known that a
-    # step saves anything
-    paid_back_steps: tuple[float, float, float] | None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The findings of ``compare``.
 
@@ -108,7 +95,6 @@ class Comparison:
     tokens: RateChange | None
     memory: list[MemoryChange]
     detectable: float | None  # the smallest change of the step, as a share, that runs like these can detect
-    compilation: Compilation | None  # where one side is compiled and the other is not
     notes: list[str]  # what a reader must know before using the figures
 
 
@@ -141,36 +127,25 @@ def compare(a: Sequence[Entry], b: Sequence[Entry], spread: ProcessSpread = ASSU
         tokens=_tokens(side_a, side_b, step),
         memory=_memory(side_a, side_b),
         detectable=minimum_detectable_effect(step.interval) if step.interval is not None else None,
-        compilation=_compilation(side_a, side_b, step),
-        notes=[
-            *side_a.notes,
-            *side_b.notes,
-            *_scatter(len(side_a.runs), len(side_b.runs), spread),
-            *_order(side_a, side_b),
-        ],
+        notes=[*side_a.notes, *side_b.notes, *_scatter(side_a, side_b, spread)],
     )
-
-
-def _interval(a: list[Interval], b: list[Interval], confidence: float, spread: ProcessSpread) -> RatioInterval | None:
-    if len(a) == len(b) == 1:
-        return single_interval(a[0], b[0], confidence, spread)
-    return repeats_interval([own.mean for own in a], [own.mean for own in b], confidence)
 
 
 def _part_change(part: str, a: Side, b: Side, confidence: float, spread: ProcessSpread) -> PartChange:
-    changed = _changed(
-        part, a, a.typical_s(part), b.typical_s(part), _interval(a.means(part), b.means(part), confidence, spread)
-    )
+    known_a, known_b = a.means(part), b.means(part)
+    if len(known_a) == len(known_b) == 1:
+        interval = single_interval(known_a[0], known_b[0], confidence, spread)
+    else:
+        interval = repeats_interval([own.mean for own in known_a], [own.mean for own in known_b], confidence)
+    changed = _changed(part, a, a.typical_s(part), b.typical_s(part), interval)
     if a.occurs(part) != b.occurs(part):
         return replace(changed, verdict="ONLY A" if a.occurs(part) else "ONLY B")
     return changed
 
 
 def _changed(name: str, a: Side, a_s: float, b_s: float, interval: RatioInterval | None) -> PartChange:
-    step_s = a.typical_s("step")
-    return PartChange(
-        name, a_s, b_s, b_s - a_s, (b_s - a_s) / step_s if step_s > 0 else None, interval, change(interval)
-    )
+    step_s, more_s = a.typical_s("step"), b_s - a_s
+    return PartChange(name, a_s, b_s, more_s, more_s / step_s if step_s > 0 else None, interval, change(interval))
 
 
 def _ranks(a: Side, b: Side) -> list[PartChange]:
@@ -182,20 +157,6 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
             interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
             changes.append(_changed(name, a, typical(seconds_a), typical(seconds_b), interval))
     return changes
-
-
-def _compilation(a: Side, b: Side, step: PartChange) -> Compilation | None:
-    if {a.compiled(), b.compiled()} != {True, False}:
-        return None
-    of_b = bool(b.compiled())
-    sign = 1.0 if of_b else -1.0
-    cost_s, saved_s = sign * (b.warmed_up_s() - a.warmed_up_s()), -sign * step.difference_s
-    steps = None
-    if step.verdict == ("FASTER" if of_b else "SLOWER") and step.interval is not None and cost_s > 0.0:
-        # Of the eager step, the interval's ends save as much.
-        saved = [-sign * step.a_s * (ratio - 1.0) for ratio in (step.interval.low, step.interval.high)]
-        steps = (cost_s / saved_s, cost_s / max(saved), cost_s / min(saved))
-    return Compilation("B" if of_b else "A", cost_s, saved_s, steps)
 
 
 def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
@@ -239,29 +200,24 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
     return RatioInterval(ratio, ratio * (1.0 - scatter), ratio * (1.0 + scatter), CONFIDENCE)
 
 
-def _scatter(a: int, b: int, spread: ProcessSpread) -> list[str]:
-    """Return what so many runs a side cannot say."""
-    if a == b == 1:
+def _scatter(a: Side, b: Side, spread: ProcessSpread) -> list[str]:
+    """Return what so many runs a side cannot say, or what their order in time may fake."""
+    runs, notes = (len(a.runs), len(b.runs)), []
+    if runs == (1, 1):
         known = "were seen to" if spread.learned else "are taken to"
         remedy = "" if spread.learned else "; lm_profiler selftest shows by how much here"
         by = f"{spread.std:.1%} (std): three runs a side would do{remedy}"
         return [f"one run against one: equal processes {known} differ by {by}"]
-    if single := "A" if a == 1 else "B" if b == 1 else "":
-        return [f"{single} is a single run: taken to scatter as the other side's do"]
-    if min(a, b) == 2:
-        return ["two runs say little about how runs scatter: with three a side intervals are several times narrower"]
-    return []
-
-
-def _order(a: Side, b: Side) -> list[str]:
-    """A machine changes with the hour; of one run against one, that is said already."""
-    if len(a.runs) == len(b.runs) == 1:
-        return []
+    if 1 in runs:
+        notes.append(f"{'A' if runs[0] == 1 else 'B'} is a single run: taken to scatter as the other side's do")
+    elif 2 in runs:
+        notes.append(
+            "two runs say little about how runs scatter: with three a side intervals are several times narrower"
+        )
     began_a, began_b = ([run.record.started for run in side.runs] for side in (a, b))
-    for first, then, early, late in (("A", "B", began_a, began_b), ("B", "A", began_b, began_a)):
-        if max(early) < min(late):
-            return [f"all of {first} ran before {then}: the machine may have changed in between; alternate the runs"]
-    return []
+    if max(began_a) < min(began_b) or max(began_b) < min(began_a):
+        notes.append("one side ran before the other: the machine may have changed in between; alternate the runs")
+    return notes
 
 
 @dataclass(frozen=True)
@@ -272,7 +228,6 @@ class Run:
     record: RunRecord
     steps: list[StepRow]
     model: StepModel  # of the steps; figures are of its stretch
-    warmed_up_s: float  # by how much all steps before these took longer, on the host's clock, than as many of these
     # what the mean rank waits for others in each part, where that is not the part's own
     waits_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -308,15 +263,6 @@ class Side:
         values = [of.get(run.record) for run in self.runs]
         return None if None in values else values
 
-    def compiled(self) -> bool | None:
-        """Whether torch.compile was used; None where a run does not say."""
-        said = {None if run.record.model is None else run.record.model.compiled for run in self.runs}
-        return said.pop() if len(said) == 1 else None
-
-    def warmed_up_s(self) -> float:
-        """What a run spent on becoming as fast as it is; of repeats the median."""
-        return median(run.warmed_up_s for run in self.runs)
-
 
 def typical(values: Sequence[float]) -> float:
     """The geometric mean, or the mean where one of them is 0."""
@@ -350,9 +296,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
             why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
             left_out.append((entry.folder, f"it has no measured step ({why})"))
             continue
-        model = model_of(steps)
-        level = steps[model.first : model.end]
-        runs.append(Run(entry.folder, entry.record, steps, model, _warmed_up_s(entry, level)))
+        runs.append(Run(entry.folder, entry.record, steps, model_of(steps)))
         doubts += [(entry.folder, doubt) for doubt in _doubts(entry, entry.record)]
     if not runs:
         why = "{}: {}".format(*left_out[0]) if left_out else "expected runs, given none"
@@ -381,12 +325,6 @@ def _measured(entry: Entry) -> list[StepRow]:
         return []
     steps = mean_over_ranks(entry.rows.of_stages("measure"))
     return [row for row in steps if row.seconds is not None]
-
-
-def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:
-    typical_s = fmean(row.time("step", "host") for row in steps)
-    before = mean_over_ranks(entry.rows.where(entry.rows.step < steps[0].step))
-    return sum(row.time("step", "host") - typical_s for row in before)
 
 
 def _doubts(entry: Entry, record: RunRecord) -> list[str]:
