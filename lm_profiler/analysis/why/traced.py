@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple, get_args
 
-from lm_profiler.analysis.steps.statistics import student
 from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
 from lm_profiler.analysis.trace.pieces import (
     INPUT_PHASES,
@@ -25,6 +23,7 @@ from lm_profiler.analysis.trace.pieces import (
     rank_of,
     shared_out,
 )
+from lm_profiler.analysis.trace.walk import Call
 
 # calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -45,18 +44,7 @@ class Gap(NamedTuple):
     what: str  # the call that made the host wait, what it was about to launch, or the operator that it was in
 
 
-class _DriverCall(NamedTuple):
-    start: int
-    end: int
-    what: str
-    waits: bool
-
-
-def gaps_of(
-    work: TracedWork,
-    pieces: Sequence[tuple[Piece, int]],
-    idle: Sequence[tuple[int, int]],
-) -> Iterator[Gap]:
+def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
     """Yield what the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
     if not work.on_device:
         for piece, own in pieces:
@@ -66,54 +54,48 @@ def gaps_of(
             for phase, ns in work.by_phase(begin, end):
                 yield Gap(ns, phase, PYTHON)
         return
-    calls, phase_at = _calls(work), phase_finder(work.phases)
+    names, phase_at = work.names, phase_finder(work.phases)
+    waits = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
+    calls = sorted((call for call in work.launches if call.length > _LONG_NS or call.name in waits), key=_end)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
-    starts = [piece.start for piece in following]
     for begin, end in idle:
-        at = bisect_left(starts, end)
+        at = bisect_left(following, end, key=attrgetter("start"))
         next_ = following[at] if at < len(following) else None
         phase = phase_at(end - 1) if next_ is None else next_.phase
         if next_ is not None and next_.asked <= begin:
             yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
-        else:
-            yield from _by_input(work, begin, end, phase, _in_call(calls, begin, end) or _towards(next_))
+            continue
+        towards = "the loop" if next_ is None else f"launching {next_.operator or next_.name}"
+        held_by = _in_call(calls, waits, begin, end)
+        what = towards if held_by is None else held_by[0] + _told(held_by[1], names)
+        # What passed while the host saw to the batch, and the rest.
+        inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
+        at_input = phase in INPUT_PHASES
+        if inside:
+            yield Gap(inside, phase if at_input else "data", what)
+        if outside := end - begin - inside:
+            yield Gap(outside, NO_PHASE if at_input else phase, what)
 
 
-def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
-    """Split a gap before a kernel of ``phase``: what passed while the host saw to the batch, and the rest."""
-    inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
-    if inside:
-        yield Gap(inside, phase if phase in INPUT_PHASES else "data", what)
-    if outside := end - begin - inside:
-        yield Gap(outside, NO_PHASE if phase in INPUT_PHASES else phase, what)
+def _end(call: Call) -> int:
+    return call.start + call.length
 
 
-def _calls(work: TracedWork) -> list[_DriverCall]:
-    """Return calls of the driver that made the host wait, or that took long, by when they end."""
-    calls = []
-    for event in work.launches:
-        name, operator = work.names[event.name] or "", work.names[event.operator]
-        waits = _WAITS.search(name) is not None
-        if waits or event.length > _LONG_NS:
-            what = name if operator is None else f"{name} in {operator}"
-            calls.append(_DriverCall(event.start, event.start + event.length, what, waits))
-    return sorted(calls, key=attrgetter("end"))
+def _told(call: Call, names: Sequence[str | None]) -> str:
+    operator = names[call.operator]
+    return f"{names[call.name]} in {operator}" if operator is not None else f"{names[call.name]}"
 
 
-def _in_call(calls: Sequence[_DriverCall], begin: int, end: int) -> str | None:
+def _in_call(calls: Sequence[Call], waits: Container[int], begin: int, end: int) -> tuple[str, Call] | None:
     """Return the call that the host was in while the device had nothing to do, or for whose end it had waited."""
-    for call in calls[bisect_left(calls, begin, key=attrgetter("end")) :]:
-        if min(call.end, end) - max(call.start, begin) > _MOST * (end - begin):
-            return f"in {call.what}"
-        if call.waits and call.start < begin and call.end <= end:
-            return f"after {call.what}"
-        if call.end > end:
+    for call in calls[bisect_left(calls, begin, key=_end) :]:
+        if min(_end(call), end) - max(call.start, begin) > _MOST * (end - begin):
+            return "in ", call
+        if call.name in waits and call.start < begin and _end(call) <= end:
+            return "after ", call
+        if _end(call) > end:
             return None
     return None
-
-
-def _towards(piece: Piece | None) -> str:
-    return "the loop" if piece is None else f"launching {piece.operator or piece.name}"
 
 
 Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
@@ -127,8 +109,6 @@ class Traced:
     gaps: list[Gap]
     steps: int
     on_device: bool
-    # half the 95 % interval of the mean step's time in products or memory, a share of it; None of one step
-    scatter: float | None = None
     communication: Communication | None = None
 
     def of(self, use: Use) -> Sequence[Weighed]:
@@ -166,24 +146,8 @@ def traced_of(work: TracedWork) -> Traced:
         gaps=list(gaps_of(work, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
         steps=len(work.steps),
         on_device=work.on_device,
-        scatter=_scatter(weighed, [of.start for of in work.steps]),
         communication=communication_of(work),
     )
-
-
-def _scatter(weighed: Sequence[Weighed], begins: Sequence[int]) -> float | None:
-    """Return the scatter, from the variance of a step's time over its mean, pooled over products and memory."""
-    sums = {use: [0.0] * len(begins) for use in ("products", "memory")}
-    for piece, own in weighed:
-        of_use = sums.get(piece.use)
-        if of_use is not None:
-            of_use[max(bisect_right(begins, piece.start) - 1, 0)] += own
-    rates = [[own / (sum(of) / len(of)) - 1.0 for own in of] for of in sums.values() if any(of)]
-    freedom = (len(begins) - 1) * len(rates)
-    if freedom < 1:
-        return None
-    variance = sum(off * off for of in rates for off in of) / freedom
-    return student(freedom, 0.95) * math.sqrt(variance / len(begins))
 
 
 # nanoseconds of the whole call of an operator, from its name and inputs alone; None is unknown

@@ -69,26 +69,13 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         bandwidth_bytes_per_s=step.rates.bytes_per_s,
         bandwidth_source=step.rates.bytes_source,
         clock_share=step.clock_share,
-        terms=[_with_interval(term, step, traced) for term in terms],
+        terms=terms,
         notes=notes,
     )
 
 
 def _busy_s(traced: Traced) -> float:
     return sum(traced.seconds(use) for use in ("products", "memory", "communication", "input"))
-
-
-def _with_interval(term: Term, step: Step, traced: Traced) -> Term:
-    """Add the interval: what ran scatters as the traced steps do, what is left of it as the mean step does besides."""
-    if traced.scatter is None or term.name == "ideal":
-        return term
-    half = traced.scatter * term.seconds
-    if term.name in ("gaps", "input", "waiting", "unexplained") and term.seconds:
-        step_half = 0.0 if step.ci_low is None or step.ci_high is None else (step.ci_high - step.ci_low) / 2.0
-        half = math.hypot(step_half, traced.scatter * _busy_s(traced))
-    low = term.seconds - half
-    ends = {"low_s": low if term.name == "unexplained" else max(low, 0.0), "high_s": term.seconds + half}
-    return term.model_copy(update=ends)
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
