@@ -37,7 +37,6 @@ from lm_profiler.analysis.steps.step_model import StepModel, steadiness
 from lm_profiler.analysis.steps.summaries import (
     MeanCounts,
     changed_batches_note,
-    lag,
     lasting_step_s,
     mean_counts,
     mean_over_ranks,
@@ -193,13 +192,12 @@ def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     samples = run.counts.samples if run.evidence.ranks_heard == run.evidence.world_size else None
-    rank_step_s = rank_medians(run.timed)
     parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
     last = int(run.timed.step.max()) if len(run.timed) else 0
     notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.batches)
     return {
-        **step_figures(run.steps, run.model, samples, lag(run.evidence.verb, rank_step_s)),
-        "rank_step_s": rank_step_s,
+        **step_figures(run.steps, run.model, samples),
+        "rank_step_s": rank_medians(run.timed),
         "steadiness": steadiness(run.model, run.evidence.recompilations, parts_s) if run.steps else None,
     }
 

@@ -55,11 +55,6 @@ class Levels:
         """(n,) the course itself."""
         return np.repeat(self.levels, np.diff(self.edges)) + self.shape
 
-    @property
-    def rise(self) -> float:
-        """The last value of a line or decay less its first."""
-        return float(self.shape[-1] - self.shape[0])
-
 
 def course_of(y: Series, smallest: float) -> Levels:
     """Return the course of ``y``, a logarithm without odd values; a trend smaller than ``smallest`` counts as none."""
@@ -166,11 +161,10 @@ class _Costs:
 
     @property
     def _left(self) -> Series:
-        """(n, n + 1) what a segment's own mean leaves of its squares."""
         return np.where(self._long_enough, self.squares - self.sums**2 / self.weights, np.inf)
 
     def segmentations(self, most: int) -> tuple[list[float], list[list[int]]]:
-        """The score of the best segmentation with 0 to ``most`` changes, and where these are."""
+        """Return the score of the best segmentation with 0 to ``most`` changes, and where these are."""
         n, left, log_weights = self.n, self._left, np.log(self.weights)
         best, log_weight = left[0], log_weights[0].copy()
         back: list[NDArray[np.intp]] = []
@@ -193,7 +187,7 @@ class _Costs:
         return scores, ways_of
 
     def burst(self) -> tuple[float, list[int]]:
-        """The score of the best segment that has one level before and after it, and where it is."""
+        """Return the score of the best segment that has one level before and after it, and where it is."""
         n = self.n
         outer = [
             sums[0, :n, None] + np.append(sums[:, n], 0.0)[None, :] for sums in (self.squares, self.sums, self.weights)
@@ -259,11 +253,11 @@ def _shapes(n: int) -> tuple[Series, Series]:
 
 
 @dataclass(frozen=True)
-class Phases:
-    """A pattern of ``every`` values: what each phase lies above the base, as a logarithm; 0 for the base."""
+class Pattern:
+    """What repeats after ``every`` values."""
 
     every: int
-    offsets: Series
+    offsets: Series  # (every,) what each phase lies above the base, as a logarithm; 0 for the base
 
     def repeated(self, n: int) -> Series:
         """(n,) the pattern itself, from phase 0 on."""
@@ -284,9 +278,8 @@ def noise_of(differences: Series) -> float:
     return max(float(lower.mean()) / _LOWER / math.sqrt(2.0), FINEST, float(tick[0]) / 2.0 if ticking else 0.0)
 
 
-def pattern_of(residuals: Series, smallest: float) -> Phases | None:
-    """Return the pattern of ``residuals``, logarithms about their level; None where there is none of at least
-    ``smallest``.
+def pattern_of(residuals: Series, smallest: float) -> Pattern | None:
+    """Return the pattern of ``residuals``, logarithms about their level; None where none is as large as ``smallest``.
 
     Epoch folding: for every period the phases are split into two classes, the one with most phases being the base. The
     split counts by the square of its t statistic, less what choosing it among all splits and periods gives for nothing.
@@ -311,7 +304,7 @@ def pattern_of(residuals: Series, smallest: float) -> Phases | None:
     if np.ptp(offsets) < smallest:
         return None
     base = offsets.min() if every == 2 else float(np.median(offsets))
-    return Phases(every, offsets - base)
+    return Pattern(every, offsets - base)
 
 
 @dataclass(frozen=True)

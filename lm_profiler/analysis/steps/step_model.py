@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.levels import Levels, course_of, noise_of, pattern_of
+from lm_profiler.analysis.steps.levels import Levels, Pattern, course_of, noise_of, pattern_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
 from lm_profiler.record.run import Steadiness, StepLevel, StepPattern
 
@@ -46,22 +46,7 @@ _NORMAL = 1.96
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """Every ``every``-th step differs."""
-
-    every: int  # steps after which it repeats
-    # (every,) what a step of each phase takes beyond the level, a share of it; phase 0 is the first step
-    offsets: tuple[float, ...]
-
-    @property
-    def slow(self) -> tuple[int, ...]:
-        """The phases that differ."""
-        return tuple(at for at, offset in enumerate(self.offsets) if abs(offset) >= SMALLEST_EFFECT / 2)
-
-
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of a mean, which they add up to."""
 
     level: float  # of the regular steps
@@ -102,8 +87,8 @@ class StepModel:
     def expected(self) -> Series:
         """(n,) seconds that each step would have taken without noise, were it not odd."""
         whole = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
-        offsets = np.array([0.0] if self.pattern is None else self.pattern.offsets)
-        return np.asarray(whole * np.exp(self.shape) * (1.0 + offsets[np.arange(whole.size) % offsets.size]))
+        repeated = 0.0 if self.pattern is None else self.pattern.repeated(whole.size)
+        return np.asarray(whole * np.exp(self.shape + repeated))
 
     @cached_property
     def level(self) -> Interval | None:
@@ -111,11 +96,15 @@ class StepModel:
         return self.interval_of(self.seconds, level=True)
 
     @property
+    def slow(self) -> tuple[int, ...]:
+        """The phases of the pattern that differ."""
+        offsets = () if self.pattern is None else np.expm1(self.pattern.offsets)
+        return tuple(at for at, offset in enumerate(offsets) if abs(offset) >= SMALLEST_EFFECT / 2)
+
+    @property
     def extra(self) -> float:
         """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
-        even = ~self._stretch(self.odd)  # one odd step would otherwise pass for its whole phase
-        phase, x = self._stretch(self._classes)[even], self._stretch(self.seconds)[even]
-        means = np.bincount(phase, x) / np.maximum(np.bincount(phase), 1)
+        *_, means = self._even(self.seconds)  # without odd steps, of which one would pass for its whole phase
         slow = means[1:][means[1:] > 0.0] / means[0] - 1.0 if means.size and means[0] > 0.0 else means[:0]
         return float(slow[np.abs(slow).argmax()]) if slow.size else 0.0
 
@@ -137,8 +126,7 @@ class StepModel:
         here, odd = self._stretch(x), self._stretch(self.odd)
         if here.size - odd.sum() < FEWEST_VALUES:
             return None
-        even, phase, shape = here[~odd], self._stretch(self._classes)[~odd], self._stretch(self.shape)[~odd]
-        means = np.bincount(phase, even) / np.maximum(np.bincount(phase), 1)
+        (even, phase, means), shape = self._even(x), self._stretch(self.shape)[~odd]
         centre, rest = float(even.mean()), even - means[phase]
         if (bend := float((shape - shape.mean()) @ shape)) > 0.0:
             rest = rest - (shape - shape.mean()) * float(shape @ rest) / bend
@@ -154,8 +142,13 @@ class StepModel:
     def _classes(self) -> NDArray[np.intp]:
         """(n,) 0 of the pattern's base, else 1 + the phase."""
         phase = np.arange(self.odd.size) % (self.pattern.every if self.pattern else 1)
-        slow = self.pattern.slow if self.pattern else ()
-        return np.where(np.isin(phase, slow), phase + 1, 0)
+        return np.where(np.isin(phase, self.slow), phase + 1, 0)
+
+    def _even(self, x: Series) -> tuple[Series, NDArray[np.intp], Series]:
+        """Return the stretch's steps that are not odd, their classes, and each class's mean."""
+        even = ~self._stretch(self.odd)
+        here, phase = self._stretch(x)[even], self._stretch(self._classes)[even]
+        return here, phase, np.bincount(phase, here) / np.maximum(np.bincount(phase), 1)
 
     def _stretch(self, x: NDArray[Any]) -> NDArray[Any]:
         return x[self.first : self.end]
@@ -209,7 +202,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
         edges,
         np.concatenate([np.zeros(cut), course.shape]),
         (settles is None or settles <= n // 2) and not (begins and 2 * cut >= n),
-        None if phases is None else Pattern(phases.every, tuple(np.expm1(phases.offsets).tolist())),
+        phases,
         odd,
         first,
         end,
@@ -243,7 +236,7 @@ def _fitted(y: Series) -> tuple[Levels, NDArray[np.bool_]]:
 
 
 def _hampel(y: Series) -> tuple[Series, NDArray[np.bool_]]:
-    """``y`` with values far from the median of the five around them moved there, and which these are (Hampel 1974).
+    """Return ``y`` with values far from the median of the five around them moved there, and which (Hampel 1974).
 
     How far is told by the differences of neighbours, which neither a change of level nor a spike makes larger.
     """
@@ -284,10 +277,8 @@ def _without(course: Levels, begins: int) -> Levels:
 
 
 def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}) -> Steadiness:
-    """The course of a run's measured steps, one at least; ``recompilations`` were counted meanwhile.
-
-    ``parts_s`` are the seconds of each part in the same steps, to say in which a pattern is.
-    """
+    """Return the course of a run's measured steps, one at least; ``parts_s``, of the same steps, tell where a pattern
+    is."""
     level, pattern, word = model.level, model.pattern, word_of(model)
     known = None if level is None else level.known_to
     noisy = known is None or known > KNOWN_TO
@@ -317,13 +308,12 @@ def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, 
 def _told(pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]) -> StepPattern:
     costs = {part: abs(model.parts_of(x).pattern) for part, x in parts_s.items()}
     part = max(costs, key=costs.__getitem__, default=None)
-    return StepPattern(every=pattern.every, slow=[at + 1 for at in pattern.slow], extra=model.extra, part=part)
+    return StepPattern(every=pattern.every, slow=[at + 1 for at in model.slow], extra=model.extra, part=part)
 
 
 def word_of(model: StepModel) -> Word | None:
     """``slowing`` where a trend rises, or levels only rise; ``unsettled`` where they change otherwise, or where what
-    dies away at the beginning takes more than half of the steps; ``steady`` else. None of fewer than ten steps.
-    """
+    dies away at the beginning takes more than half of the steps; ``steady`` else. None of fewer than ten steps."""
     if model.seconds.size < FEWEST_STEPS:
         return None
     if abs(model.rise) >= SMALLEST_EFFECT:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_profiler.analysis.hardware.roofline import per_second
-from lm_profiler.analysis.steps.statistics import Series, summarise
+from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
@@ -21,13 +21,10 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
     Utilisation,
-    Verb,
 )
 from lm_profiler.record.steps import StepRow, StepTable
 
 WARMUPS = (0, 1, 2, 5)  # the settings that reports in this field compare
-
-_STAGES = ("warmup", "measure")
 
 # batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter
 _FEWEST_MADE = 2
@@ -64,10 +61,8 @@ def world_of(record: RunRecord | None) -> int | None:
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     """Median step time of each rank, in seconds."""
     table = StepTable.of(rows)
-    by_rank = np.argsort(table.rank, kind="stable")
-    first = np.unique(table.rank[by_rank], return_index=True)[1]
-    each = np.split(table.host_seconds[by_rank, TIMED.index("step")], first[1:]) if len(table) else []
-    return [float(np.median(step_s)) for step_s in each]
+    step_s = table.host_seconds[:, TIMED.index("step")]
+    return [float(np.median(step_s[table.rank == rank])) for rank in np.unique(table.rank)]
 
 
 def ideal_step_s(record: RunRecord) -> float | None:
@@ -89,14 +84,6 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
     return {str(of.tag): value * of.scale for of, value in values if value is not None}
 
 
-def lag(verb: Verb, rank_step_s: Sequence[float]) -> float:
-    """The slowest rank's step over the mean of all ranks' steps, at the median: what has to be waited for at the end.
-
-    1 in a fit, whose ranks wait for each other within every step.
-    """
-    return max(rank_step_s) * len(rank_step_s) / sum(rank_step_s) if verb != "fit" and any(rank_step_s) else 1.0
-
-
 def model_of(rows: Sequence[StepRow], as_they_are: bool = False) -> StepModel:
     """The model of the step times of ``rows``, which all have the device's; ``as_they_are``: no step is left out."""
     seconds = [row.time("step") for row in rows]
@@ -105,31 +92,21 @@ def model_of(rows: Sequence[StepRow], as_they_are: bool = False) -> StepModel:
 
 def summaries(rows: Sequence[StepRow], clock: str, model: StepModel) -> dict[str, TimeSummary]:
     """A summary of each part, the step, and forward + backward, over the stretch of ``model``, which is of ``rows``."""
-    return {part: _summary(np.array([row.time(part, clock) for row in rows]), model) for part in TIMES}
+    series = {part: np.array([row.time(part, clock) for row in rows]) for part in TIMES}
+    return {part: summarise(x[model.first : model.end], model.interval_of(x)) for part, x in series.items()}
 
 
-def _summary(x: Series, model: StepModel) -> TimeSummary:
-    return summarise(x[model.first : model.end], model.interval_of(x))
-
-
-def step_figures(
-    rows: Sequence[StepRow], model: StepModel, samples: float | None = None, lag: float = 1.0
-) -> dict[str, Any]:
+def step_figures(rows: Sequence[StepRow], model: StepModel, samples: float | None = None) -> dict[str, Any]:
     """Return what a record says of measured ``rows``, by its fields; ``samples`` are of the mean step, of all ranks."""
-    times, here = summaries(rows, "device", model), rows[model.first : model.end]
+    times = summaries(rows, "device", model)
+    step_s = times["step"].mean
     return {
         "time": times,
         "host_time": summaries(rows, "host", model),
-        "shares": shares(times),
+        "shares": {part: (times[part].mean or 0.0) / step_s for part in TIMES} if step_s else {},
         "odd_steps": odd_steps(rows, model),
-        "throughput": throughput(here, times, samples, lag),
+        "throughput": throughput(rows[model.first : model.end], step_s, samples),
     }
-
-
-def shares(times: Mapping[str, TimeSummary]) -> dict[str, float]:
-    """Return the share of each part in the mean step, which add up to 1; nothing where the step took no time."""
-    whole = times["step"].mean
-    return {part: (times[part].mean or 0.0) / whole for part in TIMES} if whole else {}
 
 
 def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
@@ -148,17 +125,10 @@ def _odd(row: StepRow, ratio: float, usual: Mapping[str, float]) -> OddStep:
     return OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part])
 
 
-def throughput(
-    rows: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: float | None = None, lag: float = 1.0
-) -> Throughput:
-    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where they are for one of ``rows``.
-
-    Where ranks do not wait for each other, the step of the slowest counts, ``lag`` times the mean: all have as many.
-    """
+def throughput(rows: Sequence[StepRow], step_s: float | None, samples: float | None = None) -> Throughput:
+    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where one of ``rows`` has none."""
     counts = [row.tokens for row in rows if row.tokens is not None]
     tokens = sum(counts) / len(counts) if counts and len(counts) == len(rows) else None
-    mean_s = times["step"].mean
-    step_s = mean_s * lag if mean_s else None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),
@@ -236,12 +206,9 @@ class Steps:
 
 
 def steps_after(entry: Entry, warmup: int | None = None, count: int | None = None) -> Steps:
-    """``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
+    """Return ``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
 
     Without any cut: the measured steps that the run's own figures are of.
-
-    Raises:
-        RecordError: its ``steps.csv`` cannot be read.
     """
     if warmup is None and count is None and entry.cut is not None:
         warmup, count = entry.cut.warmup, entry.cut.steps
@@ -256,7 +223,7 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
 
 
 def _recorded(entry: Entry) -> list[StepRow]:
-    return mean_over_ranks(entry.rows.of_stages(*_STAGES).timed, world_of(entry.record))
+    return mean_over_ranks(entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record))
 
 
 def cut_anew(
@@ -286,11 +253,13 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
         raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
     samples = record.throughput.samples_per_step if record.throughput is not None else None
     model = model_of(steps.rows, as_they_are=True)
-    figures = step_figures(steps.rows, model, samples, lag(record.verb, record.rank_step_s))
+    figures = step_figures(steps.rows, model, samples)
+    # What the run itself told of the same steps; nothing was read of others, as of warm-up.
+    told = {of.step: of.model_dump(include={"cause", "cause_s", "beside", "rank"}) for of in record.odd_steps}
     facts = {
         "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
         **figures,
-        "odd_steps": _with_causes(figures["odd_steps"], record.odd_steps),
+        "odd_steps": [of.model_copy(update=told.get(of.step, {})) for of in figures["odd_steps"]],
         "utilisation": _scaled(record, steps.times),
         "steadiness": None,  # what was said of the run's own cut
         "verdict": None,
@@ -298,12 +267,6 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     new = replace(entry, cut=cut, record=record.model_copy(update=facts))
     new.__dict__["rows"] = entry.rows  # read once for all settings
     return new
-
-
-def _with_causes(odd: Sequence[OddStep], told: Sequence[OddStep]) -> list[OddStep]:
-    """Return ``odd`` with what the run itself told of the same steps; nothing was read of others, as of warm-up."""
-    known = {step.step: step.model_dump(include={"cause", "cause_s", "beside", "rank"}) for step in told}
-    return [step.model_copy(update=known.get(step.step, {})) for step in odd]
 
 
 def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:

@@ -106,7 +106,7 @@ def test_a_pattern_is_named_with_its_period_and_its_cost(every, slow, by, steps)
     right = [model for model in found if model.pattern is not None and model.pattern.every == every]
     assert len(right) >= 0.95 * RUNS
     for model in right:
-        assert model.pattern.slow == slow
+        assert model.slow == slow
         assert model.extra == pytest.approx(by, abs=0.06)
         parts = model.parts_of(model.seconds)
         assert parts.pattern / parts.level == pytest.approx(by * len(slow) / every, rel=0.25)
