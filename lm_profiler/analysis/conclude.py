@@ -114,11 +114,6 @@ class RunSteps:
 
     @cached_property
     def machine(self) -> Environment:
-        """The machine that the run was on.
-
-        Raises:
-            ValueError: that is unknown.
-        """
         if self.evidence.environment is None:
             raise ValueError("the machine is unknown")
         return self.evidence.environment
@@ -153,8 +148,7 @@ class RunSteps:
 
 
 def main_precision(evidence: Evidence) -> str:
-    """Lightning's name of the precision in which most is multiplied: a module may enter autocast by itself, of which
-    the Trainer's precision knows nothing. That counts where FLOPs are unknown."""
+    """Lightning's name of the precision in which most is multiplied: a module may enter autocast by itself."""
     seen = evidence.by_dtype
     return _PRECISIONS.get(max(seen, key=seen.__getitem__), "") if any(seen.values()) else evidence.precision
 
@@ -335,8 +329,7 @@ def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
-    """Return where the mean step of ``record`` went, on one of ``devices``; None where FLOPs or peak are unknown, or
-    nothing was traced."""
+    """Return where the mean step went, on one of ``devices``; None where FLOPs, peak or trace are unknown."""
     traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
     if traced is None or used is None or used.dtype is None or times is None or not times.mean or rates is None:
         return None

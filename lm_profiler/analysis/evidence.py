@@ -139,11 +139,7 @@ _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own."""
     content = TypeAdapter(Evidence).dump_json(evidence, exclude=_KEPT_ELSEWHERE)
     write_whole(folder / EVIDENCE_FILE, gzip.compress(content, compresslevel=5, mtime=0))
 
@@ -170,11 +166,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
-    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step.
-
-    Raises:
-        RecordError: it is not whole, or cannot be read.
-    """
+    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step."""
     if not path.exists():
         return None, None
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Literal, NamedTuple
 
-from lm_profiler.analysis.hardware.peak_table import ROWS, Row
+from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import SHARED, Contention, Floor, FlopRate, Flops, GpuSharing, Rates, Telemetry, Utilisation
 
@@ -28,7 +28,6 @@ MEASURED_COPY = "a large copy, measured after the run"
 
 BEATEN = 1.05  # a rate, or a floor, that is beaten by more than this is none: noise cannot explain it
 LEAST_S = 1e-6  # a floor below this is none: a kernel's launch takes longer, whatever the kernel does
-IN_CACHES = "they lie in caches, or that rate is too low"  # of bytes that took less than they take at the bandwidth
 
 _FLOAT32: dict[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
@@ -54,37 +53,29 @@ class Work:
 
 def bandwidth(device_name: str) -> Rate | None:
     """Return the memory bandwidth of a device; None where unknown."""
-    row = _row(device_name)
+    row = _BY_NAME.get(_normalised(device_name))
     return None if row is None or row.memory is None else Rate(row.memory * 1e9, row.memory_source or row.source)
 
 
 def peak(device_name: str, dtype: Dtype) -> Rate | None:
-    """Return the dense peak for matrix products in ``dtype`` of the device that reports itself as ``device_name``.
-
-    Letter case, surrounding and repeated blanks, and the leading "NVIDIA" that older drivers leave out do not matter;
-    every other character does. None for a device that is not in the table, and where nothing is published.
-    """
-    row = _row(device_name)
+    """Return the dense peak for matrix products in ``dtype``; None where nothing is published."""
+    row = _BY_NAME.get(_normalised(device_name))
     teraflops: float | None = getattr(row, dtype, None)
     return None if row is None or teraflops is None else Rate(teraflops * 1e12, row.source)
 
 
 def _normalised(name: str) -> str:
+    """Neither case, blanks, nor the leading "NVIDIA" that older drivers leave out matter; all else does."""
     return " ".join(name.split()).casefold().removeprefix("nvidia ")
 
 
 _BY_NAME = {_normalised(name): row for row in ROWS for name in row.names}
 
 
-def _row(device_name: str) -> Row | None:
-    return _BY_NAME.get(_normalised(device_name))
-
-
 def matmul_dtype(precision: str, float32_matmul_precision: str = "highest") -> Dtype | None:
     """Return the dtype in which a Lightning ``precision`` multiplies matrices; None where no peak is tabulated for it.
 
-    ``float32_matmul_precision`` is torch.get_float32_matmul_precision(): "high" and "medium" let float32 products run
-    in TF32 where the device has it. "unknown" has no dtype.
+    ``float32_matmul_precision`` is torch's: "high" and "medium" let float32 products run in TF32.
     """
     kind = str(precision).split("-")[0]
     if kind == "32":
@@ -146,8 +137,7 @@ def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: in
 
 
 def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float) -> float | None:
-    """Return the clock at which a device of so many multiprocessors has its datasheet's dense peak; None where none
-    fits.
+    """Return the clock at which a device of so many multiprocessors has its datasheet's dense peak.
 
     A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
     on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the peak tells the clock up to
@@ -168,14 +158,9 @@ def share_of_peak(
 
     FLOPs are of one step over all ``devices``: what the model needs (MFU), or with them what activation checkpointing
     computes again (HFU). The peak is of one device. None where any figure is unknown.
-
-    Raises:
-        ValueError: for a peak that is not positive.
     """
     if flops_per_step is None or step_s is None or peak_flops_per_s is None:
         return None
-    if not peak_flops_per_s > 0:
-        raise ValueError(f"peak_flops_per_s must be positive, got {peak_flops_per_s}")
     return flops_per_step / (step_s * peak_flops_per_s * devices)
 
 
@@ -188,8 +173,7 @@ def judge_utilisation(
     ceiling_flops_per_s: float | None,
     peak_flops_per_s: float | None,
 ) -> Utilisation:
-    """Judge how close a step of ``flops`` (all ranks) comes to ``devices`` devices; ``peak_flops_per_s`` overrides the
-    table."""
+    """Judge how close a step of ``flops`` (all ranks) comes to ``devices``; a given peak overrides the table."""
     known = None if dtype is None else peak(device_name, dtype)
     if peak_flops_per_s is not None:
         known = Rate(peak_flops_per_s, GIVEN)
@@ -218,7 +202,7 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
     """Return the floor of a phase that took ``took_s`` seconds.
 
     A floor in bytes that the phase beat tells that its bytes lay in caches: then the FLOPs alone are its floor. One in
-    FLOPs that it beat tells that the peak is not the device's: then there is none. ``beaten_floors`` says so.
+    FLOPs that it beat tells that the peak is not the device's: then there is none.
     """
     compute_s, memory_s = _compute_s(work.flops, rates), _memory_s(work, rates)
     known = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
@@ -235,31 +219,18 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
 
 
 def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, float | None]) -> list[str]:
-    """Return why phases have no floor, where it is because they beat it: a note for each reason."""
-    in_flops, in_bytes = [], []
-    for phase, of in work.items():
-        took = took_s.get(phase)
-        compute_s, memory_s = _compute_s(of.flops, rates), _memory_s(of, rates)
-        if not took or compute_s is None:
-            continue
-        if _beaten(compute_s, took):
-            in_flops.append(phase)
-        elif not compute_s and memory_s is not None and _beaten(memory_s, took):
-            in_bytes.append(phase)
-    notes = []
-    if in_flops:
-        dtypes = {dtype for phase in in_flops for dtype, count in (work[phase].flops or {}).items() if count}
-        peaks = ", ".join(
-            f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})"
-            for rate in rates.flops
-            if rate.dtype in dtypes
-        )
-        took_less = f"less than their FLOPs take at the peak, {peaks}: the peak is not this device's"
-        notes.append(f"unknown floors: {', '.join(in_flops)} took {took_less}")
-    if in_bytes and rates.bytes_per_s:
-        rate = f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})"
-        notes.append(f"unknown floors: {', '.join(in_bytes)} took less than their bytes take at {rate}: {IN_CACHES}")
-    return notes
+    """Return a note on the phases that have no floor because they beat it."""
+    beaten = [
+        phase
+        for phase, of in work.items()
+        if (took := took_s.get(phase)) and floor_of(of, rates, took).seconds is None
+        if floor_of(of, rates, None).seconds is not None
+    ]
+    at = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})" for rate in rates.flops]
+    if rates.bytes_per_s:
+        at.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
+    why = f"took less than their FLOPs or bytes take at {', '.join(at)}: bytes lie in caches, or a rate is too low"
+    return [f"unknown floors: {', '.join(beaten)} {why}"] if beaten else []
 
 
 def _memory_s(work: Work, rates: Rates) -> float | None:

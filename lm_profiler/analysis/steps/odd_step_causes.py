@@ -63,10 +63,7 @@ class _Rank:
 def with_causes(
     odd: Sequence[OddStep], rows: Sequence[StepRow], counters: Sequence[StepCounters], workers: int | None
 ) -> tuple[list[OddStep], list[StepCounters]]:
-    """Return ``odd`` with what explains each step, and the counters that say so, below what is usual.
-
-    ``rows`` and ``counters`` are of the measured steps of all ranks; ``workers`` are the loader's, None is unknown.
-    """
+    """Return ``odd`` with what explains each step, by all ranks' rows and counters, and the counters that say so."""
     data_s: defaultdict[int, dict[int, float]] = defaultdict(dict)
     own: defaultdict[int, list[StepCounters]] = defaultdict(list)
     for row in rows if odd else ():

@@ -44,11 +44,7 @@ class Interval:
 
 
 def finite(values: ArrayLike) -> Series:
-    """``values`` as a flat float array.
-
-    Raises:
-        ValueError: one of them is NaN or infinite: a missing reading is no reading, and must not be averaged.
-    """
+    """``values`` as a flat float array; ValueError where one is NaN or infinite: it must not be averaged."""
     array = np.asarray(values, dtype=np.float64).ravel()
     bad = int(np.count_nonzero(~np.isfinite(array)))
     if bad:
@@ -77,8 +73,7 @@ def mean_interval(values: ArrayLike) -> Interval | None:
 
 
 def ar1_means(y: Series) -> tuple[Series, Series, Series]:
-    """For each of ``PHI``: -2 log of the likelihood of ``y``, marginal in level and scale; the mean of generalised
-    least squares; its standard error."""
+    """For each of ``PHI``: -2 log of the marginal likelihood of ``y``; the generalised mean; its standard error."""
     n = y.size
     score, centre, width = np.empty((3, PHI.size))
     for i, phi in enumerate(PHI):

@@ -277,8 +277,7 @@ def _without(course: Levels, begins: int) -> Levels:
 
 
 def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}) -> Steadiness:
-    """Return the course of a run's measured steps, one at least; ``parts_s``, of the same steps, tell where a pattern
-    is."""
+    """Return the course of a run's measured steps; ``parts_s``, of the same steps, tell in which a pattern is."""
     level, pattern, word = model.level, model.pattern, word_of(model)
     known = None if level is None else level.known_to
     noisy = known is None or known > KNOWN_TO

@@ -47,7 +47,7 @@ def kernel_table(work: TracedWork) -> KernelTable:
         for sums in (rows[row], kinds[piece.phase, piece.kind]):
             sums[0] += not piece.again
             sums[1] += piece.own
-    end = max([work.end, *(piece.end for piece in work.pieces)]) if work.on_device else work.end
+    end = work.done
     busy, idle = _busy_and_idle(work, end)
     phases = {}
     for phase in PARTS:
@@ -63,7 +63,7 @@ def kernel_table(work: TracedWork) -> KernelTable:
     left = [sums for _, sums in largest[LARGEST_ROWS:]]
     return KernelTable(
         source="kernels" if work.on_device else "operators",
-        steps=len(work.steps),
+        steps=len(work.packed.steps),
         window_s=_seconds(end - work.begin),
         phases=phases,
         rows=[_row(key, *sums) for key, sums in largest[:LARGEST_ROWS]],
@@ -151,10 +151,7 @@ class CollectiveTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Communication:
-    """What a rank's traced ``steps`` spent in collectives: in all together (some overlap), and by name.
-
-    Waiting for other ranks is part of it, for a trace is of one rank.
-    """
+    """What a rank's traced ``steps`` spent in collectives, waiting included: in all (some overlap), and by name."""
 
     steps: int
     ns: int
@@ -175,7 +172,9 @@ def communication_of(work: TracedWork) -> Communication | None:
         for name in dict.fromkeys(names.tolist())
         for of in [names == name]
     ]
-    return Communication(len(work.steps), int((right - left).sum()), int(_exposed_ns(work, left, right).sum()), by_name)
+    return Communication(
+        len(work.packed.steps), int((right - left).sum()), int(_exposed_ns(work, left, right).sum()), by_name
+    )
 
 
 def collective_calls(work: TracedWork) -> list[Range]:
@@ -183,8 +182,8 @@ def collective_calls(work: TracedWork) -> list[Range]:
     if work.on_device:
         asked = [(of.asked, Range(of.start, of.end, of.name)) for of in work.pieces if of.use == "communication"]
     else:
-        asked = [(of.start, of) for of in work.collectives if work.begin <= of.start <= work.end]
-    gathers_at = phase_finder(sorted(work.gathers))
+        asked = [(of.start, of) for of in work.packed.collectives if work.begin <= of.start <= work.end]
+    gathers_at = phase_finder(sorted(work.packed.gathers))
     named = []
     for at, call in asked:
         kind = next((kind for kind, form in _COLLECTIVES.items() if form.search(call.name)), call.name)

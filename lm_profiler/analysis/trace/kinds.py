@@ -128,8 +128,7 @@ _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
 
 @lru_cache(maxsize=4096)
 def kernel_kind(name: str, operator: str | None = None) -> Kind:
-    """Return the kind of what runs on the device under ``name``, with its arguments or without; where that says
-    nothing, what ``operator`` does, which launched it."""
+    """Return the kind of what runs on the device under ``name``; where that says nothing, of what launched it."""
     kind = _first(_KERNELS, _called(name))
     return operator_kind(operator) if kind == "other" and operator is not None else kind
 

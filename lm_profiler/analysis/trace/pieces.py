@@ -64,27 +64,31 @@ class Piece(NamedTuple):
 class TracedWork:
     """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``."""
 
+    packed: Packed
     pieces: list[Piece]
-    launches: list[Call]  # all calls of the driver, with numbers of ``names``; none where the device is the CPU
-    names: Sequence[str | None]
-    steps: Sequence[Range]
-    phases: Sequence[Range]
-    on_device: bool
+    launches: list[Call]  # all calls of the driver; none where the device is the CPU
     begin: int
     end: int
-    collectives: Sequence[Range] = ()  # collectives that ran on the host
-    gathers: Sequence[Range] = ()  # where FSDP2 asked for parameters, with the name of their module
+
+    @property
+    def on_device(self) -> bool:
+        return self.packed.has_device
+
+    @cached_property
+    def done(self) -> int:
+        """When the last of it was over: the device may still work off what the last step launched."""
+        return max([self.end, *(piece.end for piece in self.pieces if self.on_device)])
 
     @cached_property
     def _phase_starts(self) -> list[int]:
-        return [phase.start for phase in self.phases]
+        return [phase.start for phase in self.packed.phases]
 
     def by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
         left = end - begin
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
-        for at in range(first, len(self.phases)):  # a slice would copy all later phases for each of many gaps
-            start, stop, name = self.phases[at]
+        for at in range(first, len(self.packed.phases)):  # a slice would copy all later phases for each of many gaps
+            start, stop, name = self.packed.phases[at]
             if start >= end:
                 break
             inside = min(end, stop) - max(begin, start)
@@ -96,11 +100,7 @@ class TracedWork:
 
 
 def traced_work(packed: Packed) -> TracedWork:
-    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU.
-
-    Raises:
-        ValueError: there is no whole step in the trace.
-    """
+    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
     begin, end = packed.window()
     calls, launches = walk(packed), list[Call]()
     if packed.has_device:
@@ -108,15 +108,11 @@ def traced_work(packed: Packed) -> TracedWork:
         pieces = list(_kernels(packed, launches, begin, end))
     else:
         pieces = list(_operators(packed, calls, begin, end))
-    return TracedWork(
-        pieces, launches, packed.names, packed.steps, packed.phases, packed.has_device, begin, end,
-        packed.collectives, packed.gathers,
-    )  # fmt: skip
+    return TracedWork(packed, pieces, launches, begin, end)
 
 
 def _kernels(packed: Packed, calls: Sequence[Call], begin: int, end: int) -> Iterator[Piece]:
-    """Yield what was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one
-    launch."""
+    """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
     launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.

@@ -29,12 +29,7 @@ _CHUNK = 1 << 16  # characters that are read at once
 
 
 def trace_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of ``path`` (``.pt.trace.json.gz``) as the profiler wrote them, in its order.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a whole trace.
-    """
+    """Yield the events of ``path`` as the profiler wrote them; ValueError: it is not a whole trace."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             yield from _decoded(file)
@@ -134,11 +129,7 @@ class Packed:
         return len(self._device) > 0
 
     def window(self) -> tuple[int, int]:
-        """Return where the first step begins and where the last one ends.
-
-        Raises:
-            ValueError: there is no whole step.
-        """
+        """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
         if not self.steps:
             raise ValueError("the trace has no whole step")
         return self.steps[0].start, max(step.end for step in self.steps)
@@ -149,8 +140,7 @@ class Packed:
         return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
 
     def host(self) -> Iterator[list[int]]:
-        """Yield start, length, thread, what, value and the rest of the host's events; of one moment, the longest
-        first."""
+        """Yield start, length, thread, what, value and the rest of the host's events, by start."""
         rows = np.asarray(self._host).reshape(-1, 6)
         start, length, _, what, *_ = rows.T
         # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
@@ -215,14 +205,11 @@ def _span(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class Call(NamedTuple):
-    """A call of an operator that is over; or, with a ``correlation``, one that gave the device work or waited for it.
-
-    Numbers of names and inputs are -1 for none.
-    """
+    """An operator's call that is over; or, with a ``correlation``, one that gave the device work or waited for it."""
 
     start: int
     length: int
-    name: int
+    name: int  # a number, as all names and inputs; -1 is none
     operator: int  # what made the call
     module: int
     number: int  # tells an operator's calls apart; of a launch, that of the operator that made it

@@ -78,10 +78,7 @@ _Rule = Callable[[Sequence[Operand], int], int]  # bytes from the operands and w
 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
-    """Return the bytes that one call of the operator ``name`` moves at least; None is unknown.
-
-    ``name`` is such as ``aten::mul``, or of a kernel that torch.compile made; ``lists`` as above.
-    """
+    """Return the bytes that one call of ``name``, an operator or a compiled kernel, moves at least; None: unknown."""
     given = operands(inputs, lists)
     if not given or any(one.item is None for one in given):
         return None
@@ -176,10 +173,7 @@ class Product(NamedTuple):
 
 
 def product_of(name: str, inputs: Inputs) -> Product | None:
-    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown.
-
-    Causal attention counts half: fused kernels leave out the blocks that are masked.
-    """
+    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown."""
     given = operands(inputs)
     shapes, dtype = [one.shape for one in given], given[1].dtype if len(given) > 1 else None
     base = name.removeprefix("aten::").removesuffix("_")
@@ -202,4 +196,5 @@ def _attention(base: str, shapes: Sequence[Sequence[int]], dtype: str | None, in
     q, k, v = given
     time = 2 if base.startswith("_scaled_dot_product") else 1
     flops = 2 * prod(q[:3]) * k[time] * (q[3] + v[3]) * (2 if backward else 1)
+    # Causal attention counts half: fused kernels leave out the blocks that are masked.
     return Product(flops // 2 if "True" in inputs.values else flops, dtype)

@@ -54,7 +54,7 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
             for phase, ns in work.by_phase(begin, end):
                 yield Gap(ns, phase, PYTHON)
         return
-    names, phase_at = work.names, phase_finder(work.phases)
+    names, phase_at = work.packed.names, phase_finder(work.packed.phases)
     waits = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
     calls = sorted((call for call in work.launches if call.length > _LONG_NS or call.name in waits), key=_end)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
@@ -132,10 +132,7 @@ class Traced:
 
 def traced_of(work: TracedWork) -> Traced:
     """Break the traced steps down into pieces and gaps."""
-    begin, end, pieces = work.begin, work.end, work.pieces
-    if work.on_device:
-        # The device may still work off what the last step launched.
-        end = max([end, *(piece.end for piece in pieces)])
+    begin, end, pieces = work.begin, work.done, work.pieces
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
     # What runs wholly beside something of a lower rank has no time of its own.
@@ -144,7 +141,7 @@ def traced_of(work: TracedWork) -> Traced:
     return Traced(
         pieces=[(piece, ns) for piece, ns in weighed if piece.use != "dispatch"],
         gaps=list(gaps_of(work, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
-        steps=len(work.steps),
+        steps=len(work.packed.steps),
         on_device=work.on_device,
         communication=communication_of(work),
     )

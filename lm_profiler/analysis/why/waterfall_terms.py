@@ -7,12 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lm_profiler.analysis.hardware.roofline import IN_CACHES
 from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
 from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, is_cut, least_bytes, product_of
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
-from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Contributor, Rates, Term, TermName, Waterfall
 
 LARGEST = 8  # contributors that are kept of a term
@@ -113,19 +111,12 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
     beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
-    rate = step.rates.bytes_per_s
-    beaten_s = sum(own for _, own, floor in parts if floor is not None and floor >= own) * 1e-9 / traced.steps
     unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
     seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
-    if rate is None:
+    if step.rates.bytes_per_s is None:
         notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(f"of what is beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
-    if rate is not None and beaten_s >= _NOTED * step.step_s:
-        notes.append(
-            f"of memory traffic, {ms(beaten_s)} are {_things(traced)} that took no longer than their bytes take at the "
-            f"bandwidth, {with_prefix(rate, 'B/s')}: {IN_CACHES}"
-        )
     return [
         _term("bandwidth", seconds, at_bandwidth, traced),
         _term("beyond_bandwidth", beyond_s, beyond, traced),
@@ -248,10 +239,7 @@ def contributors(
     things: str,
     why: Callable[[Piece], str | None] = lambda piece: None,
 ) -> list[Contributor]:
-    """Return the largest modules of a term of ``seconds`` a step, which the weights, of all ``steps``, are scaled to.
-
-    ``things`` is what pieces are, in the plural; ``why`` says what is known of the largest piece of a module.
-    """
+    """Return the largest modules of a term of ``seconds`` a step; the weights are of all ``steps``."""
     groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
     for piece, ns in weighed:
         if ns > 0:

@@ -86,14 +86,14 @@ def _lanes_of(entry: Entry) -> list[_Lanes]:
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:
         return []
-    begins = [work.steps[-1].start for work in works.values()]
+    begins = [work.packed.steps[-1].start for work in works.values()]
     # Clocks of several machines have nothing in common: there each rank begins at 0.
     first = min(begins, default=0) if ranks.host_count == 1 else None
     return [_lanes(rank, work, first) for rank, work in works.items()]
 
 
 def _lanes(rank: int, work: TracedWork, first_ns: int | None) -> _Lanes:
-    begin, end, _ = work.steps[-1]
+    begin, end, _ = work.packed.steps[-1]
     zero, shortest = begin if first_ns is None else first_ns, (end - begin) // _FINEST
     starts, ends = compute_spans(work)
     calls = collective_calls(work)
@@ -103,7 +103,7 @@ def _lanes(rank: int, work: TracedWork, first_ns: int | None) -> _Lanes:
         return [((start - zero) * 1e-6, (stop - start) * 1e-6) for start, stop in each if stop > start]
 
     compute: dict[str, list[Span]] = {}
-    for phase in work.phases:
+    for phase in work.packed.phases:
         if begin <= phase.start < end:
             busy = union_of(starts, [stop + shortest for stop in ends], phase.start, phase.end)
             compute.setdefault(phase.name, []).extend(spans(*busy))

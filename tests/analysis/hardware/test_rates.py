@@ -302,8 +302,3 @@ def test_rates():
     assert per_second(2048, 0.5) == 4096
     assert per_second(None, 0.5) is None
     assert per_second(2048, None) is None
-
-
-def test_an_impossible_peak_is_refused():
-    with pytest.raises(ValueError, match="must be positive"):
-        share_of_peak(1.0, 1.0, -1.0)

@@ -71,14 +71,12 @@ def test_before_the_phase_was_measured_its_floor_is_known() -> None:
 def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
     measured = RATES.model_copy(update={"bytes_per_s": 16.6e9, "bytes_source": MEASURED_COPY})
     work = {"optimizer": Work({}, 260_620_000), "forward": Work({"float32": 10**9}, 10**6)}
-    too_low = "they lie in caches, or that rate is too low"
     (told,) = beaten_floors(work, measured, {"optimizer": 10.96e-3, "forward": 2e-3})
-    took_less = "unknown floors: optimizer took less than their bytes take at"
-    assert told == f"{took_less} 16.6 GB/s ({MEASURED_COPY}): {too_low}"
+    assert told.startswith("unknown floors: optimizer took less than their FLOPs or bytes take at ")
+    assert f"16.6 GB/s ({MEASURED_COPY}): bytes lie in caches, or a rate is too low" in told
     took_s = {"optimizer": 1e-3, "clip": 5e-3, "forward": 0.5e-3}
-    peak, others = beaten_floors({**work, "clip": Work({}, 10**9)}, RATES, took_s)
-    assert peak.startswith("unknown floors: forward took less than their FLOPs take at the peak, 1 TFLOP/s")
-    assert others == f"unknown floors: optimizer, clip took less than their bytes take at 100 GB/s (a test): {too_low}"
+    (told,) = beaten_floors({**work, "clip": Work({}, 10**9)}, RATES, took_s)
+    assert told.startswith("unknown floors: optimizer, forward, clip took less")
 
 
 @pytest.mark.parametrize("took_s", [None, 0.0, 0.5e-3, 0.97e-3, 2.0])

@@ -168,13 +168,6 @@ def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) ->
     assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
 
 
-def test_memory_traffic_that_beat_the_bandwidth_is_said(traced: Traced) -> None:
-    """At half of it the additions should take 1.2 ms each, and took 1 and 0.8."""
-    fall = waterfall(step(rates=rates(bandwidth=BANDWIDTH / 2)), traced)
-    assert terms(fall)["bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN)
-    assert_stored("analysis/notes: beat the bandwidth", {"notes": fall.notes})
-
-
 @pytest.mark.parametrize(
     "seconds, said", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
 )
