@@ -74,18 +74,14 @@ def mean_interval(values: ArrayLike) -> Interval | None:
 
 def ar1_means(y: Series) -> tuple[Series, Series, Series]:
     """For each of ``PHI``: -2 log of the marginal likelihood of ``y``; the generalised mean; its standard error."""
-    n = y.size
-    score, centre, width = np.empty((3, PHI.size))
-    for i, phi in enumerate(PHI):
-        slow, stay = 1.0 - phi, 1.0 - phi * phi
-        whitened = y[1:] - phi * y[:-1]
-        weight = stay + (n - 1) * slow * slow
-        on_one = stay * y[0] + slow * float(whitened.sum())
-        squares = stay * y[0] ** 2 + float(whitened @ whitened)
-        variance = max(float(squares - on_one**2 / weight), 0.0) / (n - 1) + FINEST**2 * stay
-        score[i] = (n - 1) * math.log(variance) - math.log(stay) + math.log(weight)
-        centre[i], width[i] = on_one / weight, math.sqrt(variance / weight)
-    return score, centre, width
+    n, slow, stay = y.size, 1.0 - PHI, 1.0 - PHI**2
+    whitened = y[1:] - PHI[:, None] * y[:-1]
+    weight = stay + (n - 1) * slow**2
+    on_one = stay * y[0] + slow * whitened.sum(axis=1)
+    squares = stay * y[0] ** 2 + (whitened**2).sum(axis=1)
+    variance = np.maximum(squares - on_one**2 / weight, 0.0) / (n - 1) + FINEST**2 * stay
+    score = (n - 1) * np.log(variance) - np.log(stay) + np.log(weight)
+    return score, on_one / weight, np.sqrt(variance / weight)
 
 
 @lru_cache(maxsize=64)

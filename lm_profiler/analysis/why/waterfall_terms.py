@@ -171,7 +171,7 @@ def _term(
     seconds: float,
     weighed: Sequence[Weighed],
     traced: Traced,
-    why: Callable[[Piece], str | None] = lambda piece: None,
+    why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
     """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of what could be won."""
     return Term(
@@ -237,7 +237,7 @@ def contributors(
     seconds: float,
     steps: int,
     things: str,
-    why: Callable[[Piece], str | None] = lambda piece: None,
+    why: Callable[[Piece], str | None] | None = None,
 ) -> list[Contributor]:
     """Return the largest modules of a term of ``seconds`` a step; the weights are of all ``steps``."""
     groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
@@ -263,15 +263,15 @@ def contributors(
 
 
 def _detail(
-    group: Sequence[Weighed], scale: float, steps: int, things: str, why: Callable[[Piece], str | None]
-) -> str | None:
+    group: Sequence[Weighed], scale: float, steps: int, things: str, why: Callable[[Piece], str | None] | None
+) -> str:
     """Return how much of it is of the largest kind, and what is known of the largest piece."""
     kind, ns, kinds = _most((piece.kind, ns) for piece, ns in group)
     times = sum(piece.kind == kind for piece, _ in group) / steps  # of one step: 23 in two of them are 11.5
     count = f"{round(times, 2):,g}"
     told = f"{count} {kind} {things[:-1] if count == '1' else things}"
-    reason = why(max(group, key=lambda weighed: weighed[1])[0])
-    return "; ".join([told if kinds == 1 else f"{ms(ns * scale)} in {told}", *([] if reason is None else [reason])])
+    reason = None if why is None else why(max(group, key=lambda weighed: weighed[1])[0])
+    return (told if kinds == 1 else f"{ms(ns * scale)} in {told}") + (f"; {reason}" if reason else "")
 
 
 def _most(weighed: Iterable[tuple[str, float]]) -> tuple[str, float, int]:
