@@ -34,11 +34,7 @@ class PackedArray:
         return b64encode(np.ascontiguousarray(column, self.dtype).tobytes()).decode()
 
     def read(self, text: str) -> NDArray[Any]:
-        """Return the array that ``written`` turned into ``text``.
-
-        Raises:
-            ValueError: it holds no whole number of rows.
-        """
+        """Return the array that ``written`` turned into ``text``."""
         flat = np.frombuffer(b64decode(text, validate=True), self.dtype)
         flat = flat.astype(np.str_) if flat.dtype.kind == "S" else flat
         return flat if self.width is None else flat.reshape(-1, self.width)

@@ -53,11 +53,7 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """The sweep's word, or else the run's own.
-
-        ``missing`` is a cell that ran and whose run is not where the sweep says, or cannot be read; ``not run`` one
-        that was not tried yet.
-        """
+        """The sweep's word, or else the run's own."""
         # The sweep's word comes first: a run that was stopped at its time limit calls itself interrupted.
         if self.outcome is not None:
             lost = self.outcome.run is not None and self.record is None
@@ -116,11 +112,7 @@ class Entry:
 
     @cached_property
     def rows(self) -> StepTable:
-        """The rows of its steps, all ranks and stages; after a bad end only the steps that all ranks finished.
-
-        Raises:
-            RecordError: it cannot be read.
-        """
+        """The rows of its steps, all ranks and stages; after a bad end only the steps that all ranks finished."""
         status = None if self.record is None else self.record.status
         rows = read_rows(self.folder, status == "unfinished")
         return rows if status == "ok" else rows.finished_by_all()
@@ -137,7 +129,6 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _typed(given: str) -> Any:
-    """Return ``given`` as a config would hold it, so that cells with and without a run can be compared."""
     try:
         return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
     except ValueError:
@@ -157,11 +148,7 @@ class Collection:
 
 
 def collect(paths: Iterable[Path]) -> Collection:
-    """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links.
-
-    Raises:
-        FileNotFoundError: one of ``paths`` is no folder.
-    """
+    """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links."""
     search = _Search()
     for path in paths:
         if not path.is_dir():
@@ -210,10 +197,6 @@ class _Search:
         return None
 
     def _sweep(self, folder: Path) -> bool:
-        """Add a sweep's cells in the order of its plan; those that were not tried yet are ``not run``.
-
-        Return False where the plan cannot be read: then its runs are found like any others.
-        """
         try:
             plan, outcomes = read_plan(folder), read_outcomes(folder)
         except (RecordError, OSError) as error:
@@ -239,7 +222,6 @@ class _Search:
             self._problem(str(error))
 
     def _record(self, folder: Path) -> RunRecord | None:
-        """Return the record in ``folder``; where it cannot be read, note the problem and return None."""
         try:
             return read_run(folder)
         except RecordError as error:
@@ -260,18 +242,15 @@ class _Search:
 
 
 def _begun(cell: Path) -> Path | None:
-    """Return the last run of a cell without an outcome: it is still running, or was killed with its sweep."""
     runs = [path.parent for path in cell.glob("version_*/run.json") if not path.parent.is_symlink()]
     return max(runs, key=lambda run: _by_number(run.name), default=None)
 
 
 def _by_number(name: str) -> list[str | int]:
-    """Return a sort key that puts ``version_2`` before ``version_10``."""
     return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:
-    """Return the ``cells`` of one sweep; those without environment or config get a sibling that has both."""
     knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
     # In a sweep over devices no sibling says where a cell would have run.
     if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:

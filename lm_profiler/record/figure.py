@@ -73,7 +73,6 @@ class Figure:
     group: str = ""  # the section that shows it, if not that of its part
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Describe the field in the published ``schema``; pydantic calls this as ``json_schema_extra``."""
         # A meaning with a placeholder belongs to a part that stands in several places, and fits none of them as it is.
         if "{" not in self.meaning:
             unit = UNITS[self.unit][0]

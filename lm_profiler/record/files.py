@@ -15,14 +15,7 @@ from pydantic_core import from_json
 
 
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
-    """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file.
-
-    Links stay, and their target is written; a pipe or a device is written into, never replaced. A ``private`` file can
-    be read by its owner only.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file."""
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -39,11 +32,7 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def claim_run_dir(parent: Path) -> Path:
-    """Make the first free folder ``version_<n>`` below ``parent``, and return it.
-
-    Raises:
-        OSError: ``parent`` cannot be made or written to.
-    """
+    """Make the first free folder ``version_<n>`` below ``parent``, and return it."""
     parent.mkdir(parents=True, exist_ok=True)
     taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
@@ -90,11 +79,7 @@ def only_below(root: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of the plain file ``path``.
-
-    Raises:
-        RecordError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
-    """
+    """Return the content of the plain file ``path``."""
     root, real = _ROOT.get(), Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
         raise RecordError(f"{path}: cannot be read: it lies outside the folder")
@@ -110,12 +95,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text.
-
-    Raises:
-        RecordError: as ``read_plain``.
-        ValueError: it is no JSON (UnicodeDecodeError: no text), or has another number beyond ``BEYOND``.
-    """
+    """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text."""
     content = read_plain(path)
     read = from_json(content.decode("utf-8"), allow_inf_nan=False)
     # A search in the translated bytes takes a small part of the time of parsing; a regular expression takes longer.
@@ -124,7 +104,6 @@ def read_json(path: Path) -> Any:
 
 
 def _checked(value: Any, at: str) -> Any:
-    """Return ``value`` with numbers beyond ``BEYOND`` as text where they are options; raise ValueError elsewhere."""
     if isinstance(value, dict):
         return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
     if isinstance(value, list):

@@ -39,7 +39,6 @@ _STATISTICS = {
 
 
 def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any]:
-    """Return a function that reads a statistic of ``part``; None where the part took no time, and so did not occur."""
 
     def get(record: RunRecord) -> Any:
         time = getattr(record, times).get(part)
@@ -49,7 +48,6 @@ def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any
 
 
 def _mean(times: str, part: str) -> Quantity:
-    """Return the mean time of ``part`` on the clock of ``times``."""
     host = times == "host_time"
     return Quantity(
         f"{part}{_CLOCKS[times]}_s",
@@ -71,7 +69,6 @@ HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}  # times on the 
 
 
 def _statistic(times: str, part: str, name: str) -> Quantity:
-    """Return one of ``_STATISTICS`` of ``part`` over the measured steps."""
     clock, (words, unit, place), title = _CLOCKS[times], _STATISTICS[name], WORDS[part]
     return Quantity(
         f"{part}{clock}_{name}" + ("_s" if unit == "ms" else ""),
@@ -109,7 +106,6 @@ def term_title(name: str) -> str:
 
 
 def _computed(name: str, title: str, unit: str, meaning: str, get: Callable[[RunRecord], Any]) -> Quantity:
-    """Return a quantity that is computed from several values of the record."""
     return Quantity(name, title, *UNITS[unit], meaning, get=get)
 
 
@@ -124,7 +120,6 @@ def _term_s(name: str) -> Callable[[RunRecord], float | None]:
 
 
 def _over_ranks(statistic: Callable[[list[float]], float | None]) -> Callable[[RunRecord], float | None]:
-    """Return a function that computes ``statistic`` of the ranks' median steps; None for a single rank."""
     return lambda record: statistic(record.rank_step_s) if len(record.rank_step_s) > 1 else None
 
 
@@ -138,7 +133,6 @@ def _backward_over_forward(record: RunRecord) -> float | None:
 
 
 def _over_planned(record: RunRecord) -> float | None:
-    """Return the measured over the planned bytes: of the peak, or else of what is held after forward."""
     # Without a device that counts its tensors, a process's resident size says too little of them.
     planned, memory = record.planned, record.memory
     if planned is None or memory is None:
@@ -213,7 +207,6 @@ _GROUPS: dict[str, list[Quantity]] = {
 
 
 def _by_step(quantity: Quantity) -> Quantity:
-    """Return a rate over the step's time with the interval of the mean step, inverted."""
     step = TIMES["step"]
 
     def interval(record: RunRecord) -> tuple[float, float] | None:
@@ -226,13 +219,11 @@ def _by_step(quantity: Quantity) -> Quantity:
 
 
 def _whole_run(record: RunRecord) -> float | None:
-    """Return how long the whole run took; None where it has not ended."""
     # An unfinished record has the time until the loop began.
     return None if record.status == "unfinished" else record.duration_s
 
 
 def _groups() -> dict[str, tuple[Quantity, ...]]:
-    """Return all figures of a run by group: the computed ones first, then the others in the order of its file."""
     groups = {title: [*of] for title, of in _GROUPS.items()}
     for one in figures_in(RunRecord):
         # Other phases hardly multiply: their FLOPs would be columns that are nearly always empty.
@@ -248,7 +239,6 @@ def _groups() -> dict[str, tuple[Quantity, ...]]:
 
 
 def _within_group(title: str, quantity: Quantity) -> Quantity:
-    """Return ``quantity`` with its group; those that have it are not copied, which would take a tenth of the import."""
     return quantity if quantity.group == title else replace(quantity, group=title)
 
 
@@ -325,7 +315,6 @@ def overview() -> dict[str, list[Quantity]]:
 
 
 def _whole_family(member: Quantity) -> Quantity:
-    """Return the entry that stands for the whole family of ``member``."""
     texts = {name: getattr(member, name) for name in ("name", "title", "meaning", "path")}
     if member.of is not None:
         stands = "MOMENT" if member.of in MOMENTS else "PART"

@@ -159,12 +159,10 @@ def figures_in(form: type[Part]) -> Iterator[FigureAt]:
 
 
 def _named(figure: Figure, field: str) -> Figure:
-    """Return ``figure`` under its own name, or under that of its field."""
     return figure if figure.name else replace(figure, name=field)
 
 
 def _figures_within(name: str, told: Within, kind: Any) -> Iterator[FigureAt]:
-    """Yield the figures of the part at ``name``, or of the parts by key: figure by figure, each for all keys."""
     by_key = get_origin(kind) is dict
     for inner in figures_in(get_args(kind)[1] if by_key else kind):
         if inner.path in told.instead:
@@ -181,7 +179,6 @@ def _figures_within(name: str, told: Within, kind: Any) -> Iterator[FigureAt]:
 
 
 def _retold(figure: Figure, told: Within, key: str = "", word: str = "") -> Figure:
-    """Return ``figure`` of a part as the field that holds the part tells it, for one ``key`` where it has several."""
     own = {"name": figure.name, "title": figure.title, "meaning": figure.meaning, "key": key, "word": word}
     return replace(
         figure,
@@ -196,7 +193,6 @@ def _retold(figure: Figure, told: Within, key: str = "", word: str = "") -> Figu
 
 
 def _keyed(one: FigureAt, key: str, word: str) -> FigureAt:
-    """Return the figure of a mapping's ``key``, with the key in its texts."""
     told = one.figure
     texts = {name: getattr(told, name).format(key=key, word=word) for name in ("name", "title", "meaning")}
     return one._replace(figure=replace(told, **texts | {"name": texts["name"] or key}))
@@ -218,7 +214,6 @@ def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Qua
 
 
 def _bare(annotation: Any) -> Any:
-    """Return a type without its annotation and without None."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -231,7 +226,6 @@ def _is_part(kind: Any) -> TypeGuard[type[Part]]:
 
 
 def _is_column(kind: Any) -> bool:
-    """Return whether it is a list of numbers, which is a table of its own; a list of words is one line."""
     return get_origin(kind) is list and _bare(get_args(kind)[0]) in (int, float)
 
 

@@ -48,7 +48,6 @@ def _parts(of: type[Part] = Part) -> Iterator[type[Part]]:
 
 
 def _field_docstrings(part: type[Part]) -> dict[str, str]:
-    """Return the string below each field."""
     # pydantic's `use_attribute_docstrings` would read the sources at every import, which takes 0.15 s.
     (definition,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(definition, ast.ClassDef)

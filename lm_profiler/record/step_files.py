@@ -31,11 +31,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def begin_rows(folder: Path, rank: int) -> None:
-    """Make the file to which ``rank`` adds its rows, and its folder where this host does not share one.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make the file to which ``rank`` adds its rows, and its folder where this host does not share one."""
     folder.mkdir(parents=True, exist_ok=True)
     write_steps(rank_file(folder, rank), ())
 
@@ -58,29 +54,18 @@ def read_rows(folder: Path, growing: bool = False) -> StepTable:
 
 
 def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
-    """Return ``rows`` together with those that further ranks left in ``folder``.
-
-    Raises:
-        RecordError: one of their files cannot be read.
-    """
+    """Return ``rows`` together with those that further ranks left in ``folder``."""
     left = [read_steps(path, growing=True) for _, path in sorted(rank_files(folder).items())]
     return _each_once(StepTable.joined([StepTable.of(rows), *left])) if left else StepTable.of(rows)
 
 
 def _each_once(table: StepTable) -> StepTable:
-    """Return the rows without repeats: those of a rank's own file may be in the file of all ranks too."""
     again = (np.diff(table.step, prepend=-1) == 0) & (np.diff(table.rank, prepend=-1) == 0)
     return table.where(~again)
 
 
 def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
-    """Write all ranks' ``rows`` into one file, and return notes for the reader of the run.
-
-    The files of single ranks are removed where ``all_ended``: otherwise the ranks may still be writing.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write all ranks' ``rows`` into one file, and return notes for the reader of the run."""
     table, notes = StepTable.of(rows), []
     in_columns = len(table) > FEW_ROWS and len(np.unique(table.rank)) > FEW_RANKS
     if in_columns:
@@ -123,7 +108,6 @@ def as_parquet(table: StepTable) -> bytes:
 
 
 def _columns(table: StepTable) -> Iterator[NDArray[Any]]:
-    """Yield the columns in the order of ``STEP_COLUMNS``; unknown counts are masked."""
     yield table.step.astype(np.int32)
     yield table.stage
     # Single precision has 7 digits, which is finer than any clock here.
@@ -135,11 +119,7 @@ def _columns(table: StepTable) -> Iterator[NDArray[Any]]:
 
 
 def read_parquet(path: Path) -> StepTable:
-    """Read ``steps.parquet`` back. Columns that a later version may have added are passed over.
-
-    Raises:
-        RecordError: it cannot be read, is no steps.parquet, or damaged; or pyarrow is not installed.
-    """
+    """Read ``steps.parquet`` back. Columns that a later version may have added are passed over."""
     try:
         require("pyarrow", str(path))
     except MissingExtra as missing:
@@ -169,7 +149,6 @@ def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _table(numbers: dict[str, NDArray[np.float64]], stage: NDArray[np.str_]) -> StepTable:
-    """Return the table of these columns; ``numbers`` is emptied, so that no column is held twice."""
     device, host = STEP_COLUMNS[2 : 2 + len(TIMED)], STEP_COLUMNS[2 + len(TIMED) : 2 + 2 * len(TIMED)]
     groups = (device, host, STEP_COLUMNS[-1 - len(MEMORY) : -1])
     seconds, host_seconds, memory = (np.column_stack([numbers.pop(name) for name in names]) for names in groups)

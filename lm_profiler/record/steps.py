@@ -185,13 +185,7 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
 
 
 def read_steps(path: Path, growing: bool = False) -> StepTable:
-    """Read ``steps.csv``; of a ``growing`` one, all but the line that is being written.
-
-    Columns that a later version may have added are ignored.
-
-    Raises:
-        RecordError: it cannot be read, is no steps.csv, or damaged.
-    """
+    """Read ``steps.csv``; of a ``growing`` one, all but the line that is being written."""
     content = read_plain(path)
     whole = content[: content.rfind(b"\n") + 1] if growing else content
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(whole), encoding="utf-8", newline=""))

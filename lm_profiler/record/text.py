@@ -9,11 +9,7 @@ import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character.
-
-    That is all that Unicode calls not printable: C0 and C1 controls, the marks that turn the direction of writing,
-    lone surrogates. ``keep`` are the controls that stay.
-    """
+    """``text`` with everything that a terminal would obey spelled out: ``\x1b`` for the escape character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
@@ -66,12 +62,7 @@ class TooLarge(YamlTextError):
 
 
 def read_text(path: Path) -> str:
-    """The text of ``path``, which may be a pipe and is read once.
-
-    Raises:
-        OSError: it cannot be read.
-        YamlTextError: it is too long, or not text.
-    """
+    """The text of ``path``, which may be a pipe and is read once."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)  # /dev/zero has no end
     if len(content) > MOST_BYTES:
@@ -83,11 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The nodes of ``text``, whose scalars stay text; None where there are none.
-
-    Raises:
-        YamlTextError: it is not YAML, contains itself, or becomes too large.
-    """
+    """The nodes of ``text``, whose scalars stay text; None where there are none."""
     try:
         check_size(text)
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -129,12 +116,7 @@ def _why(error: Exception) -> str:
 
 
 def check_size(text: str) -> None:
-    """Before a few lines of aliases become millions of values, or never end.
-
-    Raises:
-        TooLarge: it is not to be read for its size alone.
-        yaml.YAMLError: it is not YAML.
-    """
+    """Before a few lines of aliases become millions of values, or never end."""
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []
     total = 0

@@ -33,14 +33,13 @@ class OutOfMemory(Part):
 class Failure(Part):
     """Where and why a run died."""
 
-    phase: str
-    """A phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed."""
+    phase: str  # a phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed
     step: int | None = figure("failed at step", "count", "the step in which the run died", "failed_step")
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
+    # options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself
     remedies: tuple[str, ...] = ()
-    """Options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself."""
     rank: int | None = figure(
         "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank", default=None
     )
@@ -103,25 +102,22 @@ Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "co
 class Verdict(Part):
     """What binds the run, and how one sees it."""
 
-    bound_by: Annotated[Bound | None, Newer]
-    """None: the evidence shows no bottleneck."""
+    bound_by: Annotated[Bound | None, Newer]  # None: the evidence shows no bottleneck
     share: float | None = figure(
         "share of the bottleneck", "%", "share of the step that the bottleneck takes", "bound_share",
         interval=("share_low", "share_high"),
     )  # fmt: skip
     share_low: float | None = None
     share_high: float | None = None
+    # what else may bind it, where the interval of the share holds the least share that binds
     or_bound_by: Annotated[Bound | None, Newer] = None
-    """What else may bind it, where the interval of the share holds the least share that binds."""
-    because: str | None = None
-    """The name of the sentence that says how one sees it."""
-    facts: dict[str, float] = Field(default_factory=dict)
-    """The figures of that sentence."""
+    because: str | None = None  # the name of the sentence that says how one sees it
+    facts: dict[str, float] = Field(default_factory=dict)  # the figures of that sentence
     # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""
+    # false where the steps are too few or differ too much, or where something else used the machine
     certain: bool = True
-    """False where the steps are too few or differ too much, or where something else used the machine."""
 
 
 # What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do.
@@ -164,12 +160,10 @@ class Finding(Part):
     share: float = figure("share", "%", "of the step that this is")
     low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
-    may: bool = False
-    """Whether a change helps is not known without trying it."""
+    may: bool = False  # whether a change helps is not known without trying it
     phase: str | None = figure("phase", "text", "where in the step", default=None)
     owner: str | None = figure("owner", "text", "whose code", default=None)
     file: str | None = figure("file", "text", "of that code", default=None)
     line: int | None = figure("line", "count", "its number", default=None)
     what: str | None = figure("what", "text", "what the time is spent in", default=None)
-    facts: dict[str, float] = Field(default_factory=dict)
-    """The figures of its sentence."""
+    facts: dict[str, float] = Field(default_factory=dict)  # the figures of its sentence

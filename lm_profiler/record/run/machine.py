@@ -30,28 +30,22 @@ class Environment(Part):
 class Settings(Part):
     """The options that a run has switched on, and what its machine offers; nothing is advised about an unknown one."""
 
-    precision: str | None = None
-    """Lightning's, or the half precision of most matmuls."""
-    tf32: bool | None = None
-    """Whether float32 matmuls may use it; None also where the device has none."""
+    precision: str | None = None  # Lightning's, or the half precision of most matmuls
+    tf32: bool | None = None  # whether float32 matmuls may use it; None also where the device has none
+    # the mixed precision that the device has matrix units for; None where it has none
     half_precision: str | None = None
-    """The mixed precision that the device has matrix units for; None where it has none."""
     compiled: bool | None = None
     num_workers: int | None = None
-    cores: int | None = None
-    """CPU cores that this process may use for its loader."""
+    cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
-    fused_optimizer: bool | None = None
-    """None also where there is no fused kernel."""
+    fused_optimizer: bool | None = None  # None also where there is no fused kernel
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
+    # the share of the device's memory that the peak leaves free; None on the CPU
     memory_free_share: float | None = None
-    """The share of the device's memory that the peak leaves free; None on the CPU."""
-    anomalies: bool = False
-    """Whether autograd looks for anomalies."""
-    profiler: str | None = None
-    """The Trainer's own profiler."""
+    anomalies: bool = False  # whether autograd looks for anomalies
+    profiler: str | None = None  # the Trainer's own profiler
 
     @property
     def full_precision(self) -> bool:
@@ -172,8 +166,7 @@ class Telemetry(Part):
     )
     samples: int = figure("samples", "count", "how often the GPU was read", "gpu_samples")
     duration_s: float = figure("sampled for", "s", "time that energy and samples span", "gpu_sampled_s")
-    gpus: list[str] = Field(default_factory=list)
-    """The cards' UUIDs."""
+    gpus: list[str] = Field(default_factory=list)  # the cards' UUIDs
 
 
 class Contention(Part):
@@ -234,8 +227,8 @@ class FlopRate(Part):
 class Rates(Part):
     """Rates of one device from its datasheet, or else measured on the machine after the run. None is unknown."""
 
+    # a rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32
     flops: list[FlopRate] = Field(default_factory=list)
-    """A rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32."""
     bytes_per_s: float | None = figure(
         "memory bandwidth", "GB/s",
         "bytes/s that the memory of one device can read and write, on its datasheet or else copying",

@@ -60,11 +60,7 @@ P = TypeVar("P", bound=Part)
 
 
 def read_as(path: Path, form: type[P], what: str) -> P:
-    """Read a ``form`` from the JSON in ``path``; messages call it ``what``.
-
-    Raises:
-        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
-    """
+    """Read a ``form`` from the JSON in ``path``; messages call it ``what``."""
     try:
         content = read_json(path)
         version = content.get("schema_version") if isinstance(content, dict) else None
@@ -83,7 +79,6 @@ def read_as(path: Path, form: type[P], what: str) -> P:
 
 
 def _why_not(error: ValueError) -> str:
-    """Return where and why a file is no record: the first of pydantic's errors."""
     if not isinstance(error, ValidationError):  # no JSON, or figures that are none
         return f"file: {error}"
     first = error.errors()[0]

@@ -57,88 +57,83 @@ class RunRecord(Part):
     started: str
     duration_s: float = figure("whole run", "s", "from the start of the run to its end")
     command: str
+    # options that the command line gave beside the config file, by their name without the dashes
     overrides: dict[str, str] = Field(default_factory=dict)
-    """Options that the command line gave beside the config file, by their name without the dashes."""
     config: dict[str, Any] | None
     environment: Environment | None = within(group="Machine", default=None)
     model: ModelFacts | None = within(group="Model", default=None)
+    # how many steps each stage finished
     steps: dict[str, int] = figure(
         "{word} steps", "count", "steps of the {word} stage", "steps_{key}", keys=STAGES, default_factory=dict
     )
-    """How many steps each stage finished."""
     steps_planned: dict[str, int] = figure(
         "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
     )  # fmt: skip
+    # the run's first step, compilation and lazy initialisation included
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
-    """The run's first step, compilation and lazy initialisation included."""
+    # time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work
     between_steps_s: float | None = figure(
         "between steps", "ms", "time of the measure stage in no step: validation, epoch ends", default=None
     )
-    """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
-    between: list[BetweenSteps] = Field(default_factory=list)
-    """What that time went to, the longest first."""
+    between: list[BetweenSteps] = Field(default_factory=list)  # what that time went to, the longest first
+    # per part, step and forward_backward, each or none: on the device's stream, or the host where there is none
     time: dict[str, TimeSummary] = Field(default_factory=dict)
-    """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
+    # shares of each part in the mean step, which add up to 1, and of forward_backward
     shares: dict[str, float] = figure(
         "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
     )  # fmt: skip
-    """Shares of each part in the mean step, which add up to 1, and of forward_backward."""
     odd_steps: list[OddStep] = Field(default_factory=list)
+    # first the usual counters, then those of each odd step on the rank that it names; empty where no step is odd
     step_counters: list[StepCounters] = Field(default_factory=list)
-    """First the usual counters, then those of each odd step on the rank that it names; empty where no step is odd."""
+    # median step of each rank; the summaries are of each step's mean over the ranks
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
-    """Median step of each rank; the summaries are of each step's mean over the ranks."""
-    loader: LoaderFacts | None = within(group="Steps", default=None)
-    """None for verbs other than fit."""
+    loader: LoaderFacts | None = within(group="Steps", default=None)  # None for verbs other than fit
+    # None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own
     planned: PlannedMemory | None = within(group="Planned memory", default=None)
-    """None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own."""
     memory: MemoryFacts | None = within(group="Memory", default=None)
     throughput: Throughput | None = within(group="Throughput", default=None)
     steadiness: Steadiness | None = within(group="Steadiness", default=None)
     utilisation: Utilisation | None = within(group="Use of the hardware", default=None)
+    # the rates that the figures are compared with
     rates: Rates | None = within(group="Use of the hardware", default=None)
-    """The rates that the figures are compared with."""
+    # the least time on rank 0's device of each phase that occurred in a step of the memory stage
     floors: dict[str, Floor] = within(
         group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
     )  # fmt: skip
-    """The least time on rank 0's device of each phase that occurred in a step of the memory stage."""
     telemetry: Telemetry | None = within(group="GPU", default=None)
     contention: Contention | None = within(group="What else used the machine", default=None)
-    syncs: list[Sync] | None = None
-    """None where nothing waits for a device, or none was looked for."""
+    syncs: list[Sync] | None = None  # None where nothing waits for a device, or none was looked for
+    # None where no step was timed action by action
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
-    """None where no step was timed action by action."""
+    # what rank 0's training thread did in each phase of those steps; empty where the system does not say
     thread_use: dict[str, ThreadUse] = within(
         group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
         meaning="in {key}, {meaning}", place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
-    """What rank 0's training thread did in each phase of those steps; empty where the system does not say."""
+    # the lines of the program with most of the time that is not torch's, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
-    """The lines of the program with most of the time that is not torch's, in one step of rank 0."""
-    numerics: NumericsFacts | None = within(group="Numerics", default=None)
-    """None where the precision was not audited."""
+    numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None where the precision was not audited
     settings: Settings | None = None
+    # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
         group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
         instead={"step": None, "rank": None}, default=None,
     )  # fmt: skip
-    """The mean of each counter over the measured steps of rank 0."""
+    # what takes time that could be saved, the most likely saving first
     findings: list[Finding] = Field(default_factory=list)
-    """What takes time that could be saved, the most likely saving first."""
     verdict: Verdict | None = within(group="How it ended", default=None)
+    # None where no peak is known, or no step was traced
     waterfall: Waterfall | None = within(group="Waterfall", default=None)
-    """None where no peak is known, or no step was traced."""
     """None where no delays were asked for."""
+    # None for a single rank, or where nothing says who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
-    """None for a single rank, or where nothing says who waited for whom; ``notes`` say why."""
+    # what a reader must know before using the figures; shown under the table
     notes: list[str] = Field(default_factory=list)
-    """What a reader must know before using the figures; shown under the table."""
-    details: list[str] = Field(default_factory=list)
-    """Further notes on floors and terms."""
+    details: list[str] = Field(default_factory=list)  # further notes on floors and terms
 
     @property
     def words(self) -> list[str]:
@@ -169,11 +164,7 @@ class RunRecord(Part):
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read ``folder/run.json``.
-
-    Raises:
-        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
-    """
+    """Read ``folder/run.json``."""
     return read_as(folder / "run.json", RunRecord, "a run record")
 
 
@@ -182,10 +173,8 @@ class RankEnd(Part):
 
     status: Annotated[Status, Newer]
     failure: Failure
-    at: float
-    """Seconds since 1970, on the clock of its host."""
-    followed: bool = False
-    """Whether another rank's end caused it: a collective failed, or nothing was left to wait for."""
+    at: float  # seconds since 1970, on the clock of its host
+    followed: bool = False  # whether another rank's end caused it: a collective failed, or nothing was left to wait for
 
 
 def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:

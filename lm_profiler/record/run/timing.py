@@ -61,8 +61,7 @@ class StepPattern(Part):
     every: int = figure("every so many steps", "count", "after how many steps the pattern repeats", "pattern_every")
     slow: list[int] = figure("slow step", "count", "its place among so many steps", "pattern_slow")
     extra: float = figure("slower by", "%", "by what share of the level the slowest steps of the pattern differ")
-    part: str | None = None
-    """The part of the step that differs most."""
+    part: str | None = None  # the part of the step that differs most
 
 
 class Steadiness(Part):
@@ -72,11 +71,10 @@ class Steadiness(Part):
     but the ``cut`` ones.
     """
 
+    # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
+    # otherwise; None: too few steps to tell
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
-    """``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
-    otherwise; None: too few steps to tell."""
-    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
-    """What a noisy run certainly is as well."""
+    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None  # what a noisy run certainly is as well
     level_s: float | None = figure(
         "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
         interval=("level_low_s", "level_high_s"), default=None,
