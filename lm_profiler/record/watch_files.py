@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, computed_field
 
-from lm_profiler.record.files import RecordError, read_plain
+from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_as, read_plain
 from lm_profiler.record.parts import TIMED
-from lm_profiler.record.run.part import Newer, Part, json_of, read_as
 
 # A row of the last steps: 52 bytes. Seconds are those of each of ``TIMED``, on the device where there is one.
 ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
