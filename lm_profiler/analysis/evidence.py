@@ -49,8 +49,7 @@ from lm_profiler.record.run import (
     ThreadUse,
     Verb,
 )
-from lm_profiler.record.step_files import read_rows
-from lm_profiler.record.steps import Peaks, StepTable
+from lm_profiler.record.steps import Peaks, StepTable, read_rows
 
 EVIDENCE_FILE = "evidence.json.gz"
 

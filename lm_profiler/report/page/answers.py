@@ -12,8 +12,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import RecordError, RunRecord
-from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepRow
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.kernel_tables import kernel_answers, kernel_rows, kind_rows
 from lm_profiler.report.run.run_page import failure_lines, summary_lines, time_table
