@@ -49,8 +49,7 @@ from lm_profiler.measure.device.nvml import gpu_of
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
-from lm_profiler.record.step_files import begin_rows, rank_file
-from lm_profiler.record.steps import append_steps
+from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
 _NO_STEP = "the loader is empty, or every batch is skipped"
 

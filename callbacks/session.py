@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH, VALIDATION, NamedSpan, passed
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader

@@ -32,9 +32,9 @@ from lm_profiler.measure.counts.step_counters import Beside, step_counters
 from lm_profiler.measure.counts.step_reader import Raw, Reading
 from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record import watch_files as files
+from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
-from lm_profiler.record.run.part import Part, read_as
 from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow
 
 _WINDOW = 1000  # the fewest steps of a window
