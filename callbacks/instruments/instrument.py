@@ -84,15 +84,24 @@ class Instrument:
 
 
 class Watch(Instrument):
-    """Instrument of one stage that is made of functions."""
+    """Instrument of one stage that is made of functions: ``result`` gets what ``start`` returned, and returns facts."""
 
     def __init__(
         self,
         name: str,
         stage: str,
-        start: Callable[[], object],
-        result: Callable[[], Mapping[str, Any]],  # returns the facts
+        start: Callable[[], Any],
+        result: Callable[[Any], Mapping[str, Any]],
         stop: Callable[[], object] = lambda: None,  # ends the work without a result; may be called twice
     ) -> None:
         self.name, self.stage = name, stage  # type: ignore[misc]  # the others' is the class's
-        self.start, self.result, self.discard = start, result, stop  # type: ignore[method-assign, assignment]
+        self._start, self._result, self._stop = start, result, stop
+
+    def start(self) -> None:
+        self._began = self._start()
+
+    def result(self) -> Mapping[str, Any]:
+        return self._result(self._began)
+
+    def discard(self) -> None:
+        self._stop()

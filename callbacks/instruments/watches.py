@@ -71,18 +71,22 @@ def watches_of(
 
     The allocator's history is written to ``history``, with the marks that were ``heard`` meanwhile.
     """
-    watches = [_recompilations_watch()]
+    compiled = lambda before: {  # noqa: E731
+        "recompilations": recompilations() - before,
+        "recompiled": recompiled_since(before) or (),
+    }
+    watches = [Watch("recompilations", "measure", recompilations, compiled)]
     if (detector := sync_detector_of(device)) is not None:
-        finish = detector.end
-        watches.append(Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": finish()}, finish))
+        waits, end = detector.begin, detector.end
+        watches.append(Watch("waits for the device", "memory", waits, lambda _: {"syncs": end()}, end))
     if history is not None:
         watches.append(history_watch(device, history, heard))
     if sampler is not None:
         stop = sampler.stop
-        watches.append(Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": stop()}, stop))
+        watches.append(Watch("telemetry", "measure", sampler.start, lambda _: {"telemetry": stop()}, stop))
     # This one begins last and ends first: it counts the CPU time of all that runs in between.
     cpu = CpuUseReader(None if sampler is None else sampler.gpu)
-    return [*watches, Watch("contention", "measure", cpu.begin, lambda: {"cpu_uses": cpu.end()})]
+    return [*watches, Watch("contention", "measure", cpu.begin, lambda _: {"cpu_uses": cpu.end()})]
 
 
 def profiler_range() -> Watch:
@@ -92,46 +96,28 @@ def profiler_range() -> Watch:
         torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
         torch.cuda.profiler.start()
 
-    def finish() -> Mapping[str, Any]:
+    def stop(_: object = None) -> Mapping[str, Any]:
         torch.cuda.profiler.stop()
         return {}
 
-    return Watch("trace.cuda_profiler_range", "measure", start, finish, torch.cuda.profiler.stop)
-
-
-def _recompilations_watch() -> Watch:
-    before = 0
-
-    def start() -> None:
-        nonlocal before
-        before = recompilations()
-
-    def facts() -> Mapping[str, Any]:
-        return {"recompilations": recompilations() - before, "recompiled": recompiled_since(before) or ()}
-
-    return Watch("recompilations", "measure", start, facts)
+    return Watch("trace.cuda_profiler_range", "measure", start, stop, stop)
 
 
 def loader_watch(trainer: Trainer) -> Watch:
     """Return the watch that counts how many batches the loader's workers have prefetched; unknown of several ones."""
-    before: int | None = None
 
     def ready() -> int | None:
         iterators = _loader_iterators(trainer)
         loader = trainer.train_dataloader
         return ready_batches(iterators[0], getattr(loader, "num_workers", None)) if len(iterators) == 1 else None
 
-    def start() -> None:
-        nonlocal before
-        before = ready()
-
-    def facts() -> Mapping[str, Any]:
+    def facts(before: int | None) -> Mapping[str, Any]:
         loader = trainer.train_dataloader
         workers, each = (getattr(loader, name, None) for name in ("num_workers", "prefetch_factor"))
         ahead = workers * (each or 0) if isinstance(workers, int) else None
         return {"loader": LoaderFacts(workers=workers, ahead=ahead, ready_before=before, ready_after=ready())}
 
-    return Watch("prefetched batches", "measure", start, facts)
+    return Watch("prefetched batches", "measure", ready, facts)
 
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
@@ -151,7 +137,7 @@ def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = N
     if history is None:
         raise UsageError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
 
-    def facts() -> Mapping[str, Any]:
+    def facts(_: object) -> Mapping[str, Any]:
         try:
             recorded = history.dump(path)
             if heard is not None:
