@@ -49,26 +49,24 @@ class KeptLosses(Callback):
         """The mean loss of each step over its batches; None where it is not finite."""
         # The sum is the mean: Lightning has divided each loss by the number of batches
         # (2.6.6: ClosureResult.from_training_step_output).
-        means = [float(torch.stack(losses).float().sum()) for losses in self._kept.values()]
-        return [mean if isfinite(mean) else None for mean in means]
+        return [_finite(torch.stack(losses).float().sum()) for losses in self._kept.values()]
 
     @property
     def gradient_norms(self) -> list[float | None]:
         """The norm of each step's gradients over all optimizers; None where it is not finite."""
-        norms = [float(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
-        return [norm if isfinite(norm) else None for norm in norms]
+        return [_finite(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    return float(value) if isfinite(value) else None
 
 
 def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
     # In float32: squares of float16 overflow beyond 256.
-    norm: torch.Tensor = torch.stack([_values(each).float().norm() for each in gradients]).norm()
+    values = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    norm: torch.Tensor = torch.stack([each.detach().float().norm() for each in values]).norm()
     return norm
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    dense: torch.Tensor = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return dense.detach()
 
 
 def on_host(batch: Any) -> Any:
@@ -84,15 +82,9 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
     if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or talks:
         raise ValueError("expected a fit with automatic optimization on one device")
     scaler = getattr(plugin, "scaler", None)
+    scale, device = 1.0 if scaler is None else scaler.get_scale(), trainer.strategy.root_device
     with _unattached(module):
-        facts = audit(
-            module,
-            partial(_step, STEPS[verb]),
-            first,
-            trainer.strategy.root_device,
-            plugin.forward_context(),
-            1.0 if scaler is None else scaler.get_scale(),
-        )
+        facts = audit(module, partial(_step, STEPS[verb]), first, device, plugin.forward_context(), scale)
     kept = [each for each in trainer.callbacks if isinstance(each, KeptLosses)]  # type: ignore[attr-defined]
     losses = [loss for each in kept for loss in each.losses]
     norms = [norm for each in kept for norm in each.gradient_norms]
@@ -107,9 +99,7 @@ def _step(name: str, module: Any, batch: Any) -> Any:
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
     """Take the Trainer away from ``module`` and its parts: a copy may reach them, and its step shall log nothing."""
-    attached: list[tuple[Any, Any]] = [
-        (part, trainer) for part in module.modules() if (trainer := trainer_of(part)) is not None
-    ]
+    attached: list[tuple[Any, Any]] = [(part, of) for part in module.modules() if (of := trainer_of(part)) is not None]
     for part, _ in attached:
         part.trainer = None
     try:
