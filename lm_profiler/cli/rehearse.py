@@ -20,7 +20,7 @@ from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
-from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.nvml import compute_capability

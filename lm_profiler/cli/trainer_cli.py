@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import Strategy
@@ -20,7 +20,7 @@ from torch.nn import Module
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.launch import Launch
-from lm_profiler.cli.call import Call
+from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import (
     LOADERS,
     check_attention_of,
@@ -30,8 +30,8 @@ from lm_profiler.cli.checks import (
     trainer_error,
 )
 from lm_profiler.cli.launcher import take_over
-from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
 from lm_profiler.measure.boundary import say
 from lm_profiler.models import attention
@@ -78,6 +78,10 @@ class ProfilerCLI(OptionsCLI):
         """Return how the run is started, with secrets masked."""
         text = self.parser.dump(self.config, format="json", skip_unset=False, skip_validation=True)
         config = json.loads(text)[self.verb]
+        # whether module and data are ours, and all other named classes are ours, Lightning's or torch's
+        named = {one or other for one, other in re.findall(r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:', text)}
+        parts = {str(config[key]["class_path"]).partition(".")[0] for key in OURS if config[key] is not None}
+        self.is_ours = parts <= {"lm_profiler"} and named <= _KNOWN
         name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
         for option, text in (("name", name), ("log_dir", config["log_dir"])):
             if not isinstance(text, str) or not text.isprintable():
@@ -121,13 +125,6 @@ class ProfilerCLI(OptionsCLI):
         """Whether to refuse a run that cannot fit: as asked, else where the rehearsal runs no user's code."""
         asked = self._get(self.config, "check_memory")
         return self.is_ours if asked is None else bool(asked)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether module and data are ours, and all other named classes are ours, Lightning's or torch's."""
-        config = self.config[self.verb]
-        parts = {path.partition(".")[0] for key in ("model", "data") for path in _classes(config.get(key))}
-        return parts <= {"lm_profiler"} and {path.partition(".")[0] for path in _classes(config)} <= _KNOWN
 
     def run_verb(self) -> None:
         """Build everything else and run the verb.
@@ -237,17 +234,6 @@ def _tear_down(strategy: Strategy) -> None:
         type(strategy).teardown(strategy)
     finally:
         strategy.optimizers = optimizers
-
-
-def _classes(said: Any) -> Iterator[str]:
-    """Yield the paths of all classes, and of an attention function, that a config names."""
-    if isinstance(said, (Namespace, Mapping)):
-        for key, value in vars(said).items() if isinstance(said, Namespace) else said.items():
-            is_path = key == "class_path" or (key == "attention" and ":" in str(value))
-            yield from [str(value)] if is_path else _classes(value)
-    elif isinstance(said, (list, tuple)):
-        for value in said:
-            yield from _classes(value)
 
 
 def _read(arguments: Sequence[str]) -> ProfilerCLI:

@@ -11,10 +11,9 @@ from typing import ClassVar, Literal
 import pytest
 from stored_texts import assert_stored
 
-from lm_profiler.cli.arguments import MANY, options_in
 from lm_profiler.cli.errors import TOLD_IN, UnknownOption
 from lm_profiler.cli.main import main
-from lm_profiler.cli.options import OptionsReader
+from lm_profiler.cli.options import MANY, OptionsReader, options_in
 from lm_profiler.usage_error import UsageError
 
 
@@ -72,18 +71,20 @@ def test_words_commas_flags_keys_and_what_is_no_field() -> None:
     assert "bake a.dough" in made.command
     assert "--minutes 10 20" in made.command
     assert bake() == Baking(command="python -m lm_profiler bake", options=[])
+    assert bake("--degrees=1", "--degrees=2").degrees == 2.0
 
 
 def test_a_file_gives_the_same_options_and_the_line_goes_first(tmp_path: Path) -> None:
     file = tmp_path / "bake.yaml"
     file.write_text(
-        "loaves: [a.dough]\nminutes: [5]\nkind: rye\nfan: true\nspices: {salt: [010], seed.anise: 2}\ndegrees: 180\n"
+        "loaves: [a.dough]\nminutes: [5]\nkind: rye\nfan: true\nspices: {salt: [010], seed.anise: [2, [on, 3]]}\n"
+        "degrees: 180\n"
     )
     made = bake("--config", str(file), "--minutes=7,8", "--spices.salt=3")
     assert (made.loaves, made.minutes, made.kind, made.fan) == ([Path("a.dough")], [7, 8], "rye", True)
-    assert (made.degrees, made.spices) == (180.0, {"salt": ["3"], "seed.anise": ["2"]})
+    assert (made.degrees, made.spices) == (180.0, {"salt": ["3"], "seed.anise": ["2", "[on, 3]"]})
     file.write_text("mintes: [5]\n")
-    with pytest.raises(UnknownOption, match=f"^unknown option --mintes in {file}; did you mean --minutes\\?$"):
+    with pytest.raises(UnknownOption, match=r"^unknown option --mintes; did you mean --minutes\?$"):
         bake("--config", str(file))
 
 
@@ -94,7 +95,6 @@ REFUSED = [
     ["--minutes", "1", "x.dough"],
     ["--minutes"],
     ["--fan=maybe"],
-    ["--degrees=1", "--degrees=2"],
     ["--spices=salt"],
     ["--fan", "--degrees=300"],
     ["--config="],

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.steps.statistics import mean_interval, summarise
-from lm_profiler.cli.errors import either
 from lm_profiler.cli.verbs.plan import size_bytes
-from lm_profiler.cli.verbs.report_options import format_of, writable, write
+from lm_profiler.cli.verbs.shared import format_of, writable, write
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.rank_group import RankFailed, rank_messages
 from lm_profiler.record.calls import FAILED, OK
@@ -76,7 +75,8 @@ class Options:
             expect(2 <= count <= _MOST_PROCESSES, "processes", f"2 to {_MOST_PROCESSES}", count)
         expect(self.repeats >= 3, "repeats", "3 or more, without which there is no interval", self.repeats)
         expect(0 < self.budget_s < float("inf"), "budget_s", "seconds above 0", self.budget_s)
-        expect(self.format in (None, *_FORMATS), "format", either(_FORMATS), self.format)
+        if self.format is not None:
+            expect_one_of(_FORMATS, "format", self.format)
         object.__setattr__(self, "format", format_of(self.format, self.output))
         expect(self.format != "html", "output", f"a table ({', '.join(_FORMATS)})", str(self.output))
         if self.plot is not None:
@@ -86,11 +86,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the table, also of what was measured before a process failed; return 1 where one did.
-
-    Raises:
-        UsageError: a wrong call.
-    """
+    """Print or write the table, also of what was measured before a process failed; return 1 where one did."""
     rows, code = list[LinkFigures](), OK
     try:
         for row in _measured(options):
@@ -158,3 +154,6 @@ def _store() -> Any:
         return TCPStore("localhost", int(given), is_master=True, wait_for_workers=False)
     except RuntimeError:  # torch logs the address that is in use
         raise UsageError(f"MASTER_PORT: expected a free port, given {given}, which is taken; unset it") from None
+
+
+VERBS = {"collectives": (Options, EXAMPLES, run)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,9 +16,10 @@ from lm_profiler.analysis.hardware.contention_lines import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.analysis.remedies.remedy import WITHOUT_CLIPPING
-from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
+from lm_profiler.cli.options import read_config
+from lm_profiler.cli.verbs.shared import show
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import Refused, asked_for, candidates, hardware, worth_it
 from lm_profiler.improve.cell_calls import look_cell, timed_cell
@@ -38,12 +38,10 @@ from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS
 from lm_profiler.usage_error import UsageError
 
-Options = ImproveRequest
 EXAMPLES = """\
 for example:
   lm_profiler improve --config small_bf16
@@ -60,11 +58,7 @@ _LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
 
 
 def run(request: ImproveRequest) -> int:
-    """Improve a run and return the exit code: 1 where the first setting does not run.
-
-    Raises:
-        UsageError: a wrong call; nothing was run.
-    """
+    """Improve a run and return the exit code: 1 where the first setting does not run."""
     plan, call = _plan(request)
     try:
         with SweepFolder(request.folder, plan) as folder:
@@ -178,7 +172,7 @@ def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> 
         write_whole(improved, config_text(record, call))
     else:
         improved.unlink(missing_ok=True)  # an earlier call may have written one
-    sys.stdout.write(terminal(improve_table(record, folder.path), sys.stdout))
+    show(improve_table(record, folder.path))
     print(f"written to {folder.path}")
     if record.ended == "interrupted":
         return INTERRUPTED
@@ -192,3 +186,6 @@ def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     above = [f"{record.command} changed:", *changes]
     lines = [f"# {line}\n" for text in above for line in text.splitlines()]
     return "".join(lines) + yaml.safe_dump(content, sort_keys=False)
+
+
+VERBS = {"improve": (ImproveRequest, EXAMPLES, run)}

@@ -16,7 +16,8 @@ from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
 from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
-from lm_profiler.cli.verbs.report_options import writable
+from lm_profiler.cli.surroundings import quiet_libraries
+from lm_profiler.cli.verbs.shared import show, writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.memory_timeline import MemoryTimeline
@@ -24,8 +25,6 @@ from lm_profiler.report.pictures.memory_plot import named
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
 from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.plan_table import plan_table, remedy_table
-from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
@@ -85,11 +84,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned.
-
-    Raises:
-        UsageError: a wrong call.
-    """
+    """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned."""
     device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module lies there
     rehearsed = partial(_rehearsed, options.options, device)
@@ -99,7 +94,7 @@ def run(options: Options) -> int:
             return FAILED
         known.append(planned)
     batch, context = known
-    _write(plan_table(batch, context.largest, device, planned_floors(batch, device.name, options.bandwidth)))
+    show(plan_table(batch, context.largest, device, planned_floors(batch, device.name, options.bandwidth)))
     if batch.timeline is not None:
         _show_timeline(batch.timeline, options)
     if fits(batch, device.bytes):
@@ -109,7 +104,7 @@ def run(options: Options) -> int:
     if not any(fits(planned, device.bytes) for _, planned in tried):
         tried += _tried(together(batch), rehearsed)
     floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
-    _write(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
+    show(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
     return FAILED if fits(batch, device.bytes) is False else OK
 
 
@@ -124,16 +119,11 @@ def _tried(
 def _show_timeline(timeline: MemoryTimeline, options: Options) -> None:
     if options.allocations:
         for table in allocation_tables(timeline):
-            _write(replace(table, above=["", *table.above]) if table.above[0] else table)
+            show(replace(table, above=["", *table.above]) if table.above[0] else table)
     if options.output is not None:
         with writable(options.output):
             save_timelines(named([timeline]), options.output)
         say(f"written to {options.output}")
-
-
-def _write(table: Table) -> None:
-    sys.stdout.write(terminal(table, sys.stdout))
-    sys.stdout.flush()
 
 
 def _known(answer: Planned | Unplanned) -> Planned | None:
@@ -150,8 +140,7 @@ def _rehearsed(
     options: Sequence[str], device: Capacity, questions: Iterable[tuple[Sequence[str], str]]
 ) -> Iterator[Planned | Unplanned]:
     """Rehearse the call once for each question, its further options and what to maximize; two run at a time."""
-    from lm_profiler.cli.quiet import quiet_libraries  # torch is imported only where a plan is made, not for --help
-    from lm_profiler.cli.rehearse import ask, told
+    from lm_profiler.cli.rehearse import ask, told  # torch is imported only where a plan is made, not for --help
 
     quiet_libraries()
     asked: deque[Any] = deque()
@@ -193,13 +182,12 @@ def _this_machine() -> Capacity:
 
 
 def size_bytes(text: str, option: str, example: str) -> int:
-    """Return the bytes that the value ``text`` of ``option`` says.
-
-    Raises:
-        UsageError: it is no size.
-    """
+    """Return the bytes that the value ``text`` of ``option`` says; raise UsageError where it is no size."""
     read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
     unit = None if read is None else _SIZES.get(read[2].casefold())
     if read is None or unit is None or not 1 <= float(read[1]) * unit <= _MOST_BYTES:
         raise UsageError(f"{option}: expected a size such as {example}, at most 1024TiB, given {text[:100]!r}")
     return int(float(read[1]) * unit)
+
+
+VERBS = {"plan": (Options, EXAMPLES, run)}

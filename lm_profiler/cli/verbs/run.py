@@ -135,3 +135,6 @@ def _missing(claims: Path, options: Options) -> str | None:
         return "no Lightning Trainer was created, or only in a Python without lm_profiler: nothing was profiled"
     which = "no Trainer" if options.trainer is None else f"no Trainer with the number {options.trainer}"
     return f"{which} ran {options.verb}: nothing was profiled"
+
+
+VERBS = {"run": (Options, EXAMPLES, run)}

@@ -14,9 +14,10 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.again import with_unfinished
-from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered
+from lm_profiler.cli.options import read_config
+from lm_profiler.cli.verbs.shared import show
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
 from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
@@ -26,7 +27,6 @@ from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.tables.merged import repeats_together
 from lm_profiler.report.tables.rows import rows
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.request import Request, SweepPart, part_of
@@ -35,7 +35,6 @@ from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import plan_of, run_order, shell_line
 from lm_profiler.usage_error import UsageError
 
-Options = Request
 EXAMPLES = """\
 for example:
   lm_profiler sweep demo
@@ -53,11 +52,7 @@ _GOOD_STATUSES = ("ok", "oom", "refused")
 
 
 def run(request: Request) -> int:
-    """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed.
-
-    Raises:
-        UsageError: a wrong call; nothing was run.
-    """
+    """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed."""
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
     plan = plan_of(request, texts)
     part = part_of(request.part, os.environ if request.launcher is None else {})
@@ -166,7 +161,7 @@ def _ending(folder: SweepFolder, interrupted: bool, part: SweepPart | None) -> i
     """Print the table of the cells that were this process's own, and return the exit code."""
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
-    sys.stdout.write(terminal(rows(repeats_together(entries)), sys.stdout))
+    show(rows(repeats_together(entries)))
     words = Counter(entry.status for entry in entries)
     told = ", ".join(f"{count} {word}" for word, count in words.items())
     of_whole = "" if part is None else f" (part {part} of {len(folder.plan.cells):,})"
@@ -177,3 +172,6 @@ def _ending(folder: SweepFolder, interrupted: bool, part: SweepPart | None) -> i
     if interrupted:
         return INTERRUPTED
     return OK if words.keys() <= set(_GOOD_STATUSES) else FAILED
+
+
+VERBS = {"sweep": (Request, EXAMPLES, run)}
