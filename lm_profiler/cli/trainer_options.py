@@ -23,7 +23,6 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     WatchOptions,
-    WhatIfOptions,
 )
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import LOADERS
@@ -44,7 +43,6 @@ INSTRUMENTS = {
     "memory": MemoryOptions,
     "trace": TraceOptions,
     "numerics": NumericsOptions,
-    "whatif": WhatIfOptions,
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
@@ -73,7 +71,6 @@ stages:
   --trace.steps                    steps that torch's profiler traces
   --memory.steps                   steps in which memory is read
   --actions.steps                  steps in which each action is timed
-  --whatif.steps                   steps with a delay in one place
   --numerics.audit                 what precision does to the numbers
 
 model and data:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm_profiler.analysis.again import with_unfinished
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.files import write_whole
