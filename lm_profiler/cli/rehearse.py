@@ -19,9 +19,14 @@ from lm_profiler.analysis.plan.capacities import ANY_GPU, largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
 from lm_profiler.cli.surroundings import quiet
-from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
+from lm_profiler.cli.trainer_cli import (
+    OPTION_ERRORS,
+    ProfilerCLI,
+    check_together,
+    check_trainer_options,
+    trainer_error,
+)
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.device.precision import float32_matmul_precision

@@ -25,7 +25,6 @@ from lm_profiler.callbacks import (
     WatchOptions,
 )
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.checks import LOADERS
 from lm_profiler.cli.errors import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
@@ -36,6 +35,10 @@ from lm_profiler.torch_names import missing
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
+
+# Lightning's name of each verb's data, and of the hook that brings it
+LOOPS: dict[Verb, str] = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+LOADERS = {verb: f"{data}_dataloader" for verb, data in LOOPS.items()}
 
 INSTRUMENTS = {
     "stages": StageOptions,
