@@ -9,14 +9,7 @@ from importlib import import_module
 
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.errors import answer
-from lm_profiler.cli.surroundings import (
-    all_printed,
-    check_text,
-    check_variables,
-    mute,
-    open_standard_streams,
-    quiet_libraries,
-)
+from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import UsageError
@@ -61,9 +54,8 @@ for example: lm_profiler fit --config demo"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 for a failed run, 2 for a wrong call, 130 for an interrupt."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    open_standard_streams()
+    replace_unprintable()
     try:
-        check_text(arguments)
         code = _run(arguments)
     except (UsageError, MissingExtra) as error:
         say(str(error))

@@ -1,4 +1,4 @@
-"""What surrounds a call: closed streams, variables that must be numbers, libraries that talk. Imports no torch."""
+"""What surrounds a call: streams, variables that must be numbers, libraries that talk. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from lm_profiler.measure.boundary import say
@@ -31,18 +31,8 @@ _ADVICE = (
 )
 
 
-def open_standard_streams() -> None:
-    """Open substitutes for closed standard streams (``report >&-``), and print unencodable characters as ``?``.
-
-    Otherwise the next file that is opened gets the closed stream's number, and output is printed into that file.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open() takes the lowest free number: this
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+def replace_unprintable() -> None:
+    """Print characters that a stream's encoding lacks as ``?``."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -67,16 +57,6 @@ def mute() -> None:
     """Send stdout to /dev/null, so that the interpreter's last flush cannot fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def check_text(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an argument that is not UTF-8, which no record can hold."""
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            shown = argument.encode(errors="surrogateescape").decode(errors="replace")[:100]
-            raise UsageError(f"expected arguments of UTF-8 text, given {shown!r}") from None
 
 
 def check_variables() -> None:

@@ -36,7 +36,7 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep import SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS
@@ -83,9 +83,12 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
 
 def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
+    # The first setting and each value of ``--try``: their calls are checked before anything runs.
+    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
+    written = [look_cell(folder.path, call), *(timed_cell(folder.path, call, options, 0) for options in asked)]
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, call, runner, runner.pause)
-        check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
+        check_calls(server, [cell for cell in written if not is_done(folder.path, cell)])
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
@@ -114,18 +117,12 @@ def too_short(request: ImproveRequest, look_s: float) -> str | None:
     )
 
 
-def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:
-    """Return a cell for the first setting and each value of ``--try``: their calls are checked before anything runs."""
-    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
-    return [
-        look_cell(request.folder, call),
-        *(timed_cell(request.folder, call, options, 0) for options in asked),
-    ]
-
-
 def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
-    account = Account(request, _started(cells.folder.path), look.took_s)
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with suppress(RecordError):
+        started = read_improve(cells.folder.path).started  # by an earlier call
+    account = Account(request, started, look.took_s)
     try:
         first = look.record
     except NoSteps as error:
@@ -158,13 +155,6 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[
     return [*asked, *tried], [*refused, *too_small, *(Refused(one, remedy) for one in other)]
 
 
-def _started(folder: Path) -> str:
-    """Return when the improvement first began: an earlier call may have begun it."""
-    with suppress(RecordError):
-        return read_improve(folder).started
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
@@ -174,9 +164,7 @@ def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> 
         improved.unlink(missing_ok=True)  # an earlier call may have written one
     show(improve_table(record, folder.path))
     print(f"written to {folder.path}")
-    if record.ended == "interrupted":
-        return INTERRUPTED
-    return FAILED if record.ended == "failed" else OK
+    return {"interrupted": INTERRUPTED, "failed": FAILED}.get(record.ended, OK)
 
 
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.merged import repeats_together
 from lm_profiler.report.tables.rows import rows
 from lm_profiler.sweep.cluster import Jobs
@@ -44,8 +44,6 @@ SPAWNING = (sys.executable, "-m", "lm_profiler.processes.fork_server", "lm_profi
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 # The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely.
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
-
-_OUTPUT = "output.txt"
 
 # the statuses that count as results: a sweep may look for the size at which memory runs out
 _GOOD_STATUSES = ("ok", "oom", "refused")
@@ -95,62 +93,46 @@ def _run(request: Request, folder: SweepFolder) -> bool:
         )
         # The check costs seconds; a sweep that goes on has passed it.
         if folder.is_new:
-            _check_options(server, folder.plan, request.timeout_s)
+            # Cells with the same options and number of nodes differ in values alone: one of them is checked.
+            alike = {
+                (cell.arguments[0], *cell.overrides, cell.overrides.get("trainer.num_nodes")): cell
+                for cell in reversed(folder.plan.cells)
+            }
+            check_calls(server, alike.values(), request.timeout_s, values=False)
             folder.begin()
         with display.shown(), interrupting(partial(setattr, work, "interrupted", True)):
             work.run()
     return work.interrupted
 
 
-def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
-    """Raise UsageError for an unknown option of a cell; a bad value fails its own cell only."""
-    # Cells with the same options and number of nodes differ in values alone: one of them is checked.
-    alike = {
-        (cell.arguments[0], *cell.overrides, cell.overrides.get("trainer.num_nodes")): cell
-        for cell in reversed(plan.cells)
-    }
-    check_calls(server, alike.values(), timeout_s, values=False)
-
-
 def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None, values: bool = True) -> None:
-    """Raise UsageError for the first cell whose call is wrong; for bad values only with ``values``.
+    """Raise UsageError for the first cell whose call is wrong; with ``values`` also for bad ones.
 
     Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
     """
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
-        wrong = Path(folder, "wrong.json")
+        wrong, printed = Path(folder, "wrong.json"), Path(folder, "output.txt")
         for cell in cells:
-            code = _parse(server, cell, wrong, timeout_s)
-            if code is not None and code < 0:
+            server.start(cell.id, [*cell.arguments, "--print_config"], printed, {TOLD_IN: str(wrong)})
+            code = _end_of(server, cell, timeout_s)
+            if code < 0:
                 return
             if (told := answered(wrong)) and (values or told["unknown_option"] is not None):
                 raise UsageError(told["message"])
-            if code == 0:
-                _check_nodes(Path(folder, _OUTPUT), cell)
+            nodes = 1 if code else yaml.safe_load(printed.read_text(encoding="utf-8"))["trainer"]["num_nodes"]
+            if nodes != 1:  # a sweep starts no processes on other machines
+                remedy = f"run {cell.id} with torchrun or srun"
+                raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
 
 
-def _check_nodes(printed: Path, cell: Cell) -> None:
-    """Raise UsageError for a cell of several machines: a sweep starts no processes on the others."""
-    nodes = yaml.safe_load(printed.read_text(encoding="utf-8"))["trainer"]["num_nodes"]
-    if nodes != 1:
-        raise UsageError(
-            f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; run {cell.id} with torchrun or srun"
-        )
-
-
-def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None) -> int | None:
-    """Parse a cell's call without running it, and return the exit code, that of SIGKILL after ``timeout_s``.
-
-    The file ``wrong`` gets what is wrong with the call.
-    """
-    output = wrong.with_name(_OUTPUT)
-    server.start(cell.id, [*cell.arguments, "--print_config"], output, {TOLD_IN: str(wrong)})
+def _end_of(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
+    """Wait for the end of a cell that was started, kill it ``timeout_s`` after it began, and return its exit code."""
     limit_s = None
     while True:
         events = server.events(limit_s)
         for event in events:
             if isinstance(event, CellEnded):
-                return event.code
+                return 1 if event.code is None else event.code
             limit_s = timeout_s  # the process has started; its end is the next event
         if limit_s is not None and not events:
             server.signal(cell.id, signal.SIGKILL)
