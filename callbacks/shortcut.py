@@ -18,7 +18,6 @@ from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.callbacks.watch_options import WatchOptions
-from lm_profiler.external_callbacks import MADE
 from lm_profiler.record.run import Verb
 
 _numbers = count(1)  # the numbers of the Trainers of this process
@@ -89,8 +88,6 @@ def admitted_callbacks(asked: str) -> list[Callback]:
     given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
     claims = given.get("claims")
     number = next(_numbers)
-    if claims is not None and Path(claims).is_dir():
-        (Path(claims) / MADE).touch()
     options = {"stop_when_done": False, **given.get("options", {})}
     profilers = profiling_callbacks(**options)
     for profiler in profilers:

@@ -268,8 +268,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     at = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in at if not frame.filename.startswith(("<frozen", __file__))]
     # The fault is in the last file of the user, not in the installed packages that it calls.
-    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
-    last = (own or frames or at)[-1]
+    others = ("<frozen", __file__, sys.prefix, sys.base_prefix)
+    last = ([frame for frame in at if not frame.filename.startswith(others)] or at)[-1]
     return f"{last.filename}:{last.lineno}"

@@ -131,10 +131,9 @@ class Options:
             raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
         if self.group_by and ways not in ([], ["columns"]):
             raise UsageError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
-        if self.value is not None and not self.pivot:
-            raise UsageError("value: expected --pivot ROWS ACROSS, given none")
-        if self.by is not None and not self.plot:
-            raise UsageError("by: expected --plot KIND, given none")
+        for name, needs in (("value", "pivot"), ("by", "plot")):
+            if getattr(self, name) is not None and not getattr(self, needs):
+                raise UsageError(f"{name}: expected --{needs} with it, given none")
         if self.kernels or self.allocations:
             expect(self.format not in ("html", "latex", "typst"), "format", f"another with --{ways[0]}", self.format)
         if self.plot and self.output is None:
