@@ -6,25 +6,18 @@ jsonargparse and argparse report errors as text only. ``explain``, and no other 
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from lm_profiler.record.files import write_whole
 from lm_profiler.usage_error import UsageError
 
-# the variable that names the file into which a wrong call writes its ``message`` and ``unknown_option`` as JSON
-TOLD_IN = "LM_PROFILER_WRONG_CALL"
+UNKNOWN = "unknown option --"  # the beginning of the message about an option that does not exist
 
 
-class UnknownOption(UsageError):
-    """The ``option`` does not exist; a close one of those ``known`` is the remedy."""
-
-    def __init__(self, option: str, known: Iterable[str]) -> None:
-        self.option, close = option, nearest(option, known)
-        super().__init__(f"unknown option --{option}; {f'did you mean --{close}?' if close else 'see --help'}")
+def unknown_option(option: str, known: Iterable[str]) -> UsageError:
+    """Return the error about an option that does not exist; a close one of those ``known`` is the remedy."""
+    close = nearest(option, known)
+    return UsageError(f"{UNKNOWN}{option}; {f'did you mean --{close}?' if close else 'see --help'}")
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
@@ -41,19 +34,9 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
     return None
 
 
-# -- for the process that started the call -----------------------------------------------------------------------------
-
-
-def answer(error: Exception) -> None:
-    """Write ``error`` to the file that the parent process named in ``TOLD_IN``, if it named one."""
-    if path := os.environ.pop(TOLD_IN, ""):
-        option = error.option if isinstance(error, UnknownOption) else None
-        write_whole(Path(path), json.dumps({"message": str(error), "unknown_option": option}))
-
-
-def answered(path: Path) -> dict[str, str | None] | None:
-    """Return what a wrong call wrote to ``path``; None where the call was right."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def told_in(output: str) -> str:
+    """Return what a wrong call has printed, of the ``output`` of its process."""
+    return output.rpartition("lm_profiler: ")[2].strip()
 
 
 # -- jsonargparse's sentences ------------------------------------------------------------------------------------------
@@ -84,7 +67,7 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
     key = match[1].replace("init_args.", "").removesuffix("_") if match else prefix
     if unknown := _UNKNOWN.search(message):
         within, option = unknown[1], unknown[1] or unknown[2]
-        return UnknownOption(f"{key}.{option}" if within and key else option, known)
+        return unknown_option(f"{key}.{option}" if within and key else option, known)
     lines = [
         _TYPE.sub(r"\1\2", line.partition(". Got value")[0].strip().removeprefix("- ")) for line in message.splitlines()
     ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.cli.errors import answer
 from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
@@ -59,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
     except (UsageError, MissingExtra) as error:
         say(str(error))
-        answer(error)
         code = WRONG_CALL
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         code = OK

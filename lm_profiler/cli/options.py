@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, cast, get
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 
-from lm_profiler.cli.errors import UnknownOption, explain, nearest
+from lm_profiler.cli.errors import explain, nearest, unknown_option
 from lm_profiler.record.calls import by_name, command_line, config_file
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, without
@@ -209,7 +209,7 @@ class OptionsReader(Generic[T]):
             elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
                 rest.append("=".join(option.words))
             else:
-                raise UnknownOption(name, self._fields)
+                raise unknown_option(name, self._fields)
         if words and (not self._words or (len(words) > 1 and not _is(self._fields[self._words], Sequence))):
             raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
         if words and self._words == self._file:

@@ -34,7 +34,6 @@ from lm_profiler.processes.cell_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
-from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.sweep import SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
@@ -96,25 +95,15 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
             cells.left_s = request.budget_s
             try:
                 look = cells.look()
-                if (told := too_short(request, look.took_s)) is not None:
-                    say(told)
+                least_s = look.took_s * (1 + FEWEST_RUNS)
+                if request.budget_s < least_s:
+                    say(f"budget: may be too short to try anything; --budget={math.ceil(least_s)}s is enough for one")
                 cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
                 record = _improved(request, cells, look, display)
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
                 return INTERRUPTED
     return _ending(folder, record, call)
-
-
-def too_short(request: ImproveRequest, look_s: float) -> str | None:
-    """Return a warning where the budget may end before the first comparison, by the time of the first run."""
-    least_s = look_s * (1 + FEWEST_RUNS)
-    if not look_s or request.budget_s >= least_s:
-        return None
-    return (
-        f"budget: {duration_text(request.budget_s)} may be too short to try anything: a comparison takes {FEWEST_RUNS} "
-        f"runs, and the first took {duration_text(look_s)}; --budget={math.ceil(least_s)}s is enough for one"
-    )
 
 
 def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:

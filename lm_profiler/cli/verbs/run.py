@@ -122,7 +122,7 @@ def _say_at_the_end(claims: Path, options: Options) -> None:
         if not os.path.lexists(claims / CLAIMED):
             which = "" if options.trainer is None else f" with the number {options.trainer}"
             say(
-                f"no Lightning Trainer{which} ran {options.verb}, or its Python has no lm_profiler: nothing was profiled"
+                f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler: nothing was profiled"
             )
         shutil.rmtree(claims, ignore_errors=True)
     finally:

@@ -7,7 +7,6 @@ for ``compare`` and ``improve``. Then the cost of the instruments is measured ag
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ import numpy as np
 
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
-from lm_profiler.cli.errors import TOLD_IN, answered
+from lm_profiler.cli.errors import told_in
 from lm_profiler.cli.verbs.shared import show
-from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, read_run
@@ -63,7 +62,7 @@ def run(options: Options) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
             runs = [_fit(given, Path(folder), name) for name in _PROCESSES]
-            costs = _cost(runs[0], Path(folder))
+            costs = _cost(runs[0])
     except subprocess.CalledProcessError as error:
         said = "\n".join(error.stderr.strip().splitlines()[-2:])
         print(said or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
@@ -119,23 +118,22 @@ def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: flo
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
-    _python(folder, "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    _python("lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
     return read_run(folder / name / "version_0")
 
 
-def _cost(record: RunRecord, folder: Path) -> tuple[list[float], list[float]]:
+def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
     """Measure bare and instrumented steps, in seconds, on the device that ``record`` ran on."""
     where = [record.environment.device_type] if record.environment is not None else []
-    answer = json.loads(_python(folder, "lm_profiler.cli.cost", *where).splitlines()[-1])
+    answer = json.loads(_python("lm_profiler.cli.cost", *where).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 
-def _python(folder: Path, *arguments: str) -> str:
+def _python(*arguments: str) -> str:
     """Run a module, the first of ``arguments``, and return its output; a wrong call raises its own UsageError."""
-    env = {**os.environ, TOLD_IN: str(folder / "wrong.json")}
-    done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False, env=env)
-    if told := answered(folder / "wrong.json"):
-        raise UsageError(told["message"])
+    done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False)
+    if done.returncode == WRONG_CALL:
+        raise UsageError(told_in(done.stderr))
     done.check_returncode()
     return done.stdout
 

@@ -15,13 +15,13 @@ import yaml
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.endings import interrupting
-from lm_profiler.cli.errors import TOLD_IN, answered
+from lm_profiler.cli.errors import UNKNOWN, told_in
 from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import show
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
 from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
-from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell
@@ -111,15 +111,17 @@ def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | No
     Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
     """
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
-        wrong, printed = Path(folder, "wrong.json"), Path(folder, "output.txt")
+        file = Path(folder, "output.txt")
         for cell in cells:
-            server.start(cell.id, [*cell.arguments, "--print_config"], printed, {TOLD_IN: str(wrong)})
+            server.start(cell.id, [*cell.arguments, "--print_config"], file, {})
             code = _end_of(server, cell, timeout_s)
             if code < 0:
                 return
-            if (told := answered(wrong)) and (values or told["unknown_option"] is not None):
-                raise UsageError(told["message"])
-            nodes = 1 if code else yaml.safe_load(printed.read_text(encoding="utf-8"))["trainer"]["num_nodes"]
+            printed = file.read_text(encoding="utf-8", errors="replace")
+            told = told_in(printed)
+            if code == WRONG_CALL and (values or told.startswith(UNKNOWN)):
+                raise UsageError(told)
+            nodes = 1 if code else yaml.safe_load(printed)["trainer"]["num_nodes"]
             if nodes != 1:  # a sweep starts no processes on other machines
                 remedy = f"run {cell.id} with torchrun or srun"
                 raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
