@@ -41,10 +41,6 @@ class Call:
     Attributes:
         arguments: The words as they were written. The text of a pipe, which can be read only once, replaces its path.
         line: The options on the line except config files.
-
-    Raises:
-        UsageError: a config file is missing, unreadable, not YAML, no mapping of options, or larger than people write;
-            or there is a word that belongs to no option.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:

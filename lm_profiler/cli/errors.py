@@ -57,10 +57,7 @@ def wrong_call(error: Exception, prefix: str = "") -> UsageError:
 def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
     """Return jsonargparse's ``message``, often a tree of many lines, as subject, expected and given.
 
-    Args:
-        message: The text of jsonargparse.
-        known: The options that exist.
-        prefix: The key of the message, used where the message names none.
+    ``known`` are the options that exist; ``prefix`` is the subject where the message names none.
     """
     message = re.sub(r'^Parser key "\w+": ', "", message)  # of the option that named a file, before what is wrong there
     match = _KEY.search(message)

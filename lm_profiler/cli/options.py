@@ -75,14 +75,9 @@ def options_in(arguments: Sequence[str], takes: Callable[[str], int] = lambda na
 
 
 def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
-    """Return the nodes and the text of the config ``path``; a config may also be given as text.
+    """Return the nodes and the text of the config ``path``: a file, the name of a shipped one, or the text itself.
 
-    Args:
-        path: The file, or the name of a config that comes with the package. It is opened once: it may be a pipe.
-        shipped: The folder of the package in which the name is looked up, such as ``sweeps``.
-
-    Raises:
-        UsageError: it is missing, unreadable, not YAML, not a mapping of options, or larger than people write.
+    The file is opened once: it may be a pipe. Names are looked up in the package's folder ``shipped``, such as sweeps.
     """
     if not path:
         raise UsageError(f"{_EXPECTED}, given none")
@@ -106,13 +101,10 @@ def is_text(path: str) -> bool:
 
 
 class OptionsReader(Generic[T]):
-    """Reads the options of one ``verb``.
+    """Reads the options of one ``verb``, the fields of the dataclass ``kind``, which all have defaults.
 
-    Args:
-        verb: The verb's name.
-        kind: A dataclass whose fields have defaults. It raises UsageError for values that do not go together. It may
-            have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of options
-            (``config`` if not given); and ``SHIPPED``, the folder of such files in the package.
+    The class may have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of
+    options (``config`` if not given); and ``SHIPPED``, the folder of such files in the package.
     """
 
     def __init__(self, verb: str, kind: Callable[..., T]) -> None:
@@ -126,11 +118,7 @@ class OptionsReader(Generic[T]):
         self._fields = {option: _bare(hints[name]) for option, name in self._named.items()}
 
     def read(self, arguments: Sequence[str]) -> T:
-        """Return the options of ``arguments`` and of the file that they name; the line overrides the file.
-
-        Raises:
-            UsageError: a wrong call.
-        """
+        """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
         line, program = self._split(arguments)
         words, file, rest = self._prepared(line)
         given = vars(self._parser().parse_args(words))
@@ -275,11 +263,7 @@ def _value(name: str, kind: Any, values: Sequence[str]) -> Any:
 
 
 def _texts(text: str) -> Any:
-    """Return what YAML says, with all scalars as they were written: jsonargparse's loader here.
-
-    Raises:
-        YamlTextError: it is not YAML.
-    """
+    """Return what YAML says, with all scalars as they were written: jsonargparse's loader here."""
     node = compose(text)
     return None if node is None else _built(node)
 

@@ -104,11 +104,7 @@ class ProfilerCLI(OptionsCLI):
         )
 
     def begin(self) -> None:
-        """Build the Trainer, and claim the folder of the run.
-
-        Raises:
-            UsageError: the options do not go together, or do not fit this machine.
-        """
+        """Build the Trainer, and claim the folder of the run."""
         given = vars(self._get(self.config, "trainer"))
         check_trainer_options(given, self.verb)
         try:
@@ -130,11 +126,7 @@ class ProfilerCLI(OptionsCLI):
         return self.is_ours if asked is None else bool(asked)
 
     def run_verb(self) -> None:
-        """Build everything else and run the verb.
-
-        Raises:
-            UsageError: the options do not go together.
-        """
+        """Build everything else and run the verb."""
         self.datamodule = self.build("data")
         self.model = self.build("model")
         if type(self.model) is LanguageModel and self._get(self.config, "trainer")["callbacks"] is None:

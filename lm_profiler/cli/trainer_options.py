@@ -245,11 +245,7 @@ class OptionsCLI(LightningCLI):
 
 
 def _class_at(path: str, key: str) -> type | None:
-    """Return the class at the import path ``path``; None for anything else, which the parser reports.
-
-    Raises:
-        UsageError: the module exists and fails while it is imported; the message names error, file and line.
-    """
+    """Return the class at the import path ``path``; None for anything else, which the parser reports."""
     module, _, name = path.rpartition(".")
     try:
         named = getattr(import_module(module), name, None) if module else None

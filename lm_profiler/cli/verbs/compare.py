@@ -257,11 +257,7 @@ def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) 
 
 @contextmanager
 def _tree(side: str, given: str) -> Iterator[Path]:
-    """Yield the folder of a tree; a worktree for ``git:REF``, which is removed afterwards.
-
-    Raises:
-        UsageError: there is no such folder or no such state.
-    """
+    """Yield the folder of a tree; a worktree for ``git:REF``, which is removed afterwards."""
     if not given.startswith("git:"):
         if not Path(given).is_dir():
             raise UsageError(f"{side}: expected a folder or git:REF, given {given}")

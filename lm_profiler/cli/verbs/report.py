@@ -143,11 +143,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown.
-
-    Raises:
-        UsageError: a wrong call.
-    """
+    """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown."""
     if options.columns == ["help"]:
         write(Collection(), every_column(), "terminal", None)
         return OK
@@ -251,11 +247,7 @@ def _each(
 
 
 def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
-    """Return the table of ``entries``, None where none can be used, and the problems of some of them.
-
-    Raises:
-        UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
-    """
+    """Return the table of ``entries``, None where none can be used, and the problems of some of them."""
     problems: list[str] = []
     plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
     if options.layout == "warmups" or (plain and options.warmup):  # a row for each part of a step and each warm-up

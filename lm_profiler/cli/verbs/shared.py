@@ -21,11 +21,7 @@ _NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a fil
 
 
 def runs_below(paths: Sequence[Path], label: str) -> Collection:
-    """Return what lies at or below ``paths``, killed runs concluded; there is something.
-
-    Raises:
-        UsageError: one is no folder, or there is nothing.
-    """
+    """Return what lies at or below ``paths``, killed runs concluded; there is something."""
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
@@ -37,12 +33,7 @@ def runs_below(paths: Sequence[Path], label: str) -> Collection:
 
 
 def format_of(given: str | None, output: Path | None) -> str | None:
-    """Return the given format, else the one of ``output``'s suffix; None without either.
-
-    Raises:
-        UsageError: no format has that suffix, or the format needs a file and none is given.
-        MissingExtra: the format needs what is not installed.
-    """
+    """Return the given format, else the one of ``output``'s suffix; None without either."""
     asked = "output" if given is None else "format"
     if given is None and output is not None:
         given = formats.SUFFIXES.get(output.suffix.lower())
@@ -63,11 +54,7 @@ def show(table: Table) -> None:
 
 
 def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | None) -> None:
-    """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``runs`` as well.
-
-    Raises:
-        UsageError: ``output`` cannot be written.
-    """
+    """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``runs`` as well."""
     if output is None or kind not in _NEEDS:
         write_text(formats.render(tables, kind, sys.stdout if output is None else None), kind, output)
         return
@@ -81,11 +68,7 @@ def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | N
 
 
 def write_text(text: str, kind: str, output: Path | None) -> None:
-    """Print ``text``, whose format is ``kind``, or write it to ``output``.
-
-    Raises:
-        UsageError: ``output`` cannot be written.
-    """
+    """Print ``text``, whose format is ``kind``, or write it to ``output``."""
     if output is None:
         sys.stdout.write(printable(text) if sys.stdout.isatty() and kind != "terminal" else text)
         return

@@ -20,11 +20,7 @@ from lm_profiler.torch_names import NameMissing
 
 
 def run(call: Call) -> int:
-    """Run a Trainer verb and return the exit code.
-
-    Raises:
-        UsageError: a wrong call. It leaves nothing behind but the record of a refusal.
-    """
+    """Run a Trainer verb and return the exit code."""
     sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module lies
     with quiet():
         try:

@@ -85,11 +85,7 @@ def run(options: Options) -> int:
 
 
 def watched_folder(run: Path | None) -> Path:
-    """Return the folder of a watched run: the given one, or the latest version below it.
-
-    Raises:
-        UsageError: there is none, or its status is damaged.
-    """
+    """Return the folder of a watched run: the given one, or the latest version below it."""
     if run is None or not run.is_dir():
         raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
     versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
