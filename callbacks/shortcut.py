@@ -22,7 +22,7 @@ from lm_profiler.callbacks.profiling_options import (
     TraceOptions,
     WatchOptions,
 )
-from lm_profiler.external_callbacks import CLAIMED, MADE
+from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.record.run import Verb
 
 _numbers = count(1)  # the numbers of the Trainers of this process
@@ -92,8 +92,6 @@ def admitted_callbacks(asked: str) -> list[Callback]:
     given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
     claims = None if given.get("claims") is None else Path(given["claims"])
     number = next(_numbers)
-    if claims is not None and claims.is_dir():
-        (claims / MADE).touch()
     options = {"stop_when_done": False, **given.get("options", {})}
     profilers = profiling_callbacks(**options)
     for profiler in profilers:
