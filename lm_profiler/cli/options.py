@@ -149,7 +149,8 @@ class OptionsReader(Generic[T]):
             option = action.dest.removesuffix("_")
             if (kind := self._fields.get(option)) is not None:
                 action.option_strings = [f"--{option}" + ".KEY" * _is(kind, Mapping)]
-                action.metavar = "VALUE" + " ..." * _is(kind, Sequence) if get_args(kind) else action.metavar
+                if _is(kind, Sequence) or _is(kind, Mapping):
+                    action.metavar = "VALUE" + " ..." * _is(kind, Sequence)
                 parser._option_string_actions[f"--{option}"] = action
         return parser
 

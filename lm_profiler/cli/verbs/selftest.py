@@ -148,11 +148,11 @@ _ADDEND, _TIMES = 0.01, 1000
 
 
 @dataclass(frozen=True)
-class NumericsOptions:
+class SumsOptions:
     """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
 
 
-def run_numerics(options: NumericsOptions) -> int:
+def run_numerics(options: SumsOptions) -> int:
     """Print the table and return the exit code."""
     exact = _ADDEND * _TIMES
     rows = [[how, f"{value:.4f}", f"{value / exact - 1:+.3%}", why] for how, value, why in sums()]
@@ -181,4 +181,4 @@ def sums() -> list[tuple[str, float, str]]:
     ]
 
 
-VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (NumericsOptions, NUMERICS_EXAMPLES, run_numerics)}
+VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (SumsOptions, NUMERICS_EXAMPLES, run_numerics)}
