@@ -26,8 +26,8 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.errors import wrong_call
 from lm_profiler.cli.launcher import take_over
+from lm_profiler.cli.options import wrong_call
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI

@@ -25,7 +25,7 @@ from lm_profiler.callbacks import (
     WatchOptions,
 )
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.errors import explain
+from lm_profiler.cli.options import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say

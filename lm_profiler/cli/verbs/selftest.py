@@ -19,7 +19,7 @@ import numpy as np
 
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
-from lm_profiler.cli.errors import told_in
+from lm_profiler.cli.options import told_in
 from lm_profiler.cli.verbs.shared import show
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
