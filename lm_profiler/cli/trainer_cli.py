@@ -24,7 +24,7 @@ from torch.nn import Module
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
-from lm_profiler.callbacks.launch import Launch
+from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.launcher import take_over
 from lm_profiler.cli.options import wrong_call
