@@ -58,10 +58,10 @@ _STEPS = 10_000
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
 
 
-def _sizes(what: str, has: int, begin: Callable[[], int | None], found: list[int]) -> Sizes:
+def _sizes(what: str, has: int, begin: Callable[[], int | None], largest: list[int]) -> Sizes:
     """Yield the run's own size, then more or less of ``what``, and receive the peak bytes of each.
 
-    ``found`` gets the largest on a device of ``has`` bytes; ``begin`` returns the run's own.
+    ``largest`` gets the largest on a device of ``has`` bytes; ``begin`` returns the run's own.
     """
     peak = yield Size()
     if not (own := begin()):
@@ -73,7 +73,7 @@ def _sizes(what: str, has: int, begin: Callable[[], int | None], found: list[int
         while True:
             n = search.send((yield Size(**{what: n * unit / own})))
     except StopIteration as done:
-        found.append(done.value * unit)
+        largest.append(done.value * unit)
 
 
 def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float = 1.0) -> Planned:
@@ -94,9 +94,9 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
     if isinstance(model, AttentionAlone):  # its inputs are parameters: another size is another module
         what = "nothing"
-    found, own = list[int](), lambda: {"batch": strategy.samples, "context": context}.get(what)
+    largest, own = list[int](), lambda: {"batch": strategy.samples, "context": context}.get(what)
     alike = isinstance(model, (LanguageModel, AttentionAlone))
-    sizes, unknown = _sizes(what, has, own, found), None
+    sizes, unknown = _sizes(what, has, own, largest), None
     rehearsal = RehearsedSizes(world=world, sizes=sizes, alike=alike, enough_s=enough_s)
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
@@ -117,14 +117,14 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         causes=step.causes,
         batch=strategy.samples,
         context=context,
-        largest=found[0] if found else None,
+        largest=largest[0] if largest else None,
         compiled=compiled,
         work=_scaled_work(cli, step.work, gpu is not None or compiled),
         float32=float32_matmul_precision(),
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         held=step.held,
         model=facts.model_copy(update={"precision": given, "compiled": compiled}),
-        largest_unknown=None if found else unknown,
+        largest_unknown=None if largest else unknown,
         steps=[step.peak for step in rehearsal.seen],
         reserved=rehearsal.seen[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],

@@ -26,8 +26,8 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.errors import wrong_call
 from lm_profiler.cli.launcher import take_over
+from lm_profiler.cli.options import wrong_call
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
@@ -38,6 +38,7 @@ from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import command_line
 from lm_profiler.record.run import Verb
 from lm_profiler.record.secrets import masked, masked_line, masked_option
+from lm_profiler.sweep.request import check_folder_name
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
@@ -91,8 +92,7 @@ class ProfilerCLI(OptionsCLI):
         for option, text in (("name", name), ("log_dir", config["log_dir"])):
             if not isinstance(text, str) or not text.isprintable():
                 raise UsageError(f"{option}: expected text that can be printed, given {str(text)[:100]!r}")
-        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
-            raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
+        check_folder_name(name, config["log_dir"])
         config = masked(config)
         return Launch(
             name=name,

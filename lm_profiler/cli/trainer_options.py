@@ -25,7 +25,7 @@ from lm_profiler.callbacks import (
     WatchOptions,
 )
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.errors import explain
+from lm_profiler.cli.options import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
@@ -163,10 +163,10 @@ class OptionsCLI(LightningCLI):
         if RUN_VERB.of_or(LightningCLI) is None:
             raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {missing(RUN_VERB.path)}")
         verb = cast(Verb, call.arguments[0])
-        found = {key: _class_at(call.class_of(key), key) for key in OURS}
-        self._classes = {key: path for key in OURS if found[key] is not None and (path := call.class_of(key))}
+        classes = {key: _class_at(call.class_of(key), key) for key in OURS}
+        self._classes = {key: path for key in OURS if classes[key] is not None and (path := call.class_of(key))}
         loader = LOADERS[verb]
-        own_data = getattr(found["model"], loader, None) not in (None, getattr(LightningModule, loader))
+        own_data = getattr(classes["model"], loader, None) not in (None, getattr(LightningModule, loader))
         leave_data = own_data and call.leaves_data_out()
         super().__init__(
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config

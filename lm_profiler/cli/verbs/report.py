@@ -231,16 +231,16 @@ def _each(
     entries: Sequence[Entry], read: Callable[[Path], Found | None], what: str
 ) -> tuple[list[tuple[Entry, Found]], list[str]]:
     """Return what is read from the folder of each run that has it, and the problems of the others."""
-    found, problems = [], []
+    known, problems = [], []
     for entry in entries:
         try:
             if one := read(entry.folder):
-                found.append((entry, one))
+                known.append((entry, one))
             else:
                 problems.append(f"{entry.folder}: no {what}")
         except RecordError as error:
             problems.append(str(error))
-    return found, problems
+    return known, problems
 
 
 # -- which table -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
-from lm_profiler.cli.errors import told_in
+from lm_profiler.cli.options import told_in
 from lm_profiler.cli.verbs.shared import show
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
@@ -148,11 +148,11 @@ _ADDEND, _TIMES = 0.01, 1000
 
 
 @dataclass(frozen=True)
-class NumericsOptions:
+class SumsOptions:
     """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
 
 
-def run_numerics(options: NumericsOptions) -> int:
+def run_numerics(options: SumsOptions) -> int:
     """Print the table and return the exit code."""
     exact = _ADDEND * _TIMES
     rows = [[how, f"{value:.4f}", f"{value / exact - 1:+.3%}", why] for how, value, why in sums()]
@@ -181,4 +181,4 @@ def sums() -> list[tuple[str, float, str]]:
     ]
 
 
-VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (NumericsOptions, NUMERICS_EXAMPLES, run_numerics)}
+VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (SumsOptions, NUMERICS_EXAMPLES, run_numerics)}

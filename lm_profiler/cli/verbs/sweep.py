@@ -15,8 +15,7 @@ import yaml
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.endings import interrupting
-from lm_profiler.cli.errors import UNKNOWN, told_in
-from lm_profiler.cli.options import read_config
+from lm_profiler.cli.options import UNKNOWN, read_config, told_in
 from lm_profiler.cli.verbs.shared import show
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.errors import wrong_call
 from lm_profiler.cli.launcher import end_ranks, leave_group, rank_commands
+from lm_profiler.cli.options import wrong_call
 from lm_profiler.cli.preflight import call_off, look_back, plan_ahead
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.surroundings import quiet

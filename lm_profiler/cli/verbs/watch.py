@@ -107,7 +107,7 @@ def watched_folder(run: Path | None) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions:
+class AskOptions:
     """Ask a training that is watched (fit --watch=true) for a trace of its next steps, and print where they went.
 
     The trace is in the run's folder, and in TensorBoard's tab. The training goes on as it is.
@@ -133,7 +133,7 @@ class TraceOptions:
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
 
 
-def run_trace(options: TraceOptions) -> int:
+def run_trace(options: AskOptions) -> int:
     """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
     expect_one_of(ranks_watched(folder), "rank", options.rank)
@@ -172,4 +172,4 @@ def _tables(folder: Path, rank: int) -> list[Path]:
     return [path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")]
 
 
-VERBS = {"watch": (Options, EXAMPLES, run), "trace": (TraceOptions, TRACE_EXAMPLES, run_trace)}
+VERBS = {"watch": (Options, EXAMPLES, run), "trace": (AskOptions, TRACE_EXAMPLES, run_trace)}

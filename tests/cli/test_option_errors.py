@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm_profiler.cli.errors import explain
+from lm_profiler.cli.options import explain
 
 OPTIONS = ["model", "model.size", "trainer", "trainer.precision", "stages", "stages.warmup_steps", "name"]
 UNION = """\
