@@ -180,7 +180,8 @@ def _of_the_loop(of: OwnedTime) -> bool:
 
 def _python(known: Known) -> Iterator[Finding]:
     """Find functions of the program that sleep, compute outside of torch, or call torch too often."""
-    if known.on_device and not _waits_for_host(known):
+    # Beside a device it can matter only where that has nothing to do for a tenth of the step.
+    if known.on_device and known.term_s("gaps") < 0.1 * known.step_s:
         return
     by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
     for row in known.record.python_times:
@@ -314,11 +315,6 @@ def _recomputation(known: Known) -> Iterator[Finding]:
 def _communication(known: Known) -> Iterator[Finding]:
     exposed_s = sum(known.record.ranks.exposed_s.values()) if known.record.ranks is not None else 0.0
     yield known.finding("communication", exposed_s or known.term_s("communication"), may=True)
-
-
-def _waits_for_host(known: Known) -> bool:
-    """Return whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
-    return known.term_s("gaps") >= 0.1 * known.step_s
 
 
 FINDINGS: Sequence[Look] = (

@@ -170,14 +170,15 @@ class Packed:
             self._on_host(event, _OPERATOR, self._numbers[COMPILED_GRAPH])
         else:
             start, length = _span(event)
+            range_ = Range(start, start + length, name)
             if name.startswith(PHASE_PREFIX):
-                self.phases.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
+                self.phases.append(range_._replace(name=name.removeprefix(PHASE_PREFIX)))
             elif name.startswith(STEP_PREFIX):
-                self.steps.append(Range(start, start + length, name))
+                self.steps.append(range_)
             elif name.startswith(_BACKENDS):
-                self.collectives.append(Range(start, start + length, name))
+                self.collectives.append(range_)
             elif gather := _GATHER.fullmatch(name):
-                self.gathers.append(Range(start, start + length, gather[1] or "the root"))
+                self.gathers.append(range_._replace(name=gather[1] or "the root"))
 
     def _inputs_of(self, event: Mapping[str, Any]) -> int:
         """Return the number of what the operator was given; equal inputs are kept once."""
