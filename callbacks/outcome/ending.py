@@ -32,8 +32,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_not
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RankEnd, RecordError, RunRecord, Status, end_file, read_run
-from lm_profiler.record.step_files import begin_rows, rank_file, read_rows
-from lm_profiler.record.steps import write_steps
+from lm_profiler.record.steps import begin_rows, rank_file, read_rows, write_steps
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 

@@ -47,7 +47,6 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.operators import Lists
-from lm_profiler.analysis.why.slack_model import HOST_PLACES, held_in, slack
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection
 from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
@@ -249,23 +248,6 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"telemetry": reading.model_copy(update=shares)}
 
 
-def _slack(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """Return what the delays of the ``whatif`` stage cost."""
-    if (of := run.evidence.experiment) is None:
-        return {}
-    steps = mean_over_ranks(run.rows.of_stages("whatif"))
-    plain = [row for block in of.blocks if block.place is None for row in steps[block.kept : block.end]]
-    own_s = {place: fmean(row.time(place) for row in plain) for place in HOST_PLACES} if plain else {}
-    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers, own_s)
-    if known is None:
-        notes.append("slack unknown: the run ended before two whole rounds of delays")
-        return {}
-    planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
-    if never := sorted(planned.keys() - {place.place for place in known.places}):
-        notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
-    return {"slack": known}
-
-
 def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     """The owners of ``other`` beside rank 0's own ``other`` in the stretch: other ranks log nothing."""
     if (owned := run.evidence.other_by_owner) is None:
@@ -392,7 +374,6 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("batches made ahead", _made_ahead),
     ("memory", _memory),
     ("energy", _energy),
-    ("slack", _slack),
     ("owners of other", _owners),
     ("utilisation", _utilisation),
     ("who waits for whom", _ranks),

@@ -22,7 +22,6 @@ from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.analysis.why.operators import Lists
-from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -50,8 +49,7 @@ from lm_profiler.record.run import (
     ThreadUse,
     Verb,
 )
-from lm_profiler.record.step_files import read_rows
-from lm_profiler.record.steps import Peaks
+from lm_profiler.record.steps import Peaks, read_rows
 
 EVIDENCE_FILE = "evidence.json.gz"
 
@@ -101,7 +99,6 @@ class Evidence:
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
     counters: Sequence[StepCounters] = ()  # counters of each measured step, of each rank that has them
-    experiment: Experiment | None = None  # delays that were held in the ``whatif`` stage
     timelines: Sequence[RankTimeline] = ()  # the timeline of each rank that knows when it came to its collectives
     reducers: Sequence[ReducerTimes] = ()  # the reducer's times on each rank, where DDP trains
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found

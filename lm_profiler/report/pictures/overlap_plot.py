@@ -38,11 +38,7 @@ class _Lanes:
 
 
 def overlap(groups: Sequence[Group]) -> Figure:
-    """Draw a panel for each group's first run: of each of its first ranks, compute and communication.
-
-    Raises:
-        UsageError: no run has a trace with collectives.
-    """
+    """Draw a panel for each group's first run: of each of its first ranks, compute and communication."""
     known = [(group, lanes) for group in groups if (lanes := _lanes_of(group.entries[0]))]
     if not known:
         raise UsageError("plot: expected runs of several ranks with traces, given none; `fit` makes one")
@@ -71,13 +67,11 @@ def _draw(axes: Any, lanes: Sequence[_Lanes]) -> None:
 
 
 def _shows(of: _Lanes, part: str) -> bool:
-    """Return whether the phase is wide enough to be seen: a hundredth of what computes."""
     spent = {name: sum(length for _, length in spans) for name, spans in of.compute.items()}
     return spent.get(part, 0.0) > 0.01 * sum(spent.values())
 
 
 def _lanes_of(entry: Entry) -> list[_Lanes]:
-    """Return the lanes of the run's first ranks; none where a trace is missing, damaged or without collectives."""
     works: dict[int, TracedWork] = {}
     for rank in range(_MOST_RANKS):
         with suppress(OSError, ValueError):

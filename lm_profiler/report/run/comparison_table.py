@@ -60,7 +60,6 @@ def rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | MemoryChange) -> list[str]:
-    """Return the texts of one row; times have no unit, which the header names."""
     shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
     title = of.title if of.unit == "s" else of.heading
     share = change.of_step if isinstance(change, PartChange) else None
@@ -96,7 +95,6 @@ def verdict_line(comparison: Comparison) -> str:
 
 
 def _small(row: PartChange) -> bool:
-    """Return whether the part moves the step by less than counts as a change, whatever its own verdict."""
     return row.of_step is not None and abs(row.of_step) < MARGIN
 
 
@@ -114,7 +112,6 @@ def _how_to_be_sure(comparison: Comparison) -> str:
 
 
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
-    """Return the ratio with its interval; empty where there is none, or advice where it is unknown."""
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))
