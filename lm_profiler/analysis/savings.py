@@ -114,7 +114,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
     known = Known(record)
     if known.whole_s <= 0.0:
         return []
-    worth = [finding for look in FINDINGS for finding in look(known) if finding.share >= WORTH]
+    worth = [finding for look in LOOKS for finding in look(known) if finding.share >= WORTH]
 
     def likely_s(finding: Finding) -> float:
         doubted = _DOUBTED if finding.may and known.contended else 1.0
@@ -317,7 +317,7 @@ def _communication(known: Known) -> Iterator[Finding]:
     yield known.finding("communication", exposed_s or known.term_s("communication"), may=True)
 
 
-FINDINGS: Sequence[Look] = (
+LOOKS: Sequence[Look] = (
     *(_ranks, _input, _between, _owners, _python, _asleep, _pattern, _counters, _checks, _sync, _small_batch),
     *(_optimizer, _compile, _precision, _recomputation, _communication),
 )
