@@ -23,7 +23,7 @@ from lm_profiler.analysis.trace.pieces import (
     rank_of,
     shared_out,
 )
-from lm_profiler.analysis.trace.walk import Call
+from lm_profiler.analysis.trace.walk import TracedCall
 
 # calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -79,11 +79,11 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
             yield Gap(outside, NO_PHASE if at_input else phase, what)
 
 
-def _end(call: Call) -> int:
+def _end(call: TracedCall) -> int:
     return call.start + call.length
 
 
-def _in_call(calls: Sequence[Call], waits: Container[int], begin: int, end: int) -> tuple[str, Call] | None:
+def _in_call(calls: Sequence[TracedCall], waits: Container[int], begin: int, end: int) -> tuple[str, TracedCall] | None:
     """Return the call that the host was in while the device had nothing to do, or for whose end it had waited."""
     for call in calls[bisect_left(calls, begin, key=_end) :]:
         if min(_end(call), end) - max(call.start, begin) > _MOST * (end - begin):
