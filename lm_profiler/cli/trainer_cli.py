@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
-from lm_profiler.callbacks.launch import Launch
+from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import (
     LOADERS,

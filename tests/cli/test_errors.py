@@ -89,7 +89,7 @@ def test_what_it_does_not_know_is_cut_to_two_lines() -> None:
 
 
 def test_a_switch_that_has_options_is_true_or_false() -> None:
-    types = "[<class 'bool'>, <class 'lm_profiler.callbacks.watch_options.WatchOptions'>]"
+    types = "[<class 'bool'>, <class 'lm_profiler.callbacks.profiling_options.WatchOptions'>]"
     errors = "- Expected a <class 'bool'>\n    - Expected a dot import path string: 7"
     told = explain(f'Parser key "watch":\n  Subtypes: {types}\n  Errors:\n    {errors}\n  Given value: 7')
     assert str(told) == "watch: expected true or false, given '7'; its parts are --watch.…"
