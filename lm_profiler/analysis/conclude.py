@@ -17,7 +17,6 @@ import numpy as np
 
 from lm_profiler.analysis.binding import binding
 from lm_profiler.analysis.evidence import Evidence, read_evidence
-from lm_profiler.analysis.findings import findings_of
 from lm_profiler.analysis.hardware.roofline import (
     Dtype,
     Work,
@@ -32,6 +31,7 @@ from lm_profiler.analysis.hardware.roofline import (
 )
 from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
+from lm_profiler.analysis.savings import findings_of
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.step_model import StepModel, steadiness
 from lm_profiler.analysis.steps.summaries import (

@@ -204,7 +204,9 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
     A floor in bytes that the phase beat tells that its bytes lay in caches: then the FLOPs alone are its floor. One in
     FLOPs that it beat tells that the peak is not the device's: then there is none.
     """
-    compute_s, memory_s = _compute_s(work.flops, rates), _memory_s(work, rates)
+    compute_s, memory_s = _compute_s(work.flops, rates), None
+    if work.bytes is not None and rates.bytes_per_s and not work.on_the_bus:
+        memory_s = work.bytes / rates.bytes_per_s
     known = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
     if compute_s is None or _beaten(compute_s, took_s):
         return known
@@ -231,12 +233,6 @@ def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, f
         at.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
     why = f"took less than their FLOPs or bytes take at {', '.join(at)}: bytes lie in caches, or a rate is too low"
     return [f"unknown floors: {', '.join(beaten)} {why}"] if beaten else []
-
-
-def _memory_s(work: Work, rates: Rates) -> float | None:
-    if work.bytes is None or not rates.bytes_per_s or work.on_the_bus:
-        return None
-    return work.bytes / rates.bytes_per_s
 
 
 def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:

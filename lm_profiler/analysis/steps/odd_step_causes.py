@@ -70,7 +70,12 @@ def with_causes(
         data_s[row.rank][row.step] = row.time("data", "host")
     for each in counters if odd else ():
         own[each.rank].append(each)
-    ranks = {rank: _rank(rank, data_s[rank], own[rank]) for rank in sorted(own)}
+    ranks = {
+        rank: _Rank(
+            {each.step: each for each in read if each.step is not None}, _of_all(rank, read, median), data_s[rank]
+        )
+        for rank, read in sorted(own.items())
+    }
     told = [_explained(step, ranks, workers) for step in odd]
     named = sorted({step.rank for step in told if step.rank is not None})
     slow = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]
@@ -115,10 +120,6 @@ def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounte
         return None
     longest = max(own, key=lambda each: each.compile_s or 0.0)
     return _of_all(rank, own, fmean).model_copy(update={"compiled": longest.compiled})
-
-
-def _rank(rank: int, data_s: dict[int, float], own: Sequence[StepCounters]) -> _Rank:
-    return _Rank({each.step: each for each in own if each.step is not None}, _of_all(rank, own, median), data_s)
 
 
 def _of_all(rank: int, counters: Sequence[StepCounters], of: Callable[[list[Any]], Any]) -> StepCounters:

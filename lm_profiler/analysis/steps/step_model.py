@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.levels import Levels, Pattern, course_of, noise_of, pattern_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
+from lm_profiler.analysis.steps.step_course import Levels, Pattern, course_of, noise_of, pattern_of
 from lm_profiler.record.run import Steadiness, StepLevel, StepPattern
 
 Word = Literal["steady", "slowing", "unsettled"]
@@ -81,7 +81,12 @@ class StepModel:
     @cached_property
     def levels(self) -> tuple[float, ...]:
         """Seconds of each level: its regular steps' mean."""
-        return tuple(self._level(self.seconds, a, b) for a, b in pairwise(self.edges))
+        means = []
+        for begin, end in pairwise(self.edges):
+            level = self.seconds[begin:end]
+            some = level[self.regular[begin:end]]
+            means.append(float((some if some.size else level).mean()) if end > begin else 0.0)
+        return tuple(means)
 
     @property
     def expected(self) -> Series:
@@ -152,10 +157,6 @@ class StepModel:
 
     def _stretch(self, x: NDArray[Any]) -> NDArray[Any]:
         return x[self.first : self.end]
-
-    def _level(self, x: Series, begin: int, end: int) -> float:
-        some = x[begin:end][self.regular[begin:end]]
-        return float((some if some.size else x[begin:end]).mean()) if end > begin else 0.0
 
 
 def _around(mean: float, half: float, lag1: float) -> Interval:

@@ -29,6 +29,7 @@ from lm_profiler.record.quantities import PARTS
 
 LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
 
+_COLUMNS = ("phase", "kind", "name", "operator", "module", "module_type")
 _LONGEST_NAME = 240
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
@@ -43,7 +44,7 @@ def kernel_table(work: TracedWork) -> KernelTable:
     rows: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])  # calls and nanoseconds
     kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
     for piece in work.pieces:
-        row = (piece.phase, piece.kind, piece.name, piece.caller, *module_of(piece.module))
+        row = (piece.phase, piece.kind, _cut(piece.name), piece.caller and _cut(piece.caller), *module_of(piece.module))
         for sums in (rows[row], kinds[piece.phase, piece.kind]):
             sums[0] += not piece.again
             sums[1] += piece.own
@@ -66,7 +67,10 @@ def kernel_table(work: TracedWork) -> KernelTable:
         steps=len(work.packed.steps),
         window_s=_seconds(end - work.begin),
         phases=phases,
-        rows=[_row(key, *sums) for key, sums in largest[:LARGEST_ROWS]],
+        rows=[
+            KernelRow(**dict(zip(_COLUMNS, key, strict=True)), count=calls, total_s=_seconds(ns))
+            for key, (calls, ns) in largest[:LARGEST_ROWS]
+        ],
         rest=Rest(rows=len(left), count=sum(calls for calls, _ in left), total_s=_seconds(sum(ns for _, ns in left))),
         memory_bound_share=_share(work, end, MEMORY_BOUND),
         communication_share=_share(work, end, {"communication"}),
@@ -110,20 +114,6 @@ def _longest_first(sums: dict[tuple[Any, ...], list[int]]) -> list[tuple[tuple[A
     return sorted(sums.items(), key=lambda item: -item[1][1])
 
 
-def _row(key: tuple[Any, ...], calls: int, ns: int) -> KernelRow:
-    phase, kind, name, operator, path, type_ = key
-    return KernelRow(
-        phase=phase,
-        kind=kind,
-        name=_cut(name) or "",
-        operator=_cut(operator),
-        module=path,
-        module_type=type_,
-        count=calls,
-        total_s=_seconds(ns),
-    )
-
-
 @lru_cache(maxsize=4096)
 def module_of(name: str | None) -> tuple[str | None, str | None]:
     """Return path, with ``*`` for indices, and class of the module whose range is ``name``."""
@@ -132,8 +122,8 @@ def module_of(name: str | None) -> tuple[str | None, str | None]:
     return _INDEX.sub("*", match["path"]), match["type"]
 
 
-def _cut(name: str | None) -> str | None:
-    return name if name is None or len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _seconds(nanoseconds: int) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import Call, Inputs, Packed, Range, walk
+from lm_profiler.analysis.trace.walk import Inputs, Packed, Range, TracedCall, walk
 from lm_profiler.record.kernels import Kind
 
 Times = NDArray[np.int64]
@@ -66,7 +66,7 @@ class TracedWork:
 
     packed: Packed
     pieces: list[Piece]
-    launches: list[Call]  # all calls of the driver; none where the device is the CPU
+    launches: list[TracedCall]  # all calls of the driver; none where the device is the CPU
     begin: int
     end: int
 
@@ -102,7 +102,7 @@ class TracedWork:
 def traced_work(packed: Packed) -> TracedWork:
     """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
     begin, end = packed.window()
-    calls, launches = walk(packed), list[Call]()
+    calls, launches = walk(packed), list[TracedCall]()
     if packed.has_device:
         launches = [call for call in calls if call.correlation is not None]
         pieces = list(_kernels(packed, launches, begin, end))
@@ -111,12 +111,12 @@ def traced_work(packed: Packed) -> TracedWork:
     return TracedWork(packed, pieces, launches, begin, end)
 
 
-def _kernels(packed: Packed, calls: Sequence[Call], begin: int, end: int) -> Iterator[Piece]:
+def _kernels(packed: Packed, calls: Sequence[TracedCall], begin: int, end: int) -> Iterator[Piece]:
     """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
     launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
-        launch = launches.get(correlation) or Call(start, 0, -1, -1, -1, -1, -1)
+        launch = launches.get(correlation) or TracedCall(start, 0, -1, -1, -1, -1, -1)
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
@@ -127,7 +127,7 @@ def _kernels(packed: Packed, calls: Sequence[Call], begin: int, end: int) -> Ite
         yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
 
 
-def _operators(packed: Packed, calls: Iterator[Call], begin: int, end: int) -> Iterator[Piece]:
+def _operators(packed: Packed, calls: Iterator[TracedCall], begin: int, end: int) -> Iterator[Piece]:
     names, phase_at = packed.names, phase_finder(packed.phases)
     for call in calls:
         if call.correlation is not None or not begin <= call.start <= end:

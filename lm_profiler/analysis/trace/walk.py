@@ -170,14 +170,15 @@ class Packed:
             self._on_host(event, _OPERATOR, self._numbers[COMPILED_GRAPH])
         else:
             start, length = _span(event)
+            range_ = Range(start, start + length, name)
             if name.startswith(PHASE_PREFIX):
-                self.phases.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
+                self.phases.append(range_._replace(name=name.removeprefix(PHASE_PREFIX)))
             elif name.startswith(STEP_PREFIX):
-                self.steps.append(Range(start, start + length, name))
+                self.steps.append(range_)
             elif name.startswith(_BACKENDS):
-                self.collectives.append(Range(start, start + length, name))
+                self.collectives.append(range_)
             elif gather := _GATHER.fullmatch(name):
-                self.gathers.append(Range(start, start + length, gather[1] or "the root"))
+                self.gathers.append(range_._replace(name=gather[1] or "the root"))
 
     def _inputs_of(self, event: Mapping[str, Any]) -> int:
         """Return the number of what the operator was given; equal inputs are kept once."""
@@ -204,7 +205,7 @@ def _span(event: Mapping[str, Any]) -> tuple[int, int]:
     return round(event["ts"] * 1e3), round(event.get("dur", 0) * 1e3)
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """An operator's call that is over; or, with a ``correlation``, one that gave the device work or waited for it."""
 
     start: int
@@ -235,7 +236,7 @@ class _Open:
     children: int = 0
 
 
-def walk(packed: Packed) -> Iterator[Call]:
+def walk(packed: Packed) -> Iterator[TracedCall]:
     """Yield all operators, as they end, and all launches.
 
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
@@ -263,13 +264,13 @@ def walk(packed: Packed) -> Iterator[Call]:
                 inner.module = forward.pop(value, inner.module)
         else:
             outside = inner.operator, inner.module, inner.number, inner.inputs
-            yield Call(start, length, more, *outside, correlation=value)
+            yield TracedCall(start, length, more, *outside, correlation=value)
     for stack in stacks.values():
         while stack:
             yield from _close(stack)
 
 
-def _close(stack: list[_Open]) -> Iterator[Call]:
+def _close(stack: list[_Open]) -> Iterator[TracedCall]:
     """End the innermost range: its caller, if any, has spent that time in a child. A module's range is no call."""
     over = stack.pop()
     length = over.end - over.start
@@ -278,4 +279,4 @@ def _close(stack: list[_Open]) -> Iterator[Call]:
         stack[-1].children += length if is_operator else over.children
     if is_operator:
         outside = over.caller, over.module, over.number, over.inputs
-        yield Call(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again)
+        yield TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again)

@@ -23,7 +23,7 @@ from lm_profiler.analysis.trace.pieces import (
     rank_of,
     shared_out,
 )
-from lm_profiler.analysis.trace.walk import Call
+from lm_profiler.analysis.trace.walk import TracedCall
 
 # calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -66,8 +66,10 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
             yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
             continue
         towards = "the loop" if next_ is None else f"launching {next_.operator or next_.name}"
-        held_by = _in_call(calls, waits, begin, end)
-        what = towards if held_by is None else held_by[0] + _told(held_by[1], names)
+        what = towards
+        if held_by := _in_call(calls, waits, begin, end):
+            operator = names[held_by[1].operator]
+            what = f"{held_by[0]} {names[held_by[1].name]}" + (f" in {operator}" if operator is not None else "")
         # What passed while the host saw to the batch, and the rest.
         inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
         at_input = phase in INPUT_PHASES
@@ -77,22 +79,17 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
             yield Gap(outside, NO_PHASE if at_input else phase, what)
 
 
-def _end(call: Call) -> int:
+def _end(call: TracedCall) -> int:
     return call.start + call.length
 
 
-def _told(call: Call, names: Sequence[str | None]) -> str:
-    operator = names[call.operator]
-    return f"{names[call.name]} in {operator}" if operator is not None else f"{names[call.name]}"
-
-
-def _in_call(calls: Sequence[Call], waits: Container[int], begin: int, end: int) -> tuple[str, Call] | None:
+def _in_call(calls: Sequence[TracedCall], waits: Container[int], begin: int, end: int) -> tuple[str, TracedCall] | None:
     """Return the call that the host was in while the device had nothing to do, or for whose end it had waited."""
     for call in calls[bisect_left(calls, begin, key=_end) :]:
         if min(_end(call), end) - max(call.start, begin) > _MOST * (end - begin):
-            return "in ", call
+            return "in", call
         if call.name in waits and call.start < begin and _end(call) <= end:
-            return "after ", call
+            return "after", call
         if _end(call) > end:
             return None
     return None

@@ -121,7 +121,7 @@ class Verdict(Part):
     certain: bool = True
 
 
-# What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do.
+# What takes time that could be saved. ``analysis.savings`` decides when; ``analysis.remedies`` says what to do.
 FindingName = Literal[
     "ranks",
     "input",

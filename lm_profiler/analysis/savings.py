@@ -114,7 +114,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
     known = Known(record)
     if known.whole_s <= 0.0:
         return []
-    worth = [finding for look in FINDINGS for finding in look(known) if finding.share >= WORTH]
+    worth = [finding for look in LOOKS for finding in look(known) if finding.share >= WORTH]
 
     def likely_s(finding: Finding) -> float:
         doubted = _DOUBTED if finding.may and known.contended else 1.0
@@ -180,7 +180,8 @@ def _of_the_loop(of: OwnedTime) -> bool:
 
 def _python(known: Known) -> Iterator[Finding]:
     """Find functions of the program that sleep, compute outside of torch, or call torch too often."""
-    if known.on_device and not _waits_for_host(known):
+    # Beside a device it can matter only where that has nothing to do for a tenth of the step.
+    if known.on_device and known.term_s("gaps") < 0.1 * known.step_s:
         return
     by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
     for row in known.record.python_times:
@@ -316,12 +317,7 @@ def _communication(known: Known) -> Iterator[Finding]:
     yield known.finding("communication", exposed_s or known.term_s("communication"), may=True)
 
 
-def _waits_for_host(known: Known) -> bool:
-    """Return whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
-    return known.term_s("gaps") >= 0.1 * known.step_s
-
-
-FINDINGS: Sequence[Look] = (
+LOOKS: Sequence[Look] = (
     *(_ranks, _input, _between, _owners, _python, _asleep, _pattern, _counters, _checks, _sync, _small_batch),
     *(_optimizer, _compile, _precision, _recomputation, _communication),
 )

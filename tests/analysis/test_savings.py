@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from made_facts import busy, fall, line, made, owned, thread
 
-from lm_profiler.analysis.findings import FINDINGS, WORTH, findings_of
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
+from lm_profiler.analysis.savings import LOOKS, WORTH, findings_of
 from lm_profiler.record.run import (
     BetweenSteps,
     Contributor,
@@ -107,7 +107,7 @@ def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> Non
 def test_every_kind_of_finding_is_planted_here() -> None:
     told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
     assert {remedy.name for remedy in REMEDIES if remedy.likely < 1.0} <= told
-    assert len(FINDINGS) <= len(told)
+    assert len(LOOKS) <= len(told)
 
 
 def test_where_nothing_stands_out_nothing_is_found() -> None:
