@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
@@ -61,4 +61,3 @@ class Measured:
     experiment: Experiment | None = None
     ranks_heard: int = 1  # number of ranks that sent their facts; ``rows`` may be of more, whose files were found
     timelines: Sequence[RankTimeline] = ()  # one of each rank that knows when it came to its collectives
-    reducers: Sequence[ReducerTimes] = ()  # DDP's own timings, of each rank where DDP trains

@@ -28,7 +28,6 @@ from lm_profiler.analysis.hardware.device_rates import (
     sheet_clock_hz,
 )
 from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
-from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, lasting_step_s, mean_counts
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
@@ -337,20 +336,17 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     if len(seen.timelines) < 2:
         return {}
     on_stream = any(timeline.waited_ns is not None for timeline in seen.timelines)
-    exposed = exposed_communication(seen.reducers, seen.traced)
     known = ranks_of(
         seen.timelines,
         seen.world_size,
         seen.reduces_in_backward,
         steps=None if on_stream else [row.step for row in run.stretch],
         witness=_ON_STREAM if on_stream else _ON_HOST,
-        exposed_s=exposed.seconds,
-        exposed_source=exposed.source,
+        traced=seen.traced,
         contention=seen.contention,
         counters=seen.counters,
     )
-    told = communication_figures(seen.traced)
-    return {"ranks": known and known.model_copy(update=told)}
+    return {"ranks": known}
 
 
 def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:

@@ -4,67 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
-from lm_profiler.analysis.ranks.replay import RanksWork, Replay
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
+from lm_profiler.analysis.ranks.waiting import RanksWork
 from lm_profiler.record.run import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
 _MOST = 0.5  # the share of a rank's lateness that other programs may have made, for it to be still its own doing
-
-
-@dataclass(frozen=True)
-class Contended:
-    """Seconds that other programs can have added to the mean step of each rank, in seconds."""
-
-    # what the training thread was ready to run and had no CPU, and what caches, memory and cores that are shared may
-    # have slowed its running by, which is taken to be the share that others had
-    added_s: Sequence[float | None]
-    # what its other threads may have waited for a CPU: nobody counts that, but the thread slept meanwhile
-    threads_s: Sequence[float]
-
-    def is_sure(self, slow: Slow) -> bool:
-        """Return whether at most half of its lateness can be other programs' doing: not that of a sleep or a late
-        batch."""
-        mine = self.added_s[slow.rank]
-        theirs = [seconds for rank in slow.fast if rank != slow.rank and (seconds := self.added_s[rank]) is not None]
-        if mine is None or not theirs:
-            return False
-        return max(mine - fmean(theirs), 0.0) + self.threads_s[slow.rank] <= _MOST * slow.seconds
-
-
-def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]) -> Contended | None:
-    """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps; None where
-    nothing else used the machine."""
-    if shared is None or not shared.shared:
-        return None
-    by_rank: dict[int, list[StepCounters]] = {rank: [] for rank in ranks}
-    for one in counters:
-        if one.step is not None and one.rank in by_rank:
-            by_rank[one.rank].append(one)
-    taken = min(shared.not_had or 0.0, 0.95)
-    known = [_of_rank(steps, taken) for steps in by_rank.values()]
-    return Contended([added for added, _ in known], [threads for _, threads in known])
-
-
-def _of_rank(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
-    """Return the seconds a step that the training thread may have lost, None if unknown, and that its other threads may
-    have."""
-    mean: Mapping[str, float | None] = {
-        name: fmean(values) if (values := [v for one in steps if (v := getattr(one, name)) is not None]) else None
-        for name in ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
-    }
-    wall_s, asleep_s, waited_s, cpu_s = mean.values()
-    if wall_s is None or asleep_s is None or waited_s is None:
-        return None, 0.0
-    ran_s = max(wall_s - asleep_s - waited_s, 0.0)
-    return waited_s + taken * ran_s, max((cpu_s or 0.0) - ran_s, 0.0) * taken / (1.0 - taken)
-
 
 _WORTH = 0.02  # the share of the step that mending must save at least to be told
 
@@ -87,6 +38,52 @@ _MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
+class Contended:
+    """Seconds that other programs can have added to the mean step of each rank."""
+
+    # what the training thread was ready to run and had no CPU, and what caches, memory and cores that are shared may
+    # have slowed its running by, which is taken to be the share that others had
+    added_s: Sequence[float | None]
+    # what its other threads may have waited for a CPU: nobody counts that, but the thread slept meanwhile
+    threads_s: Sequence[float]
+
+    def is_sure(self, slow: Slow) -> bool:
+        """Return whether at most half of its lateness can be other programs' doing: not that of a sleep or a late
+        batch."""
+        mine = self.added_s[slow.rank]
+        theirs = [seconds for rank in slow.fast if rank != slow.rank and (seconds := self.added_s[rank]) is not None]
+        if mine is None or not theirs:
+            return False
+        return max(mine - fmean(theirs), 0.0) + self.threads_s[slow.rank] <= _MOST * slow.seconds
+
+
+def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]) -> Contended | None:
+    """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps; None where
+    nothing else used the machine."""
+    if shared is None or not shared.shared:
+        return None
+    taken = min(shared.not_had or 0.0, 0.95)
+    by_rank = defaultdict[int, list[StepCounters]](list)
+    added_s, threads_s = list[float | None](), list[float]()
+    for one in counters:
+        if one.step is not None:
+            by_rank[one.rank].append(one)
+    for steps in (by_rank[rank] for rank in ranks):
+        wall_s, asleep_s, waited_s, cpu_s = (
+            fmean(known) if (known := [v for one in steps if (v := getattr(one, name)) is not None]) else None
+            for name in ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
+        )
+        if wall_s is None or asleep_s is None or waited_s is None:
+            added_s.append(None)
+            threads_s.append(0.0)
+            continue
+        ran_s = max(wall_s - asleep_s - waited_s, 0.0)
+        added_s.append(waited_s + taken * ran_s)
+        threads_s.append(max((cpu_s or 0.0) - ran_s, 0.0) * taken / (1.0 - taken))
+    return Contended(added_s, threads_s)
+
+
+@dataclass(frozen=True)
 class HeardRanks:
     """The ranks that said when they came: what each is called, and its host.
 
@@ -100,29 +97,29 @@ class HeardRanks:
     contended: Contended | None = None
 
 
-def finding(replay: Replay, group: HeardRanks) -> RankFinding:
-    """Return for whom the others wait, by the steps that were replayed."""
-    work, steps = replay.work, len(replay.course.steps)
+def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
+    """Return for whom the others wait."""
+    steps = len(work.steps)
     if steps < _LEAST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
-    slow = slow_ranks(work.judged_s, work.step_s)
+    slow = slow_ranks(work.own_s, work.step_s)
     certain = [one for one in slow if one.certain]
     sure = certain if group.contended is None else [one for one in certain if group.contended.is_sure(one)]
-    if (told := _told(sure, replay, group)) is not None:
+    if (told := _told(sure, work, group)) is not None:
         return told
     doubt: RankDoubt = "shared machine" if certain != sure else "few steps"
     doubted = certain if certain != sure else [one for one in slow if one.seconds > one.half_s][:_ALONE]
-    if replay.saves_s(doubted) >= _JITTER * work.step_s:
-        kept = [_slow_rank(replace(one, certain=False), replay, group) for one in doubted[:_MOST_KEPT]]
+    if work.saves_s(doubted) >= _JITTER * work.step_s:
+        kept = [_slow_rank(replace(one, certain=False), work, group) for one in doubted[:_MOST_KEPT]]
         return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
-    return _nobody(replay, group)
+    return _nobody(work, group)
 
 
-def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFinding | None:
+def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
     """Return those of ``slow`` that have to be mended, if that saves enough to be told."""
-    mended = _that_matter(slow, replay)
-    saves_s = replay.saves_s(mended)
-    if saves_s < _WORTH * replay.work.step_s:
+    mended = _that_matter(slow, work)
+    saves_s = work.saves_s(mended)
+    if saves_s < _WORTH * work.step_s:
         return None
     ranks = sorted({one.rank for one in mended})
     excess_s = sum(one.seconds for one in mended) / len(ranks)
@@ -145,32 +142,32 @@ def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFindin
         saves_s=saves_s,
         low_s=saves_s - half_s,
         high_s=saves_s + half_s,
-        last_in=_last_in(replay.work, ranks),
-        others_wait_s=_others_wait_s(replay.work, ranks),
-        slow=[_slow_rank(one, replay, group) for one in mended[:_MOST_KEPT]],
+        last_in=_last_in(work, ranks),
+        others_wait_s=_others_wait_s(work, ranks),
+        slow=[_slow_rank(one, work, group) for one in mended[:_MOST_KEPT]],
         slow_ranks=len(ranks),
-        steps=len(replay.course.steps),
+        steps=len(work.steps),
     )
 
 
-def _that_matter(slow: Sequence[Slow], replay: Replay) -> list[Slow]:
+def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
     """Return those without which less would be saved, the slowest first: mending another one of them may be in vain."""
     in_part: defaultdict[int, list[Slow]] = defaultdict(list)
     for one in slow:
         in_part[one.part].append(one)
     units = [unit for some in in_part.values() for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
     kept = list(slow)
-    saved_s = all_s = replay.saves_s(kept)
+    saved_s = all_s = work.saves_s(kept)
     for unit in sorted(units, key=lambda unit: unit[0].seconds):
         without = [one for one in kept if one not in unit]
-        less_s = replay.saves_s(without)
-        if without and saved_s - less_s < max(_MATTERS * all_s, _WORTH * replay.work.step_s):
+        less_s = work.saves_s(without)
+        if without and saved_s - less_s < max(_MATTERS * all_s, _WORTH * work.step_s):
             kept, saved_s = without, less_s
     return kept
 
 
-def _slow_rank(one: Slow, replay: Replay, group: HeardRanks) -> SlowRank:
-    steps = replay.course.steps
+def _slow_rank(one: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
+    steps = work.steps
     return SlowRank(
         rank=group.named[one.rank],
         host=group.hosts[one.rank],
@@ -199,11 +196,11 @@ def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     return min(by_all / max(everyone - len(ranks), 1), waited_s) if len(ranks) < everyone else waited_s
 
 
-def _nobody(replay: Replay, group: HeardRanks) -> RankFinding:
+def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
     """No rank is the slow one: they take turns, or do not differ. Other programs stop ranks in turns as well."""
-    work, steps = replay.work, len(replay.course.steps)
-    uneven = [part for part, own_s in enumerate(np.moveaxis(work.judged_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]
-    saved = {part: replay.evened_s(part) for part in uneven}
+    steps = len(work.steps)
+    uneven = [part for part, own_s in enumerate(np.moveaxis(work.own_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]
+    saved = {part: work.evened_s(part) for part in uneven}
     part = max(saved, key=lambda each: saved[each], default=None)
     waits_s = float(work.waiting_s.sum(axis=2).mean())
     if part is None or saved[part] < _JITTER * work.step_s:

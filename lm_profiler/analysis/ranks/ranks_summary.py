@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.course import course_of
 from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
-from lm_profiler.analysis.ranks.rank_timeline import Instants, RankTimeline, Seconds
-from lm_profiler.analysis.ranks.replay import RanksWork, Replay, work_of
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Instants, RankTimeline, Seconds
+from lm_profiler.analysis.ranks.waiting import work_of
+from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.run import ClockAlignment, Contention, Ranks, RankSpread, RankTimes, StepCounters
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import (
+    ClockAlignment,
+    CollectiveFigures,
+    Contention,
+    Ranks,
+    RankSpread,
+    RankTimes,
+    StepCounters,
+)
 
 _SHOWN, _EXTREMES = 64, 8
 _COLUMNS = 256
@@ -24,9 +35,7 @@ def ranks_of(
     overlap: bool,
     steps: Iterable[int] | None = None,
     witness: str = "arrivals at collectives",
-    clocks: ClockAlignment | None = None,
-    exposed_s: Mapping[str, float] | None = None,
-    exposed_source: str | None = None,
+    traced: Traced | None = None,
     contention: Contention | None = None,
     counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
@@ -38,9 +47,7 @@ def ranks_of(
         overlap: whether gradients are reduced while backward goes on (DDP).
         steps: numbers of the steps that the figures are of; None: all that were measured, of which the finding is.
         witness: what the waiting is known from.
-        clocks: how they were brought together; None: as the timelines say.
-        exposed_s: seconds a step of communication that no compute hides, by phase, where it is known.
-        exposed_source: from where.
+        traced: steps of rank 0, which tell of communication.
         contention: what else used the machine.
         counters: of the measured steps of each rank: they tell what of a lateness that explains.
     """
@@ -49,33 +56,69 @@ def ranks_of(
     kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
     if len(timelines) < 2 or not kept.any():
         return None
-    course = course_of(timelines, common, overlap)
-    whole = work_of(course)
-    work, common = whole.of_steps(kept), common[kept]
-    clocks = clocks or alignment(timelines)
-    shown, columns = _shown(work), _columns(len(common))
+    work = work_of(timelines, common, overlap)
+    own_s, waiting_s, common = work.own_s[:, kept, :OUTSIDE], work.waiting_s[:, kept], common[kept]
+    step_s = float((own_s + waiting_s).sum(axis=2).mean())
+    clocks = alignment(timelines)
+    shown, columns = _shown(own_s), _columns(len(common))
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
     group = HeardRanks(named, hosts, clocks.uncertainty_s or 0.0, contended(contention, counters, named))
-    concluded = finding(Replay(course, whole), group)
+    concluded = finding(work, group)
     missing = world - len(timelines)
     unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
     return Ranks(
         world=world,
         hosts=_by_host(named, hosts),
         steps=len(common),
-        step_s=work.step_s,
-        own=_spreads(work.own_s, named),
-        waiting=_spreads(work.waiting_s, named),
-        waiting_share=float(work.waiting_s.sum(axis=2).mean()) / work.step_s,
-        by_rank=[_times(work, r, named[r], hosts[r], columns) for r in shown],
+        step_s=step_s,
+        own=_spreads(own_s, named),
+        waiting=_spreads(waiting_s, named),
+        waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
+        by_rank=[_times(own_s[r], waiting_s[r], named[r], hosts[r], columns) for r in shown],
         columns=[int(common[first]) for first in columns],
         finding=concluded,
-        exposed_s=dict(exposed_s or {}),
-        exposed_source=exposed_source,
         witness=witness,
         clocks=clocks,
         notes=[unseen] if missing else [],
+        **communication_figures(traced, _by_part(waiting_s[0]) if named[0] == 0 else None),
     )
+
+
+def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return the fields of ``Ranks`` on communication, from traced steps; none where nothing is known.
+
+    A trace tells of one rank, and cannot tell communication from waiting. What no compute hides is told for a device
+    alone: on the CPU the calls return at once, and what is waited for is in no operator.
+
+    Args:
+        traced: steps of rank 0.
+        waiting_s: how long that rank waits in each phase; None is unknown, and then waiting is included.
+    """
+    if traced is None:
+        return {}
+    fields: dict[str, Any] = {}
+    if (seen := traced.communication) is not None:
+        a_step = 1e-9 / seen.steps
+        fields["communication_s"], fields["exposed_communication_s"] = seen.ns * a_step, seen.exposed_ns * a_step
+        fields["collectives"] = [
+            CollectiveFigures(name=name, calls=calls / seen.steps, seconds=ns * a_step, exposed_s=exposed_ns * a_step)
+            for name, calls, ns, exposed_ns in seen.by_name
+        ]
+    exposed_ns: Counter[str] = Counter()
+    for piece, own in traced.of("communication") if traced.on_device else ():
+        exposed_ns[piece.phase] += round(own)
+    if exposed_ns:
+        waits = waiting_s or {}
+        exposed = {phase: ns * 1e-9 / traced.steps - waits.get(phase, 0.0) for phase, ns in exposed_ns.items()}
+        told = "waiting included" if waiting_s is None else "less what that rank waits"
+        fields["exposed_s"] = {phase: max(seconds, 0.0) for phase, seconds in exposed.items()}
+        fields["exposed_source"] = f"rank 0's trace of {counted(traced.steps, 'step')}, {told}"
+    return fields
+
+
+def _by_part(seconds: Seconds) -> dict[str, float]:
+    """Return the mean of each part that any time was spent in."""
+    return {part: float(s) for part, s in zip(PARTS, seconds.mean(axis=0), strict=True) if s > 0.0}
 
 
 def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]:
@@ -123,9 +166,9 @@ def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
     }
 
 
-def _shown(work: RanksWork) -> list[int]:
+def _shown(own_s: Seconds) -> list[int]:
     """Indices of the ranks that the record has: all, or the first, the busiest and the idlest."""
-    busy = np.argsort(work.own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
+    busy = np.argsort(own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
     return sorted(busy) if len(busy) <= _SHOWN else sorted({0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
 
 
@@ -134,13 +177,12 @@ def _columns(steps: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, steps, min(steps, _COLUMNS), endpoint=False).astype(np.int64))
 
 
-def _times(work: RanksWork, index: int, rank: int, host: str, columns: NDArray[np.int64]) -> RankTimes:
-    own, waiting = work.own_s[index], work.waiting_s[index]
+def _times(own: Seconds, waiting: Seconds, rank: int, host: str, columns: NDArray[np.int64]) -> RankTimes:
     sizes = np.diff(np.append(columns, len(own)))
     return RankTimes(
         rank=rank,
         host=host,
-        own_s={part: float(s) for part, s in zip(PARTS, own.mean(axis=0), strict=True) if s > 0.0},
-        waiting_s={part: float(s) for part, s in zip(PARTS, waiting.mean(axis=0), strict=True) if s > 0.0},
+        own_s=_by_part(own),
+        waiting_s=_by_part(waiting),
         own_by_column_s=(np.add.reduceat(own.sum(axis=1), columns) / sizes).tolist(),
     )

@@ -1,7 +1,9 @@
 """Reads torch's flight recorder: a ring buffer with every collective call of this process and its wall-clock time.
 
 It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. In torch
-2.10 it is on only where that variable is set before the first collective.
+2.10 it is on only where that variable is set before the first collective. On a GPU the host only enqueues, and the time
+of its call does not tell when the device gets there: NCCL is told to time its calls there, and waits of the computing
+stream are timed by ``StreamWaits``.
 """
 
 from __future__ import annotations
@@ -9,22 +11,22 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from lm_profiler.torch_names import FLIGHT_RECORDER, NCCL_RECORDER, WORLD
+from lm_profiler.torch_names import DDP_FACTS, FLIGHT_RECORDER, NCCL_RECORDER, TIME_COLLECTIVES, WORLD
 
 Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest first
 
 _TRIES = 20  # attempts to read two clocks at the same time; the closest counts, and is within a microsecond
 
-# bytes of the dtypes of gradients, by the recorder's names
-_DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2}
+_PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second
 
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
 # time and this constant, the wall clock was set.
@@ -33,15 +35,13 @@ _DRIFT, _JITTER_NS = 1e-5, 100_000
 
 class CollectiveCall(NamedTuple):
     """One collective call: the group's name, its sequence number (the same on all ranks of the group), the operation,
-    when it was called, how long it took on the device where that was timed, and the bytes of an all-reduce where they
-    are known."""
+    when it was called, and how long it took on the device where that was timed."""
 
     group: str
     number: int
     name: str
     wall_ns: int
     duration_ns: int | None = None
-    sent_bytes: int | None = None
 
 
 def flight_recorder(device_type: str) -> Dump | None:
@@ -90,21 +90,7 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
                 entry["profiling_name"],
                 entry["time_created_ns"],
                 None if took_ms is None else round(took_ms * 1e6),
-                _sent_bytes(entry),
             )
-
-
-def _sent_bytes(entry: Mapping[str, Any]) -> int | None:
-    """Return the bytes of an all-reduce of one tensor; None for any other call."""
-    if not entry["profiling_name"].endswith(":all_reduce") or len(entry.get("input_sizes", ())) != 1:
-        return None
-    size = _DTYPE_BYTES.get(entry["input_dtypes"][0])
-    return None if size is None else prod(entry["input_sizes"][0]) * size
-
-
-def last_calls(dump: Dump | None) -> dict[str, int]:
-    """Return the number of the last collective that this process called, by group."""
-    return {call.group: call.number for call in collectives(dump() if dump is not None else ())}
 
 
 def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
@@ -152,3 +138,118 @@ class Arrivals:
         self.calls += calls
         self.at_ns += [call.wall_ns - ahead_ns for call in calls]
         return len(fresh)
+
+
+def time_collectives() -> None:
+    """Switch timing on for all groups, at the cost of two events a collective. It cannot be switched off.
+
+    Raises:
+        RuntimeError: a backend or this torch cannot do it.
+    """
+    for group in list(WORLD.find().pg_map):
+        TIME_COLLECTIVES.of(group)()
+
+
+def drain_timed(
+    arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
+    until = clock() + _PATIENCE_S
+    while _untimed(arrivals.dump, arrivals.last) and clock() < until:
+        sleep(0.05)
+    arrivals.drain()
+
+
+def _untimed(dump: Dump, after: int) -> bool:
+    fresh = [entry for entry in dump() if entry["record_id"] > after]
+    return any(call.duration_ns is None for call in collectives(fresh))
+
+
+def reduces_in_backward(wrapped: object) -> bool:
+    """Return whether gradients are exchanged while backward goes on, so that only the last exchange is waited for.
+
+    So DDP does. A wrapper that says when it finishes may say otherwise (``training.data_parallel``).
+    """
+    if isinstance(wrapped, DistributedDataParallel):
+        return True
+    return bool(getattr(wrapped, "reduces_in_backward", hasattr(wrapped, "finish_gradient_synchronization")))
+
+
+def most_reductions(wrapped: object) -> int | None:
+    """Return how many all-reduces DDP calls in a backward at most: one for each of its buckets.
+
+    None where ``wrapped`` is no DDP, has not yet decided on its buckets, or has a communication hook of the user's,
+    which may call anything.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        return None
+    known = DDP_FACTS.of(wrapped)()
+    if known.get("comm_hook"):
+        return None
+    unused = wrapped.find_unused_parameters  # then DDP never rebuilds its first buckets, and reduces what was used
+    told = known.get("rebuilt_bucket_sizes" if known.get("has_rebuilt_buckets") else "bucket_sizes" if unused else "")
+    return told.count(",") + 1 + unused if told else None
+
+
+class Stand(NamedTuple):
+    """One wait of the computing stream, between two of its instants; the host enqueued it ``at_ns``."""
+
+    at_ns: int
+    since: torch.Event
+    until: torch.Event
+
+
+class StreamWaits:
+    """Notes every wait of the current stream for another one from ``start`` to ``stop``, at two events each.
+
+    FSDP issues its collectives early, on streams of its own, and has the computing stream wait where it needs the
+    results. The duration of a collective says little about that wait: two that queue behind each other both take long,
+    while the computing stream is busy.
+
+    Args:
+        record: returns an instant of the current stream.
+        clock: the host's clock of the marks.
+        cuda: what has ``Stream``, ``current_stream`` and ``set_stream``; tests hand in their own.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[], torch.Event],
+        clock: Callable[[], int] = time.perf_counter_ns,
+        cuda: Any = torch.cuda,
+    ) -> None:
+        self._record, self._clock, self._cuda = record, clock, cuda
+        self._turns: list[tuple[int, bool]] = []
+        self._undo = ExitStack()
+        self.stands: list[Stand] = []
+
+    def start(self) -> None:
+        """Start; the stream that is current now counts as the computing one."""
+        own = self._cuda.current_stream()
+        wait_event, set_stream = self._cuda.Stream.wait_event, self._cuda.set_stream
+
+        def waits(stream: Any, event: Any) -> None:
+            if stream == own and self._cuda.current_stream() == own:
+                at_ns, since = self._clock(), self._record()
+                wait_event(stream, event)
+                self.stands.append(Stand(at_ns, since, self._record()))
+            else:
+                wait_event(stream, event)
+
+        def turns(stream: Any) -> None:
+            set_stream(stream)
+            if stream is not None:  # torch ignores None
+                self._turns.append((self._clock(), stream != own))
+
+        for place, name, new in ((self._cuda.Stream, "wait_event", waits), (self._cuda, "set_stream", turns)):
+            self._undo.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, new)
+
+    def stop(self) -> None:
+        """Restore torch's functions; calling it twice does no harm."""
+        self._undo.close()
+
+    def beside(self, at_ns: int) -> bool:
+        """Return whether the host was working on another stream at ``at_ns``."""
+        turn = bisect_right(self._turns, (at_ns, True)) - 1
+        return turn >= 0 and self._turns[turn][1]

@@ -80,11 +80,5 @@ def test_own_work_and_waiting_of_real_ranks_make_up_their_steps(said: Any, ranks
     assert 0.0 < of.waiting_share < 1.0
 
 
-def test_ddp_tells_of_its_own_communication_and_sharded_weights_have_none(said: Any) -> None:
-    for reducer in said["DDP"]["reducers"]:
-        assert len(reducer.exposed_s) == 5
-        assert all(0 <= exposed_s < 10 for exposed_s in reducer.exposed_s.values())
-    first, second = said["DDP"]["reducers"]
-    assert first.exposed_s.keys() == second.exposed_s.keys()
-    assert said["FSDP2"]["reducers"] == []
+def test_nothing_is_noted(said: Any) -> None:
     assert all(said[way]["notes"] == [] for way in said)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.ranks.on_stream import comes_ns, with_waits
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline, comes_ns, with_waits
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.record.parts import PARTS
 
@@ -53,7 +52,7 @@ def test_arrivals_on_compared_clocks_stay_as_they_are() -> None:
 
 
 def test_the_rank_that_streams_wait_for_is_named() -> None:
-    """Rank 1's backward takes 30 ms more; where the call stands on the streams says nothing of who came last."""
+    """Rank 1's backward takes 30 ms more, and rank 0 waits in the call that follows its own."""
     draw, steps, ms = np.random.default_rng(0), 6, 1_000_000
     marks: list[list[float]] = [[], []]
     calls: list[list[float]] = [[], []]
@@ -64,7 +63,7 @@ def test_the_rank_that_streams_wait_for_is_named() -> None:
         over = begin + 25 + max(backward) + 1
         for rank in (0, 1):
             marks[rank] += [begin, begin + 5, begin + 25, over, over + 5]
-            calls[rank].append(begin + 25 + 0.8 * (over - begin - 25))
+            calls[rank].append(begin + 25 + backward[rank])
             took[rank].append(over - begin - 25 - backward[rank])
         begin = over + 5.2
     parts = [PARTS.index(part) for part in ("data", "forward", "backward", "optimizer", "other")]
