@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +15,11 @@ from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
 from lm_profiler.callbacks.instruments.actions import OwnersWatch
-from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.ranks import RanksWatch
+from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
-from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.callbacks.instruments.tracer import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
@@ -33,22 +29,18 @@ from lm_profiler.callbacks.marks.batches import Samples, Tokens
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.ending import Ending
+from lm_profiler.callbacks.outcome.ending import Ending, run_folder, snapshot_file
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.rank_position import position_of
-from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, codes_of
-from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.callbacks.watching import Watching
-from lm_profiler.lightning_names import TIMEOUT, TUNER_EXIT
+from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder, last_calls
-from lm_profiler.measure.collectives.streams import StreamWaits
+from lm_profiler.measure.collectives.recorder import Arrivals, StreamWaits, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
@@ -113,10 +105,8 @@ class Attachment:
             self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
 
     def meet(self) -> None:
-        """Connect the ranks: from here on each can tell the others how it ended."""
-        self.ending.exchange = exchange = Exchange.of_process_group()
-        self.ending.ranks = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
-        self.ending.ranks.present()
+        """Connect the ranks."""
+        self.ending.exchange = Exchange.of_process_group()
 
     def start(self) -> None:
         """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
@@ -157,7 +147,6 @@ class Attachment:
             keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
         )
         self._replace_profiler(timeline, session)
-        Guard("watching the ranks", self.tell).run(self._watch_ranks, session)
         if options.verb == "fit":
             OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
 
@@ -182,18 +171,6 @@ class Attachment:
         until_sure = bool(self.options.stages.until_ci)
         return try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
 
-    def _watch_ranks(self, session: Session) -> None:
-        """Start the watch that notices when no step ends any more, where there are other ranks."""
-        trainer, ending = self.trainer, self.ending
-        if (ranks := ending.ranks).alone:
-            return
-        ranks.first_host = ranks.host_of(0)  # asked now, because the store ends with rank 0
-        limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's default for gloo
-        calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
-        place = partial(position_of, session, calls)
-        ending.watch = StallWatch(ranks, lambda: session.steps, place, self.tell, limit.total_seconds())
-        ending.watch.start()
-
     def tell(self, text: str) -> None:
         """Add a note to the record, and print it at once: there may be no record."""
         rank = self.trainer.global_rank
@@ -208,8 +185,6 @@ class Attachment:
         if self.ending.session is not None:
             self._optimizers.close()  # its hooks would go on marking a timeline that nobody reads
             self.ending.session.instruments.discard()
-        if self.ending.watch is not None:
-            self.ending.watch.end()  # it would see no step end any more
 
     def detach(self) -> None:
         """Remove what was added to the Trainer."""
@@ -231,7 +206,8 @@ class Attachment:
         """Record a run that ``exception`` ended."""
         if not self.begun:
             if self.ending.exchange.rank > 0:  # to begin would wait for rank 0's folder, and rank 0 waits for this rank
-                self.ending.never_began(exception)
+                self.ending.over = True
+                self.ending.take_out()
                 return
             self.part.run(self.begin)
         phase, step, session = "other", 1, self.ending.session
@@ -271,7 +247,6 @@ class Attachment:
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 WhatIf(self.options.whatif, timeline, stream_to_delay, self._loader, batches, places, measured_s),
-                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * on_cuda),
                 OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, self.options.actions.steps),
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
@@ -291,11 +266,8 @@ class Attachment:
     @property
     def _steps(self) -> dict[str, int]:
         """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
-        strategy = self.trainer.strategy
-        timed = self._together and self.options.verb == "fit"
-        reduces = is_a(strategy, "DDPStrategy") and not hasattr(strategy, "wrapper")  # with torch's own DDP
-        steps = steps_of_stage(strategy.root_device.type, reduces) if timed else 0
-        planned = self.options.steps(steps)
+        on_cuda = self.trainer.strategy.root_device.type == "cuda"
+        planned = self.options.steps(STEPS if on_cuda and self._together and self.options.verb == "fit" else 0)
         if self._too_few is not None:
             planned.pop("whatif", None)
         return planned

@@ -28,7 +28,7 @@ from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.record.run import RunRecord, Status, Verb
+from lm_profiler.record.run import RunRecord, Verb
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
@@ -127,33 +127,6 @@ class TrainingProfiler(Callback):
         """Add what is ``known`` of how the next run is started: fields of its ``Launch``."""
         launch = replace(self._options.launch or Launch(), **known)
         self._options = replace(self._options, launch=launch)
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the end of the run has begun."""
-        return self._last is not None and self._last.leaving
-
-    @property
-    def ends_well(self) -> bool:
-        """Whether the end of the run has begun, and nothing has failed by now."""
-        return self._last is not None and self._last.leaving and self._last.end is None
-
-    @property
-    def others_are_over(self) -> bool:
-        """Whether another rank has ended, and nothing moves here."""
-        return self._last is not None and self._last.watch is not None and self._last.watch.over
-
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a run has begun that has no other ranks."""
-        return self._last is not None and self._last.session is not None and self._last.ranks.alone
-
-    def last_words(self, status: Status, why: str, followed: bool) -> bool:
-        """Keep what was measured where training is stuck; returns False where no run has begun.
-
-        To be called by another thread, in a process that ends right after it.
-        """
-        return self._last is not None and self._last.last_words(status, why, followed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         began_ns = self._options.clock()

@@ -2,7 +2,8 @@
 
 Nothing here is a collective call: those of training come in an order that every rank must keep, and a rank whose
 instruments failed would leave the others waiting for ever. The store in which torch's process group was set up has no
-order, and every wait has an end.
+order, and every wait has an end. It listens without a password: what comes from it is JSON of declared types and of
+bounded size, checked as a file of a stranger's would be. Whoever reaches it can send figures, but no code.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
 
+import numpy as np
 import torch.distributed
+from pydantic import BaseModel, ConfigDict
 
-from lm_profiler.analysis.ranks.on_stream import with_waits
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline, with_waits
 from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.messages import MOST_BYTES, Answer, packed, unpacked
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
 from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import UNKNOWN, StepTable, largest
 from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE
@@ -36,6 +38,9 @@ _PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the sa
 # size of one value in the store: torch refuses values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)
 _PIECE_BYTES = 4 * 1024**2
 
+# Most bytes that a rank sends: about a million steps. Those of a rank with more are read from its file.
+MOST_BYTES = 256 * 1024**2
+
 # matches a note of another rank than the first, as ``Attachment.tell`` writes it
 _NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
@@ -43,6 +48,47 @@ _NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 _RUNS = count()
 
 Value = TypeVar("Value", str, int)
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants", defer_build=True)
+
+
+class _Answer(_Message):
+    """What rank 0 found out for all ranks, or why it could not."""
+
+    value: str | int | None = None
+    error: str | None = None
+
+
+class _Measurements(_Message):
+    rows: StepTable
+    rest: Measured
+
+
+def packed(measured: Measured) -> bytes:
+    """Return ``measured`` as bytes for ``unpacked``; empty where it is too large to be sent."""
+    message = _Measurements(rows=StepTable.of(measured.rows), rest=replace(measured, rows=()))
+    content = json_of(message).encode()
+    return content if len(content) <= MOST_BYTES else b""
+
+
+def unpacked(content: bytes, rank: int) -> Measured:
+    """Return what ``rank`` packed.
+
+    Raises:
+        ValueError: it was too large, or is not what a rank of ours sends.
+    """
+    if not content:
+        raise ValueError(f"they have more than {MOST_BYTES >> 20} MiB")
+    message = _Measurements.model_validate_json(content)
+    rows, rest = message.rows, message.rest
+    # The types are right by now; these are relations between fields, which no type can hold.
+    lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
+    others = {each.rank for each in rest.timelines} - {rank}
+    if len(lengths) > 1 or others or rest.rows or rest.ranks_heard != 1 or np.any(rows.rank != rank):
+        raise ValueError(f"its columns differ in length, or are not of rank {rank}")
+    return replace(rest, rows=rows)
 
 
 @dataclass(eq=False)
@@ -97,16 +143,16 @@ class Exchange:
             return find()
         key = self.key(what, next(self._asked))
         if self.rank > 0:
-            answer = Answer.model_validate_json(self._get(key, self.patience_s))
+            answer = _Answer.model_validate_json(self._get(key, self.patience_s))
             if answer.value is None:
                 raise RuntimeError(f"rank 0 has no {what}: {answer.error}")
             return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
         except BaseException as error:  # also Ctrl-C: the other ranks wait for an answer
-            self.store.set(key, Answer(error=said(error)).model_dump_json())
+            self.store.set(key, _Answer(error=said(error)).model_dump_json())
             raise
-        self.store.set(key, Answer(value=value).model_dump_json())
+        self.store.set(key, _Answer(value=value).model_dump_json())
         return value
 
     def gather(self, measured: Measured) -> Measured:
@@ -188,7 +234,6 @@ def merge(measured: Sequence[Measured]) -> Measured:
         recompilations=sum(m.recompilations for m in measured),
         experiment=experiment,
         timelines=[timeline for m in measured for timeline in m.timelines],
-        reducers=[reducer for m in measured for reducer in m.reducers],
         notes=[*_merge_notes(note for m in measured for note in m.notes), *unlike],
     )
 

@@ -15,7 +15,7 @@ from lm_profiler.analysis.evidence import Evidence, read_evidence
 from lm_profiler.analysis.steps.summaries import world_of
 from lm_profiler.record.entry import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.run import RANK_LOST, RecordError, RunRecord, cause_of, read_ends
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.text import ranks_text
 
@@ -67,10 +67,26 @@ def with_unfinished(runs: Collection) -> Collection:
     for at, entry in enumerate(entries):
         if entry.record is not None and entry.record.status == "unfinished":
             try:
-                entries[at] = replace(entry, record=as_far_as_it_came(entry.record, entry.rows))
+                ended = as_its_ranks_ended(entry.record, entry.folder)
+                entries[at] = replace(entry, record=as_far_as_it_came(ended, entry.rows))
             except RecordError as error:
                 problems.append(str(error))
     return replace(runs, entries=entries, problems=problems)
+
+
+def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
+    """``record`` of a run whose rank 0 wrote no more, with the first cause of those ends that ranks left in
+    ``folder``."""
+    ends = read_ends(folder)
+    if not ends:
+        return record
+    if (cause := cause_of([*ends.values()])) is not None:
+        return record.model_copy(update={"status": cause.status, "failure": cause.failure})
+    # All followed from the end of a rank that left none: of rank 0, unless that was killed amid writing its record.
+    near = ends[min(ends)].failure
+    lost = {"type": RANK_LOST, "message": "ended without a word", "rank": 0, "host": None}
+    failure = near if 0 in ends else near.model_copy(update=lost)
+    return record.model_copy(update={"status": "failed", "failure": failure})
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
@@ -80,5 +96,6 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)
     whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
     finished = f"the {counted(measured, 'measured step')} that it finished{whose}"
-    note = f"unfinished: {UNFINISHED}; figures are of {finished}"
+    why = f"unfinished: {UNFINISHED}" if record.status == "unfinished" else "rank 0 wrote no end of the run"
+    note = f"{why}; figures are of {finished}"
     return told.model_copy(update={"notes": [*told.notes, note]})

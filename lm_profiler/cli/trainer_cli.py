@@ -29,9 +29,8 @@ from lm_profiler.cli.checks import (
     check_trainer_options,
     trainer_error,
 )
-from lm_profiler.cli.launcher import take_over
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.run_context import RunContext
+from lm_profiler.cli.run_context import RunContext, take_over
 from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
 from lm_profiler.measure.boundary import say
 from lm_profiler.models import attention
@@ -162,7 +161,7 @@ class ProfilerCLI(OptionsCLI):
     def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run; the Trainer knows this process's rank, however the ranks were started."""
         context, config = self.context, self._get(self.config, "trainer")
-        take_over(trainer, context)
+        take_over(trainer)
         context.begin(trainer.global_rank)
         if context.folder is not None and context.profiler is not None:
             context.profiler.launched(folder=context.folder)

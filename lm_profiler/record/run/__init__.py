@@ -51,7 +51,17 @@ from lm_profiler.record.run.ranks import (
     RankTimes,
     SlowRank,
 )
-from lm_profiler.record.run.record import RankEnd, RunRecord, Status, Verb, cause_of, end_file, read_run
+from lm_profiler.record.run.record import (
+    RANK_LOST,
+    RankEnd,
+    RunRecord,
+    Status,
+    Verb,
+    cause_of,
+    end_file,
+    read_ends,
+    read_run,
+)
 from lm_profiler.record.run.timing import (
     LIGHTNING,
     OURS,
@@ -82,14 +92,14 @@ from lm_profiler.record.run.waterfall import (
 )
 
 __all__ = [
-    "LIGHTNING", "MOMENTS", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps",
-    "Bound", "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment", "Failure",
-    "Finding", "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
+    "LIGHTNING", "MOMENTS", "OURS", "RANK_LOST", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading",
+    "BetweenSteps", "Bound", "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment",
+    "Failure", "Finding", "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
     "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
     "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",
     "PlannedMemory", "PythonTime", "RankDoubt", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks",
     "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "SlowRank", "Status", "Steadiness",
     "StepCounters", "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput",
     "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "json_of", "read_as",
-    "read_run", "worst_first",
+    "read_ends", "read_run", "worst_first",
 ]  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from lm_profiler.record.figure import Place, figure, within
+from lm_profiler.record.files import RecordError
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
 from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict
 from lm_profiler.record.run.machine import (
@@ -198,3 +201,18 @@ def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
 def end_file(rank: int) -> str:
     """Return the name of the rank's file in the run's folder."""
     return f"ended.rank{rank}.json"
+
+
+RANK_LOST = "RankLost"  # type of the failure where a rank ended without leaving a word
+
+_END_FILE = re.compile(r"ended\.rank(\d+)\.json")
+
+
+def read_ends(folder: Path) -> dict[int, RankEnd]:
+    """Return the ends that ranks left in ``folder``, as far as they can be read."""
+    ends: dict[int, RankEnd] = {}
+    for path in folder.glob("ended.rank*.json"):
+        with suppress(RecordError):
+            if match := _END_FILE.fullmatch(path.name):
+                ends[int(match[1])] = read_as(path, RankEnd, "a rank's end")
+    return ends

@@ -27,9 +27,8 @@ from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, Ra
 from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.why.slack_model import Experiment, plan
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome import messages
-from lm_profiler.callbacks.outcome.gather import Exchange, merge, with_clocks
-from lm_profiler.callbacks.outcome.messages import packed, unpacked
+from lm_profiler.callbacks.outcome import gather
+from lm_profiler.callbacks.outcome.gather import Exchange, merge, packed, unpacked, with_clocks
 from lm_profiler.measure.collectives.alignment import ClockComparison, ClockReading
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import PARTS, TIMED
@@ -289,7 +288,7 @@ def test_no_more_is_read_than_ranks_send(pieces: str) -> None:
 
 
 def test_measurements_too_large_to_be_sent_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MOST_BYTES", 100)
+    monkeypatch.setattr(gather, "MOST_BYTES", 100)
     store = torch.distributed.HashStore()
     first, second = (Exchange(store, rank, 2, patience_s=60.0) for rank in (0, 1))
     second._run = first._run

@@ -1,4 +1,4 @@
-"""The rows of ranks whose files another node cannot see are named, with the host to look on."""
+"""The files of a run: where they are, and what is said of ranks that left none."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import pytest
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.callbacks.outcome.run_files import second_place, with_rows_left_behind, without_steps
+from lm_profiler.callbacks.outcome.ending import second_place, with_rows_left_behind, without_steps
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import StepRow, append_steps
 
 
-def test_of_nodes_without_a_common_folder_the_ranks_are_named_by_host(tmp_path: Path) -> None:
+def test_ranks_whose_files_another_node_cannot_see_are_named_with_the_folder_to_look_in(tmp_path: Path) -> None:
     begin_rows(tmp_path, 3)  # on this node, and ended before its first step
-    hosts = {3: "a", **dict.fromkeys(range(8, 16), "b"), 16: None}
-    there = f": what they left is not to be seen from here, but in {tmp_path} on their own host"
-    found = without_steps([3, *range(8, 17)], tmp_path, hosts.get)
-    assert ["3 (a)" in found[0], "8–15 (b)" in found[1], "16" in found[2]] == [True] * 3
-    assert [there in each for each in found] == [False, True, True]
+    here, elsewhere = without_steps([3, *range(8, 17)], tmp_path)
+    assert "rank 3" in here
+    assert str(tmp_path) not in here
+    assert "8–16" in elsewhere
+    assert str(tmp_path) in elsewhere
+    assert without_steps([3], tmp_path) == [here]
 
 
 def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
