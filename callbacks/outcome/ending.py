@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +24,8 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.failures import (
     NO_STEP,
     codes_of,
-    ends_of_others,
+    ends_of_ranks,
     failure_of,
-    first_end,
     is_of_the_group,
     keep_snapshot,
     status_of,
@@ -39,7 +38,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_not
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file
+from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end
 from lm_profiler.record.step_files import begin_rows, rank_file, rank_files, read_rows, with_rows_left, write_rows
 from lm_profiler.record.steps import write_steps
 from lm_profiler.record.text import ranks_text
@@ -186,11 +185,12 @@ class Ending:
     def _with_all_ranks(self, evidence: Evidence, own: RankEnd) -> Evidence:
         """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""
         folder, ranks, codes = self._folder_or_new(), self.exchange.ranks, partial(codes_of, self.trainer)
-        cause = first_end(own, ends_of_others(own, folder, ranks, codes), ranks, codes())
+        cause = first_end(ends_of_ranks(own, folder, ranks, codes), range(ranks), codes()) or own
         rows, notes = read_rows(folder, growing=True), list(evidence.notes)
         missing = sorted({*range(ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
-            notes += without_steps(missing, folder)
+            there = "" if {*missing} <= {*rank_files(folder)} else f"; what they left may be in {folder} on their host"
+            notes.append(f"no steps of {ranks_text(missing)}{there}")
         return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
 
     def _show(self) -> None:
@@ -223,14 +223,7 @@ class Ending:
 def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = False) -> tuple[Evidence, RunRecord]:
     """Conclude from ``evidence`` and write run.json into ``folder``; returns the evidence as written, and the record.
 
-    Called with what is there when the loop ends, so that no error or signal in what follows can lose it, and once more
-    with everything.
-
-    Args:
-        folder: the run's.
-        evidence: what the run left.
-        rows: whether to write its rows too.
-        last: whether this is the last call: then the evidence itself and TensorBoard's files are written too.
+    ``rows`` are written too if asked; with ``last`` the evidence itself and TensorBoard's files.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -279,19 +272,16 @@ def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Cal
     place is taken.
 
     Raises:
-        OSError: the second place cannot be made either.
-        RuntimeError: rank 0 has no folder.
+        Exception: rank 0 has no folder.
     """
 
     def claim() -> str:
-        first = Guard("the run's folder", tell, outcome="cannot be made").run(_first_place, parent, claimed)
-        return str((second_place(parent.name, tell) if first is None else first).absolute())
+        is_free = claimed is not None and not (claimed / "run.json").exists()
+        making = Guard("the run's folder", tell, outcome="cannot be made")
+        folder = claimed if is_free else making.run(claim_run_dir, parent)
+        return str((folder or second_place(parent.name, tell)).absolute())
 
     return Path(exchange.of_first("folder", claim))
-
-
-def _first_place(parent: Path, claimed: Path | None) -> Path:
-    return claim_run_dir(parent) if claimed is None or (claimed / "run.json").exists() else claimed
 
 
 def second_place(name: str, tell: Callable[[str], object]) -> Path:
@@ -299,27 +289,14 @@ def second_place(name: str, tell: Callable[[str], object]) -> Path:
 
     Its name is random and only its owner may enter it: in a shared temporary folder, others could have made a folder of
     a known name before us, or put a link there.
-
-    Raises:
-        OSError: it cannot be made either.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
     tell(f"the run's files are in {folder}")
     return folder
 
 
-def without_steps(ranks: Iterable[int], folder: Path) -> list[str]:
-    """Return notes on ``ranks`` whose steps are unknown: they had none, or their files are not here."""
-    here = rank_files(folder)
-    none, unseen = ([rank for rank in ranks if (rank in here) is seen] for seen in (True, False))
-    elsewhere = f"what they left is not to be seen from here, but in {folder} on their own host"
-    notes = [f"no steps of {ranks_text(none)}"] if none else []
-    return [*notes, *([f"no steps of {ranks_text(unseen)}: {elsewhere}"] if unseen else [])]
-
-
 def _call_off_observer() -> None:
-    """Stop Lightning's observer of its ranks, which kills this process once one of them fails, before its record is
-    written. The command line ends the ranks itself."""
+    """Stop Lightning's observer, which kills this process once a rank fails: the record is not yet written."""
     observer = OBSERVER.find_or(())
     for thread in threading.enumerate():
         if isinstance(thread, observer):

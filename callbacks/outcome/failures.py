@@ -7,7 +7,6 @@ launched them, and by the time limit of the process group.
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,8 +21,7 @@ from lm_profiler.measure.boundary import first_line, message_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.history import is_out_of_memory, memory_history_of, oom_cause
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RANK_LOST, Failure, RankEnd, Status, cause_of, read_ends
-from lm_profiler.record.text import ranks_text
+from lm_profiler.record.run import Failure, RankEnd, Status, read_ends
 
 # the failure of a run that ended without an error before it had done a step
 NO_STEP = Failure(
@@ -93,71 +91,30 @@ def is_of_the_group(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and _GROUP_FAILED.search(message_of(error)) is not None
 
 
-Codes = Mapping[int, "int | None"]  # exit codes of other ranks, as far as this process knows them; None: it runs
-
-
-def codes_of(trainer: Any) -> Codes:
-    """Return the exit codes of the ranks that this process started as commands."""
+def codes_of(trainer: Any) -> dict[int, int | None]:
+    """Return the exit codes of the ranks that this process started as commands; None of one that runs."""
     started = enumerate(getattr(trainer.strategy.launcher, "procs", []), 1)
     return {trainer.global_rank + n: process.poll() for n, process in started if hasattr(process, "poll")}
 
 
-def ends_of_others(
-    own: RankEnd, folder: Path, ranks: int, codes: Callable[[], Codes], pause: Callable[[float], object] = time.sleep
+def ends_of_ranks(
+    own: RankEnd,
+    folder: Path,
+    ranks: int,
+    codes: Callable[[], Mapping[int, int | None]],
+    pause: Callable[[float], object] = time.sleep,
 ) -> dict[int, RankEnd]:
-    """Return how other ranks ended, once all of them have left it or some seconds have passed.
+    """Return how all ranks ended that have left it, once all have or some seconds have passed.
 
     Where the ``own`` end followed from no other, nothing is waited for.
     """
-    patience_s = _PATIENCE_S if own.followed else _SIGNALLED_S if is_asked(own) and not codes() else 0.0
-    looks = round(patience_s / _LOOK_S)
-    ends: dict[int, RankEnd] = {}
+    patience_s = _PATIENCE_S if own.followed else _SIGNALLED_S if own.is_signalled and not codes() else 0.0
+    ends = {own.failure.rank or 0: own}
     with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; what is known by then is told
-        for look in range(looks + 1):
+        for look in range(round(patience_s / _LOOK_S), -1, -1):
             gone = {rank for rank, code in codes().items() if code is not None}  # it leaves nothing any more
-            ends = {rank: end for rank, end in read_ends(folder).items() if rank != own.failure.rank}
-            if look == looks or len(ends.keys() | gone) >= ranks - 1:
+            ends = read_ends(folder) | ends
+            if not look or len(ends.keys() | gone) >= ranks:
                 break
             pause(_LOOK_S)
     return ends
-
-
-def is_asked(end: RankEnd) -> bool:
-    """Return whether a signal ended the rank, which may be what a launcher does once another rank is lost."""
-    return end.status == "interrupted" and end.failure.type != "KeyboardInterrupt"
-
-
-def first_end(own: RankEnd, ends: Mapping[int, RankEnd], ranks: int, codes: Codes) -> RankEnd:
-    """Return the end that caused the others: the first that followed from none, or that of a rank that left none."""
-    first = cause_of([own, *ends.values()])
-    if first is not None and not is_asked(first):
-        return first
-    silent = [rank for rank in range(ranks) if rank not in ends and rank != own.failure.rank]
-    # Beside a signal, a rank that is known to run, or to have ended well, is no cause.
-    lost = [rank for rank in silent if codes.get(rank, -1)] or (silent if first is None else [])
-    if not lost:
-        return first or own
-    host = own.failure.host if lost[0] in codes else None
-    return lost_end(lost, codes, own.failure.model_copy(update={"host": host}))
-
-
-def lost_end(lost: list[int], codes: Codes, near: Failure) -> RankEnd:
-    """Return the end of ranks that left no word; ``near`` is where another rank was then."""
-    how = how_it_ended(codes[lost[0]]) if lost[0] in codes else "ended without a word"
-    more = f"; so did {ranks_text(lost[1:])}" if len(lost) > 1 else ""
-    changes = {"type": RANK_LOST, "message": f"{how}{more}", "rank": lost[0], "out_of_memory": None}
-    return RankEnd(status="failed", failure=near.model_copy(update=changes), at=time.time())
-
-
-def how_it_ended(code: int | None) -> str:
-    """Return in words how a process ended, from its exit code; None: it runs."""
-    if code is None:
-        return "hangs, or was not reached by what ended the others"
-    if code == 0:
-        return "had no step left to do while the others had: do the ranks' loaders differ in length?"
-    if code > 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

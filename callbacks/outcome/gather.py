@@ -35,11 +35,9 @@ from lm_profiler.torch_names import DEFAULT_STORE
 
 _PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the same steps, so none is far behind
 
-# size of one value in the store: torch refuses values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)
-_PIECE_BYTES = 4 * 1024**2
-
-# Most bytes that a rank sends: about a million steps. Those of a rank with more are read from its file.
-MOST_BYTES = 256 * 1024**2
+# Most bytes that a rank sends, some 30,000 steps; those of a rank with more are read from its file. Torch refuses
+# values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp).
+MOST_BYTES = 8 * 1024**2 - 1024
 
 # matches a note of another rank than the first, as ``Attachment.tell`` writes it
 _NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
@@ -79,8 +77,8 @@ def unpacked(content: bytes, rank: int) -> Measured:
     Raises:
         ValueError: it was too large, or is not what a rank of ours sends.
     """
-    if not content:
-        raise ValueError(f"they have more than {MOST_BYTES >> 20} MiB")
+    if not 0 < len(content) <= MOST_BYTES:
+        raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest
     # The types are right by now; these are relations between fields, which no type can hold.
@@ -160,13 +158,15 @@ class Exchange:
         if self.store is None:
             return measured
         if self.rank > 0:
-            self._send(self.key("measured", self.rank), packed(measured))
+            self.store.set(self.key("measured", self.rank), packed(measured))
             return measured
         # One limit for all ranks together: one for each would add up to hours.
         everyone, missing, unread, until = [measured], [], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
+            key = self.key("measured", rank)
             try:
-                content = self._receive(self.key("measured", rank), until - time.monotonic())
+                content = self._get(key, max(until - time.monotonic(), 0.01))
+                self.store.delete_key(key)  # it may be large
                 everyone.append(unpacked(content, rank))
             except RuntimeError:
                 missing.append(rank)
@@ -183,33 +183,6 @@ class Exchange:
     def key(self, *what: object) -> str:
         """Return a key in the store that no other run uses."""
         return "/".join(("lm_profiler", str(self._run), *map(str, what)))
-
-    def _send(self, key: str, content: bytes) -> None:
-        """Send ``content`` in pieces. Their number comes last: whoever reads it finds all of them."""
-        pieces = [content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)]
-        for number, piece in enumerate(pieces):
-            self.store.set(f"{key}/{number}", piece)
-        self.store.set(key, str(len(pieces)))
-
-    def _receive(self, key: str, patience_s: float) -> bytes:
-        """Return what was sent under ``key``, and delete it from the store, since it may be large.
-
-        Raises:
-            RuntimeError: it did not come in time.
-            ValueError: it is larger than anything that ranks send.
-        """
-        if patience_s <= 0 and not self.store.check([key]):
-            raise RuntimeError(f"{key} did not come in time")
-        count = int(self._get(key, max(patience_s, 0.01)))
-        if not 0 <= count <= MOST_BYTES // _PIECE_BYTES:
-            raise ValueError(f"expected {MOST_BYTES // _PIECE_BYTES} pieces at most, given {count}")
-        content = bytearray()
-        for piece in (f"{key}/{number}" for number in range(count)):
-            content += self._get(piece, max(patience_s, 0.01))
-            self.store.delete_key(piece)
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"expected {MOST_BYTES} bytes at most")
-        return bytes(content)
 
     def _get(self, key: str, patience_s: float) -> bytes:
         self.store.wait([key], timedelta(seconds=patience_s))

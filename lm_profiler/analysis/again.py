@@ -15,7 +15,7 @@ from lm_profiler.analysis.evidence import Evidence, read_evidence
 from lm_profiler.analysis.steps.summaries import world_of
 from lm_profiler.record.entry import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import RANK_LOST, RecordError, RunRecord, cause_of, read_ends
+from lm_profiler.record.run import RecordError, RunRecord, first_end, read_ends
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.text import ranks_text
 
@@ -77,16 +77,8 @@ def with_unfinished(runs: Collection) -> Collection:
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
     """``record`` of a run whose rank 0 wrote no more, with the first cause of those ends that ranks left in
     ``folder``."""
-    ends = read_ends(folder)
-    if not ends:
-        return record
-    if (cause := cause_of([*ends.values()])) is not None:
-        return record.model_copy(update={"status": cause.status, "failure": cause.failure})
-    # All followed from the end of a rank that left none: of rank 0, unless that was killed amid writing its record.
-    near = ends[min(ends)].failure
-    lost = {"type": RANK_LOST, "message": "ended without a word", "rank": 0, "host": None}
-    failure = near if 0 in ends else near.model_copy(update=lost)
-    return record.model_copy(update={"status": "failed", "failure": failure})
+    cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
+    return record if cause is None else record.model_copy(update={"status": cause.status, "failure": cause.failure})
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:

@@ -29,7 +29,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from lm_profiler.analysis.again import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.outcome.failures import lost_end, status_of
+from lm_profiler.callbacks.outcome.failures import status_of
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
@@ -41,12 +41,12 @@ from lm_profiler.record.run import (
     Environment,
     Failure,
     ModelFacts,
+    RankEnd,
     RecordError,
     RunRecord,
     Status,
     Verb,
-    cause_of,
-    end_file,
+    first_end,
     read_ends,
     read_run,
 )
@@ -200,12 +200,9 @@ class RunContext:
         folder = self.folder
         if folder is None:
             return
-        ends = read_ends(folder)
-        if rank not in ends:
-            nowhere = Failure(phase="setup", step=None, type="", message="", host=platform.node())
-            ends[rank] = lost_end([rank], {rank: code}, next((end.failure for end in ends.values()), nowhere))
-            ends[rank].write(folder / end_file(rank))
-        cause = cause_of([end for end in ends.values() if end.status != "interrupted"]) or ends[rank]
+        nowhere = Failure(phase="setup", step=None, type="", message="", host=platform.node())
+        ends = read_ends(folder) or {-1: RankEnd(status="failed", failure=nowhere, at=0.0, followed=True)}
+        cause = first_end(ends, [rank], {rank: code}) or ends[-1]
         if (record := self.record) is None:
             self._record(cause.status, cause.failure)
         else:

@@ -45,10 +45,10 @@ class ClockComparison:
     """
 
     store: Any  # the key-value store that all ranks share
-    rank: int  # the rank of this process
-    ranks: int  # the number of ranks
+    rank: int  # this process's
+    ranks: int  # how many there are
     patience_s: float  # how long a comparison waits for the others, in all
-    clock: Callable[[], int] = time.perf_counter_ns  # the clock of this process, in nanoseconds
+    clock: Callable[[], int] = time.perf_counter_ns
     own: str = field(default_factory=clock_id)  # the name of that clock
     readings: dict[str, list[ClockReading]] = field(default_factory=dict)
     _clocks: Sequence[str | None] | None = None
@@ -59,7 +59,7 @@ class ClockComparison:
         """Compare once more. Rank 0 waits for one rank of each other machine, and those wait for rank 0.
 
         Raises:
-            RuntimeError: On another rank, where rank 0 did not answer in time.
+            RuntimeError: on another rank, where rank 0 did not answer in time.
         """
         until = time.monotonic() + self.patience_s
         if self._clocks is None:
@@ -93,21 +93,20 @@ class ClockComparison:
         """Exchange the clocks' names; rank 0 chooses the first rank of each clock other than its own."""
         self.store.set(f"is/{self.rank}", self.own)
         if self.rank > 0:
-            said = self._get("asked", until).decode()
-            self._clocks, self._asked = (), [int(rank) for rank in said.split()]
+            self._wait(["asked"], until)
+            self._clocks, self._asked = (), [int(rank) for rank in self.store.get("asked").decode().split()]
             return
         keys = [f"is/{rank}" for rank in range(self.ranks)]
         # Half of the patience: the rest is for those that came and wait for an answer.
         with suppress(RuntimeError):  # ranks that are too late are not asked
             self._wait(keys, time.monotonic() + self.patience_s / 2)
         clocks = self._clocks = [self.store.get(key).decode() if self.store.check([key]) else None for key in keys]
-        known = {which: clocks.index(which) for which in clocks if which is not None and which != self.own}
-        self._asked = sorted(known.values())
+        self._asked = sorted({which: clocks.index(which) for which in clocks if which not in (None, self.own)}.values())
         self.store.set("asked", " ".join(map(str, self._asked)))
 
     def _ask(self, key: str, until: float) -> ClockReading:
         """Measure round trips; each side reads its clock after waiting, before it fetches the message."""
-        best: ClockReading | None = None
+        readings = []
         for turn in range(_ROUNDS):
             sent = self.clock()
             self.store.set(f"{key}/ask/{turn}", "")
@@ -115,25 +114,15 @@ class ClockComparison:
             back = self.clock()
             came, left = map(int, self.store.get(f"{key}/answer/{turn}").decode().split())
             # The other clock is ahead by at most ``came - sent``, and by at least ``left - back``.
-            reading = ClockReading(
-                (came + left) // 2, (came - sent + left - back) // 2, (came - sent - left + back) // 2
-            )
-            if best is None or reading.uncertainty_ns < best.uncertainty_ns:
-                best = reading
-        assert best is not None
-        return best
+            most, least = came - sent, left - back
+            readings.append(ClockReading((came + left) // 2, (most + least) // 2, (most - least) // 2))
+        return min(readings, key=lambda reading: reading.uncertainty_ns)
 
     def _answer(self, key: str, until: float) -> None:
-        """Be the other side of ``_ask``."""
         for turn in range(_ROUNDS):
             self._wait([f"{key}/ask/{turn}"], until)
             came = self.clock()
             self.store.set(f"{key}/answer/{turn}", f"{came} {self.clock()}")
-
-    def _get(self, key: str, until: float) -> bytes:
-        self._wait([key], until)
-        value: bytes = self.store.get(key)
-        return value
 
     def _wait(self, keys: list[str], until: float) -> None:
         self.store.wait(keys, timedelta(seconds=max(until - time.monotonic(), 0.01)))

@@ -57,8 +57,9 @@ from lm_profiler.record.run.record import (
     RunRecord,
     Status,
     Verb,
-    cause_of,
     end_file,
+    first_end,
+    how_it_ended,
     read_ends,
     read_run,
 )
@@ -100,6 +101,6 @@ __all__ = [
     "PlannedMemory", "PythonTime", "RankDoubt", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks",
     "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "SlowRank", "Status", "Steadiness",
     "StepCounters", "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput",
-    "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "json_of", "read_as",
-    "read_ends", "read_run", "worst_first",
+    "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "end_file", "first_end", "how_it_ended",
+    "json_of", "read_as", "read_ends", "read_run", "worst_first",
 ]  # fmt: skip

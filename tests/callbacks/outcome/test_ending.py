@@ -8,20 +8,10 @@ import pytest
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.callbacks.outcome.ending import second_place, with_rows_left_behind, without_steps
+from lm_profiler.callbacks.outcome.ending import second_place, with_rows_left_behind
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import StepRow, append_steps
-
-
-def test_ranks_whose_files_another_node_cannot_see_are_named_with_the_folder_to_look_in(tmp_path: Path) -> None:
-    begin_rows(tmp_path, 3)  # on this node, and ended before its first step
-    here, elsewhere = without_steps([3, *range(8, 17)], tmp_path)
-    assert "rank 3" in here
-    assert str(tmp_path) not in here
-    assert "8–16" in elsewhere
-    assert str(tmp_path) in elsewhere
-    assert without_steps([3], tmp_path) == [here]
 
 
 def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

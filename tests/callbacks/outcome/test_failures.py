@@ -8,8 +8,8 @@ import pytest
 
 from lm_profiler.analysis.again import as_its_ranks_ended
 from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.outcome.failures import ends_of_others, first_end, how_it_ended, is_of_the_group
-from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, read_ends
+from lm_profiler.callbacks.outcome.failures import ends_of_ranks, is_of_the_group
+from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end, how_it_ended, read_ends
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
@@ -29,7 +29,9 @@ def cause(
     own: RankEnd, others: dict[int, RankEnd], codes: dict[int, int | None] | None = None, ranks: int = 2
 ) -> Failure:
     """As rank 0 tells it, where the ``others`` left their ends."""
-    return first_end(own, others, ranks, codes or {}).failure
+    found = first_end({0: own, **others}, range(ranks), codes or {})
+    assert found is not None
+    return found.failure
 
 
 def test_an_error_is_the_cause_and_the_broken_collective_is_not() -> None:
@@ -86,8 +88,8 @@ def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> No
         if len(waited) == 3:
             end_of(1, 1.0).write(tmp_path / end_file(1))
 
-    found = ends_of_others(BROKEN, tmp_path, 3, lambda: {2: -9}, pause)
-    assert found == {1: end_of(1, 1.0)}
+    found = ends_of_ranks(BROKEN, tmp_path, 3, lambda: {2: -9}, pause)
+    assert found == {0: BROKEN, 1: end_of(1, 1.0)}
     assert len(waited) == 3
 
 
@@ -99,7 +101,7 @@ def test_nobody_is_waited_for_without_a_limit_or_without_need(
     own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path
 ) -> None:
     waited: list[float] = []
-    assert ends_of_others(own, tmp_path, 2, lambda: codes, waited.append) == {}
+    assert ends_of_ranks(own, tmp_path, 2, lambda: codes, waited.append) == {0: own}
     assert sum(waited) == pytest.approx(limit_s)
 
 
