@@ -40,7 +40,7 @@ from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collectives.recorder import Arrivals, StreamWaits, flight_recorder
+from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
@@ -109,13 +109,11 @@ class Attachment:
         self.ending.exchange = Exchange.of_process_group()
 
     def start(self) -> None:
-        """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
+        """Begin the run, as all ranks do at the start of the loop."""
         if self.watching is not None:
             self.watching.passed("set-up")
             self.watching.resumed_at = self.trainer.global_step
         self.begin()
-        compare = self.ending.exchange.compare_clocks
-        Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(compare)
         if self.watching is not None:
             self.watching.passed(INSTRUMENTS)
 

@@ -27,7 +27,7 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
 from lm_profiler.measure.boundary import try_or_note
-from lm_profiler.measure.collectives.recorder import reduces_in_backward
+from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from sys import intern
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch.distributed
 
-from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, ClockOffset, Collective, RankTimeline, comes_ns
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, RankTimeline, comes_ns
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.measure.collectives.recorder import (
+from lm_profiler.measure.collective_calls import (
     Arrivals,
     CollectiveCall,
     StreamWaits,
@@ -150,8 +152,16 @@ def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arr
         at_ns[since:until],
         # Interned, so that thousands of equal names are one string.
         [Collective(intern(call.group), call.number, intern(call.name)) for call in arrivals.calls[since:until]],
-        ClockOffset(),
+        clock_id(),
     )
+
+
+def clock_id() -> str:
+    """Return a name of this process's monotonic clock: equal where it is the same clock, also across containers."""
+    with suppress(OSError):
+        # A time namespace may have an offset of its own (time_namespaces(7)).
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
+    return socket.gethostname()
 
 
 class _StreamWait(NamedTuple):

@@ -118,7 +118,6 @@ class Ending:
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:
-            Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(self.exchange.compare_clocks)
             measured = self._gathered = self.exchange.gather(measured)
             if self.core.error is not None:
                 step = session.steps + 1 if session else None

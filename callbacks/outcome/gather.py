@@ -20,12 +20,11 @@ import numpy as np
 import torch.distributed
 from pydantic import BaseModel, ConfigDict
 
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline, with_waits
+from lm_profiler.analysis.ranks.rank_timeline import with_waits
 from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.boundary import said
-from lm_profiler.measure.collectives.alignment import ClockComparison
 from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import json_of
@@ -91,24 +90,14 @@ def unpacked(content: bytes, rank: int) -> Measured:
 
 @dataclass(eq=False)
 class Exchange:
-    """Passes data between the ranks of one run, which all have to make one; a process that is alone gets its own back.
-
-    ``clocks`` compares the ranks' clocks; None where this process is alone.
-    """
+    """Passes data between the ranks of a run, which all have to make one; a process alone gets its own back."""
 
     store: Any = None  # the store that all ranks see; None where this process is alone
     rank: int = 0  # this process's
     ranks: int = 1  # how many there are
     patience_s: float = _PATIENCE_S  # how long one rank waits for another
-    clocks: ClockComparison | None = field(default=None, init=False)
     _run: int = field(default_factory=_RUNS.__next__)
     _asked: Iterator[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        if self.store is not None:
-            within = torch.distributed.PrefixStore  # type: ignore[attr-defined]  # the stubs lack it
-            own = within(self.key("clocks"), self.store)
-            self.clocks = ClockComparison(own, self.rank, self.ranks, self.patience_s)
 
     @staticmethod
     def of_process_group() -> Exchange:
@@ -119,15 +108,6 @@ class Exchange:
         # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
         patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)
         return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
-
-    def compare_clocks(self) -> None:
-        """Compare the clocks of all ranks, which have to call this together.
-
-        Raises:
-            RuntimeError: rank 0 did not answer in time.
-        """
-        if self.clocks is not None:
-            self.clocks.compare()
 
     def of_first(self, what: str, find: Callable[[], Value]) -> Value:
         """Return on every rank what ``find`` returns on rank 0. All ranks have to ask in the same order.
@@ -175,10 +155,7 @@ class Exchange:
         merged = merge(everyone)
         silent = [f"{ranks_text(missing)} sent no measurements in time"] if missing else []
         notes = [*merged.notes, *silent, *unread]
-        if self.clocks is None:
-            return replace(merged, notes=notes)
-        timelines, unlike = with_clocks(merged.timelines, self.clocks)
-        return replace(merged, timelines=timelines, notes=[*notes, *unlike])
+        return replace(merged, timelines=with_waits(merged.timelines), notes=notes)
 
     def key(self, *what: object) -> str:
         """Return a key in the store that no other run uses."""
@@ -209,25 +186,6 @@ def merge(measured: Sequence[Measured]) -> Measured:
         timelines=[timeline for m in measured for timeline in m.timelines],
         notes=[*_merge_notes(note for m in measured for note in m.notes), *unlike],
     )
-
-
-def with_clocks(timelines: Sequence[RankTimeline], clocks: ClockComparison) -> tuple[list[RankTimeline], list[str]]:
-    """Return ``timelines`` with their clocks and waits, and a note on ranks left out because their clock is unknown.
-
-    Called on rank 0, with whose clock all others were compared.
-    """
-    known, unknown = [], []
-    for timeline in timelines:
-        compared = clocks.of(timeline.rank, int(timeline.host_ns[-1]))
-        if compared is None:
-            unknown.append(timeline.rank)
-        else:
-            known.append(replace(timeline, clock=ClockOffset(*zip(*compared, strict=True))))
-    known = with_waits(known)
-    if not unknown:
-        return known, []
-    who = f"who waits for whom is not known of {ranks_text(unknown)}"
-    return known, [f"{who}, whose clock could not be compared with rank 0's"]
 
 
 def _merge_notes(notes: Iterable[str]) -> list[str]:

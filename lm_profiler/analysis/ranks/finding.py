@@ -87,13 +87,11 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
 class HeardRanks:
     """The ranks that said when they came: what each is called, and its host.
 
-    ``uncertainty_s`` is by how much two of their clocks may differ still; ``contended`` what other programs may have
-    made late, where they used the machine.
+    ``contended`` is what other programs may have made late, where they used the machine.
     """
 
     named: Sequence[int]
     hosts: Sequence[str]
-    uncertainty_s: float = 0.0
     contended: Contended | None = None
 
 
@@ -125,7 +123,7 @@ def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFindi
     excess_s = sum(one.seconds for one in mended) / len(ranks)
     # Of what is taken longer, as much as is saved is known so well; of equally slow ranks one is the last to come.
     longest = {part: max(one.half_s for one in mended if one.part == part) for part in {one.part for one in mended}}
-    half_s = math.hypot(*longest.values()) * min(saves_s / excess_s, 1.0) + group.uncertainty_s
+    half_s = math.hypot(*longest.values()) * min(saves_s / excess_s, 1.0)
     if half_s >= saves_s:
         return None
     hosts = {group.hosts[rank] for rank in ranks}

@@ -1,4 +1,4 @@
-"""What one rank says of its measured steps: its marks, when it came to each collective, how far off its clock is.
+"""What one rank says of its measured steps: its marks, and when it came to each collective.
 
 Of collectives on a device's stream the functions at the end tell when the stream comes to them, and what is waited.
 """
@@ -31,26 +31,6 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClockOffset:
-    """How far a rank's clock is ahead of rank 0's: known at two of its own instants, linear between and beyond."""
-
-    at_ns: tuple[int, int] = (0, 0)  # the two instants, on this rank's clock; the same twice where it was compared once
-    ahead_ns: tuple[int, int] = (0, 0)  # this rank's clock less rank 0's, at each
-    uncertainty_ns: tuple[int, int] = (0, 0)  # by how much each may be off, at most
-
-    @property
-    def drift(self) -> float:
-        """Seconds that this clock gains on rank 0's in a second."""
-        apart = self.at_ns[1] - self.at_ns[0]
-        return (self.ahead_ns[1] - self.ahead_ns[0]) / apart if apart else 0.0
-
-    def on_first(self, instants: Instants) -> Instants:
-        """Return the same instants on rank 0's clock."""
-        ahead = self.ahead_ns[0] + np.rint((instants - self.at_ns[0]) * self.drift).astype(np.int64)
-        return np.asarray(instants - ahead, dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class RankTimeline:
     """The measured steps of one rank. Instants are of its own monotonic clock, in nanoseconds."""
 
@@ -65,9 +45,9 @@ class RankTimeline:
     host_ns: Instants  # int64[m], when
     arrivals_ns: Instants  # int64[k], when it came to each collective, in the order in which it came
     collectives: list[Collective]  # [k], which one
-    clock: ClockOffset  # how far this clock is ahead of rank 0's
+    clock: str  # name of the clock, equal where it is the same one
     # int64[k], how long it waited at each for the others, where that is measured (on NCCL: the duration on its stream
-    # less the least of all ranks); -1 where it is not. None: clocks and arrivals say it.
+    # less the least of all ranks); -1 where it is not. None: arrivals say it.
     waited_ns: Instants | None = None
 
     def __eq__(self, other: Any) -> bool:
@@ -84,7 +64,7 @@ BACKWARD = PARTS.index("backward")
 
 @dataclass(frozen=True)
 class Track:
-    """Marks of the steps that all ranks have, on rank 0's clock. Codes of what is outside of them are ``OUTSIDE``.
+    """Marks of the steps that all ranks have. Codes of what is outside of them are ``OUTSIDE``.
 
     ``step`` is the index of the step that each mark lies in; ``first`` where each begins, and the count of marks.
     """
@@ -103,8 +83,7 @@ class Track:
         codes = timeline.codes.copy()
         codes[timeline.first[1:] - 1] = OUTSIDE  # a step's last mark ends it
         first = np.concatenate([[0], np.cumsum(counts[kept])])
-        marks_ns = timeline.clock.on_first(timeline.host_ns[of_step])
-        return Track(marks_ns, codes[of_step], np.repeat(np.arange(len(steps)), counts[kept]), first)
+        return Track(timeline.host_ns[of_step], codes[of_step], np.repeat(np.arange(len(steps)), counts[kept]), first)
 
     @property
     def begin_ns(self) -> Instants:

@@ -16,7 +16,6 @@ from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import (
-    ClockAlignment,
     CollectiveFigures,
     Contention,
     Ranks,
@@ -52,6 +51,8 @@ def ranks_of(
         counters: of the measured steps of each rank: they tell what of a lateness that explains.
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
+    # Arrivals on different clocks tell nothing; waits that were measured need no common one.
+    timelines = [of for of in timelines if of.waited_ns is not None or of.clock == timelines[0].clock]
     common = _common_steps(timelines)
     kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
     if len(timelines) < 2 or not kept.any():
@@ -59,13 +60,14 @@ def ranks_of(
     work = work_of(timelines, common, overlap)
     own_s, waiting_s, common = work.own_s[:, kept, :OUTSIDE], work.waiting_s[:, kept], common[kept]
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
-    clocks = alignment(timelines)
     shown, columns = _shown(own_s), _columns(len(common))
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    group = HeardRanks(named, hosts, clocks.uncertainty_s or 0.0, contended(contention, counters, named))
+    group = HeardRanks(named, hosts, contended(contention, counters, named))
     concluded = finding(work, group)
     missing = world - len(timelines)
-    unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
+    unseen = (
+        f"{missing} of {world} ranks did not say when they came, or by another clock: nobody is seen to wait for them"
+    )
     return Ranks(
         world=world,
         hosts=_by_host(named, hosts),
@@ -78,7 +80,6 @@ def ranks_of(
         columns=[int(common[first]) for first in columns],
         finding=concluded,
         witness=witness,
-        clocks=clocks,
         notes=[unseen] if missing else [],
         **communication_figures(traced, _by_part(waiting_s[0]) if named[0] == 0 else None),
     )
@@ -126,21 +127,6 @@ def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]
     for rank, host in zip(ranks, hosts, strict=True):
         by_host.setdefault(host, []).append(rank)
     return by_host
-
-
-def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:
-    """Return how the clocks of ``timelines`` were brought together."""
-    offsets = [timeline.clock for timeline in timelines if timeline.clock.at_ns != (0, 0)]
-    if not offsets:
-        return ClockAlignment(method="one clock: all ranks are of one machine", uncertainty_s=0.0)
-    drift = max(abs(offset.drift) for offset in offsets)
-    uncertain_ns = sorted(max(offset.uncertainty_ns) for offset in offsets)
-    # Rank 0's own clock is certain; two others may be off in opposite directions.
-    return ClockAlignment(
-        method="compared with rank 0's over the store, before and after the measured steps",
-        uncertainty_s=sum(uncertain_ns[-2:]) * 1e-9,
-        drift=drift,
-    )
 
 
 def _common_steps(timelines: Sequence[RankTimeline]) -> Instants:

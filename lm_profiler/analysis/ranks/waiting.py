@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 
@@ -20,8 +20,7 @@ from lm_profiler.analysis.ranks.slowness import Slow
 
 Flags = NDArray[np.bool_]
 
-# a rank whose next mark or call comes so much before the last rank's arrival, and more than clocks may err, was not
-# held
+# a rank whose next mark or call comes so much before the last rank's arrival was not held
 _WENT_ON_NS = 200_000
 
 # the share of the calls of one name in one part before which ranks may have gone on; above it not all wait there
@@ -30,7 +29,7 @@ _MAY_GO_ON = 0.05
 
 @dataclass(frozen=True)
 class Calls:
-    """Collectives in the order in which the last rank came. ``[C, R]`` is call x rank, on rank 0's clock."""
+    """Collectives in the order in which the last rank came. ``[C, R]`` is call x rank."""
 
     names: list[str]  # [C]
     came_ns: Instants  # [C, R]
@@ -121,12 +120,12 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
         steps: numbers of steps that each of them has.
         overlap: whether gradients are reduced while backward goes on: then only the last call of a backward holds.
     """
+    timelines = [_from_first_step(timeline, steps) for timeline in timelines]
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
     at = np.stack([track.at(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
     parts = np.stack([track.codes[at[:, rank]] for rank, track in enumerate(tracks)], axis=1)
-    wrong_ns = max(max(timeline.clock.uncertainty_ns) for timeline in timelines)
-    waits_ns, meets = _waits(calls, tracks, at, parts, overlap, _WENT_ON_NS + 2 * wrong_ns)
+    waits_ns, meets = _waits(calls, tracks, at, parts, overlap)
     points_ns, step, first = _points(tracks, steps, calls.came_ns[meets])
     own, waiting, cells = [], [], []
     for rank, track in enumerate(tracks):
@@ -144,6 +143,17 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
         return np.stack([of.in_part_s(part) for of in cells], axis=1)
 
     return RanksWork(steps, np.stack(own), np.stack(waiting), in_part, step, first)
+
+
+def _from_first_step(timeline: RankTimeline, steps: Instants) -> RankTimeline:
+    """Return ``timeline`` with instants since its first step began, where it is on a stream's clock.
+
+    Waits are measured there, so that instants of several ranks need no common clock, but an order.
+    """
+    if timeline.waited_ns is None:
+        return timeline
+    zero = timeline.host_ns[timeline.first[:-1][np.isin(timeline.steps, steps)][0]]
+    return replace(timeline, host_ns=timeline.host_ns - zero, arrivals_ns=timeline.arrivals_ns - zero)
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
 
     One that not all ranks of its group know of is left out: who came last is unknown.
     """
-    arrivals = [timeline.clock.on_first(timeline.arrivals_ns) for timeline in timelines]
+    arrivals = [timeline.arrivals_ns for timeline in timelines]
     waited = [np.full(len(t.collectives), -1) if t.waited_ns is None else t.waited_ns for t in timelines]
     calls, ranks = timelines[0].collectives, len(timelines)
     if all(timeline.collectives == calls for timeline in timelines[1:]):
@@ -206,7 +216,6 @@ def _waits(
     at: NDArray[np.int64],
     parts: NDArray[np.uint8],
     overlap: bool,
-    tolerance_ns: int,
 ) -> tuple[Instants, Flags]:
     """Return how long each rank waited in each call, and in which calls all of them wait for the last one."""
     came, members, released = calls.came_ns, calls.members, calls.released_ns[:, None]
@@ -221,7 +230,7 @@ def _waits(
         behind = np.flatnonzero(part == BACKWARD).tolist()
         for _, of_one in groupby(behind, key=lambda call: (int(first[call]), int(place[call]))):
             holds[list(of_one)[:-1]] = False
-    went_on = np.asarray((members & (followed < released - tolerance_ns)).any(axis=1))
+    went_on = np.asarray((members & (followed < released - _WENT_ON_NS)).any(axis=1))
     alike = defaultdict[tuple[str, int], list[int]](list)
     for call in np.flatnonzero(holds).tolist():
         alike[calls.names[call], int(part[call])].append(call)

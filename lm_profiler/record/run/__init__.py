@@ -41,7 +41,6 @@ from lm_profiler.record.run.memory_facts import (
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, json_of, read_as
 from lm_profiler.record.run.ranks import (
     RANK_PARTS,
-    ClockAlignment,
     CollectiveFigures,
     FindingKind,
     RankDoubt,
@@ -94,7 +93,7 @@ from lm_profiler.record.run.waterfall import (
 
 __all__ = [
     "LIGHTNING", "MOMENTS", "OURS", "RANK_LOST", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading",
-    "BetweenSteps", "Bound", "ClockAlignment", "CollectiveFigures", "Contention", "Contributor", "Environment",
+    "BetweenSteps", "Bound", "CollectiveFigures", "Contention", "Contributor", "Environment",
     "Failure", "Finding", "FindingKind", "FindingName", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
     "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
     "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline, comes_ns, with_waits
+from lm_profiler.analysis.ranks.rank_timeline import Collective, RankTimeline, comes_ns, with_waits
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.record.parts import PARTS
 
@@ -16,7 +16,7 @@ def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> R
     nothing = np.array([], dtype=np.int64)
     waited = None if took_ns is None else np.array(took_ns, dtype=np.int64)
     codes = nothing.astype(np.uint8)
-    return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, ClockOffset(), waited)
+    return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, str(rank), waited)
 
 
 def test_a_rank_waits_from_when_it_comes_until_the_last_does() -> None:
@@ -77,7 +77,7 @@ def test_the_rank_that_streams_wait_for_is_named() -> None:
             (np.array(marks[rank]) * ms).astype(np.int64),
             (np.array(calls[rank]) * ms).astype(np.int64),
             [Collective("0", number, "nccl:all_reduce") for number in range(steps)],
-            ClockOffset(),
+            str(rank),
             (np.array(took[rank]) * ms).astype(np.int64),
         )
         for rank in (0, 1)

@@ -9,7 +9,6 @@ from cuda_trace import cuda_step
 from simulated_ranks import simulate, usual
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset
 from lm_profiler.analysis.ranks.ranks_summary import communication_figures, ranks_of
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
@@ -78,20 +77,12 @@ def test_one_rank_alone_and_no_common_step_say_nothing() -> None:
     assert ranks_of(truth.timelines, 2, overlap=True, steps=[99]) is None
 
 
-def test_how_the_clocks_were_brought_together() -> None:
-    timelines = simulate(usual(3, 3)).timelines
-    compared = [
-        replace(timeline, clock=replace(timeline.clock, uncertainty_ns=(1000 * rank, 2000 * rank)))
-        for rank, timeline in enumerate(timelines)
-    ]
-    of = ranks_of(compared, 3, overlap=True)
+def test_ranks_of_another_clock_are_not_compared() -> None:
+    first, second, third = simulate(usual(3, 3)).timelines
+    of = ranks_of([first, second, replace(third, clock="there")], 3, overlap=True)
     assert of is not None
-    assert of.clocks.uncertainty_s == pytest.approx(6e-6)  # of ranks 1 and 2, in opposite directions
-    assert of.clocks.drift == pytest.approx(1e-4, rel=0.01)
-    alike = [replace(timeline, clock=ClockOffset()) for timeline in simulate(usual(2, 3), clocks_wrong=False).timelines]
-    one = ranks_of(alike, 2, overlap=True)
-    assert one is not None
-    assert one.clocks.uncertainty_s == 0.0
+    assert (of.heard, len(of.notes)) == (2, 1)
+    assert ranks_of([first, replace(second, clock="there")], 2, overlap=True) is None
 
 
 def test_exposed_is_what_no_other_kernel_runs_beside_less_what_the_traced_rank_waits() -> None:

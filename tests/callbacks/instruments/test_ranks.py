@@ -15,7 +15,7 @@ from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRan
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.measure.collectives.recorder import Stand, StreamWaits
+from lm_profiler.measure.collective_calls import Stand, StreamWaits
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 

@@ -23,13 +23,11 @@ from benchmarks.free_port import free_port
 from lm_profiler.analysis.again import concluded_again
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.why.slack_model import Experiment, plan
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import gather
-from lm_profiler.callbacks.outcome.gather import Exchange, merge, packed, unpacked, with_clocks
-from lm_profiler.measure.collectives.alignment import ClockComparison, ClockReading
+from lm_profiler.callbacks.outcome.gather import Exchange, merge, packed, unpacked
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import Telemetry, read_run
@@ -349,24 +347,3 @@ def test_what_steps_take_of_each_rank_comes_together() -> None:
     counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
     sent = [Measured((), {}, batch_counts=[own]) for own in counts]
     assert merge([sent[0], unpacked(packed(sent[1]), 1)]).batch_counts == counts
-
-
-def test_each_timeline_has_its_own_clock_and_one_without_is_left_out() -> None:
-    clocks = ClockComparison(torch.distributed.HashStore(), 0, 3, 1.0, own="a")
-    clocks._clocks = ["a", "b", None]
-    clocks.readings["b"] = [ClockReading(100, 7, 2), ClockReading(300, 9, 1)]
-    instants = np.array([150, 250])
-    one = RankTimeline(
-        0,
-        "host",
-        np.array([1]),
-        np.array([0, 2]),
-        np.array([0, 7], np.uint8),
-        instants,
-        instants,
-        [Collective("0", 1, "gloo:all_reduce")] * 2,
-        ClockOffset(),
-    )
-    known, notes = with_clocks([replace(one, rank=rank) for rank in range(3)], clocks)
-    assert [each.clock for each in known] == [ClockOffset(), ClockOffset((100, 300), (7, 9), (2, 1))]
-    assert notes == ["who waits for whom is not known of rank 2, whose clock could not be compared with rank 0's"]

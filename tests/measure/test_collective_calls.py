@@ -13,7 +13,7 @@ from flight_ring import Ring
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lm_profiler.measure.collectives.recorder import (
+from lm_profiler.measure.collective_calls import (
     Arrivals,
     StreamWaits,
     collectives,
