@@ -24,7 +24,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import distributed
-from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from lm_profiler.analysis.again import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
@@ -174,10 +174,9 @@ class RunContext:
         rank = self.rank
         if isinstance(error, ProcessException):  # of a rank that was forked or spawned
             rank = (rank or 0) + error.error_index
-        if isinstance(error, ProcessExitedException):
-            if error.exit_code == INTERRUPTED:
+            if getattr(error, "exit_code", None) == INTERRUPTED:
                 return self.ended(KeyboardInterrupt())
-            self._rank_lost(rank or 0, error.exit_code)
+            self._rank_ended(rank, error)
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
@@ -191,8 +190,8 @@ class RunContext:
             say(f"traceback in {from_here(path)}")
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
-    def _rank_lost(self, rank: int, code: int) -> None:
-        """Record that ``rank``, which this process has started, has ended with an exit code.
+    def _rank_ended(self, rank: int, error: ProcessException) -> None:
+        """Record that ``rank``, which this process has started, has ended badly.
 
         Where it left no word it was killed, and what ended the others followed from that: also the signal that torch
         sends them then, which is no interruption of the run.
@@ -200,9 +199,12 @@ class RunContext:
         folder = self.folder
         if folder is None:
             return
-        nowhere = Failure(phase="setup", step=None, type="", message="", host=platform.node())
-        ends = read_ends(folder) or {-1: RankEnd(status="failed", failure=nowhere, at=0.0, followed=True)}
-        cause = first_end(ends, [rank], {rank: code}) or ends[-1]
+        ends, failure = read_ends(folder), _failure(error).model_copy(update={"rank": rank, "host": platform.node()})
+        if not isinstance(error, ProcessExitedException):  # it raised, perhaps before it knew the folder
+            ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
+        elif not ends:
+            ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
+        cause = first_end(ends, [rank], {rank: getattr(error, "exit_code", 1)}) or ends[min(ends)]
         if (record := self.record) is None:
             self._record(cause.status, cause.failure)
         else:
@@ -235,7 +237,10 @@ def _has_final_record(folder: Path) -> bool:
 
 
 def _failure(error: BaseException) -> Failure:
-    return Failure(phase="setup", step=None, type=type(error).__name__, message=first_line(error))
+    kind, message = type(error).__name__, first_line(error)
+    if isinstance(error, ProcessRaisedException):  # its text is the traceback in the rank
+        kind, _, message = str(error).rstrip().splitlines()[-1].partition(": ")
+    return Failure(phase="setup", step=None, type=kind.rpartition(".")[2], message=message)
 
 
 class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
@@ -249,6 +254,8 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
+                for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending already
+                    signal.signal(number, signal.SIG_IGN)
                 for each in getattr(trainer, "callbacks", ()):
                     if trainer is not None and isinstance(each, TrainingProfiler):
                         each.on_exception(trainer, trainer.lightning_module, error)
@@ -275,6 +282,8 @@ def leave_group() -> None:
 
 def end_ranks(trainer: Trainer | None, ask: bool = False) -> None:
     """Wait for the ranks that Lightning started, which are told to end if ``ask``; kill those that do not end."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "gloo":
+        leave_group()  # who waits for this rank sees that it has gone; NCCL would wait for the others
     launcher = trainer.strategy.launcher if trainer is not None else None
     processes = getattr(launcher, "procs", [])
     children = list(processes)

@@ -42,7 +42,7 @@ def run(call: Call) -> int:
                 return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED
             return OK
         except (KeyboardInterrupt, SystemExit) as error:
-            end_ranks(getattr(cli, "trainer", None), ask=True)
+            end_ranks(getattr(cli, "trainer", None), ask=isinstance(error.__context__ or error, KeyboardInterrupt))
             return cli.context.ended(error)
         except Exception as error:
             if not cli.context.is_refusal(error):
