@@ -85,14 +85,11 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
 
 @dataclass(frozen=True)
 class HeardRanks:
-    """The ranks that said when they came: what each is called, and its host.
+    """The ranks that said when they came."""
 
-    ``contended`` is what other programs may have made late, where they used the machine.
-    """
-
-    named: Sequence[int]
+    named: Sequence[int]  # the number of each
     hosts: Sequence[str]
-    contended: Contended | None = None
+    contended: Contended | None = None  # what other programs may have made late, where they used the machine
 
 
 def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
@@ -127,12 +124,10 @@ def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFindi
     if half_s >= saves_s:
         return None
     hosts = {group.hosts[rank] for rank in ranks}
-    whole_host = len(ranks) > 1 and len(hosts) == 1 and ranks == [
-        rank for rank, host in enumerate(group.hosts) if host in hosts
-    ]  # fmt: skip
-    everywhere = len(set(group.hosts)) == 1
+    there = [rank for rank, host in enumerate(group.hosts) if host in hosts]
+    is_host = len(hosts) == 1 and ranks == there and len(there) < len(group.hosts)
     return RankFinding(
-        kind="straggler" if len(ranks) == 1 else "host" if whole_host and not everywhere else "several",
+        kind="straggler" if len(ranks) == 1 else "host" if is_host else "several",
         rank=group.named[ranks[0]] if len(ranks) == 1 else None,
         host=hosts.pop() if len(hosts) == 1 else None,
         phase=RANK_PARTS[mended[0].part] if len(longest) == 1 else None,
@@ -187,11 +182,11 @@ def _last_in(work: RanksWork, ranks: Sequence[int]) -> int:
 
 def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     """Return how long those that are not of ``ranks`` wait for them, in the mean; of all ranks, how long each waits."""
-    everyone = len(work.own_s)
-    others = np.delete(work.waiting_s, ranks, axis=0) if len(ranks) < everyone else work.waiting_s
-    waited_s = float(others.sum(axis=2).mean())
-    by_all = float(work.caused_s[ranks].sum(axis=0).mean()) * (everyone - 1)
-    return min(by_all / max(everyone - len(ranks), 1), waited_s) if len(ranks) < everyone else waited_s
+    waiting_s, everyone = work.waiting_s.sum(axis=2), len(work.own_s)
+    if len(ranks) == everyone:
+        return float(waiting_s.mean())
+    by_all = float(work.caused_s[ranks].sum(axis=0).mean()) * (everyone - 1)  # slow ranks wait for each other, too
+    return min(by_all / (everyone - len(ranks)), float(np.delete(waiting_s, ranks, axis=0).mean()))
 
 
 def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:

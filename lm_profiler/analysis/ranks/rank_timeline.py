@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,12 +49,6 @@ class RankTimeline:
     # int64[k], how long it waited at each for the others, where that is measured (on NCCL: the duration on its stream
     # less the least of all ranks); -1 where it is not. None: arrivals say it.
     waited_ns: Instants | None = None
-
-    def __eq__(self, other: Any) -> bool:
-        """Return whether both say the same."""
-        if not isinstance(other, RankTimeline):
-            return NotImplemented
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
 
 
 OUTSIDE = len(PARTS)  # the code of what lies in no step
@@ -155,8 +149,7 @@ def comes_ns(
         took_ns: how long each takes on its stream; 0 where that is not known.
         host_ns: the marks between parts, as the host made them.
         stream_ns: the same marks, as the stream came to them.
-        behind: of each mark, whether the calls of the part that it begins are made while the rank goes on with its
-            own work, which ends with the last of them (DDP's backward).
+        behind: of each mark, whether the rank goes on with its own work beside the calls of that part (DDP's backward).
     """
     comes = np.interp(called_ns, host_ns, stream_ns)
     part = np.searchsorted(host_ns, called_ns, "right") - 1

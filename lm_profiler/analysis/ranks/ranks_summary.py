@@ -44,7 +44,7 @@ def ranks_of(
         timelines: of the ranks that know.
         world: how many ranks there are.
         overlap: whether gradients are reduced while backward goes on (DDP).
-        steps: numbers of the steps that the figures are of; None: all that were measured, of which the finding is.
+        steps: those that the figures are of; None: all that were measured, of which the finding is.
         witness: what the waiting is known from.
         traced: steps of rank 0, which tell of communication.
         contention: what else used the machine.
@@ -88,12 +88,9 @@ def ranks_of(
 def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return the fields of ``Ranks`` on communication, from traced steps; none where nothing is known.
 
-    A trace tells of one rank, and cannot tell communication from waiting. What no compute hides is told for a device
-    alone: on the CPU the calls return at once, and what is waited for is in no operator.
-
-    Args:
-        traced: steps of rank 0.
-        waiting_s: how long that rank waits in each phase; None is unknown, and then waiting is included.
+    A trace tells of one rank, which may wait for ``waiting_s`` in each phase: it cannot tell communication from
+    waiting. What no compute hides is told for a device alone: on the CPU the calls return at once, and what is waited
+    for is in no operator.
     """
     if traced is None:
         return {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 
 import numpy as np
@@ -113,12 +113,9 @@ class RanksWork:
 
 
 def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> RanksWork:
-    """Return the own work and the waiting of ``timelines``, of at least two ranks.
+    """Return the own work and the waiting of two ranks or more in ``steps``, which all of them have.
 
-    Args:
-        timelines: one of each rank.
-        steps: numbers of steps that each of them has.
-        overlap: whether gradients are reduced while backward goes on: then only the last call of a backward holds.
+    With ``overlap`` gradients are reduced while backward goes on: then only the last call of a backward holds.
     """
     timelines = [_from_first_step(timeline, steps) for timeline in timelines]
     tracks = [Track.of(timeline, steps) for timeline in timelines]
@@ -131,7 +128,7 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
     for rank, track in enumerate(tracks):
         mine = calls.members[:, rank]
         came_ns, waited_ns, codes = calls.came_ns[mine, rank], waits_ns[mine, rank], parts[mine, rank]
-        cells.append(_Cells(track, points_ns[:, rank], came_ns, waited_ns, codes))
+        cells.append(partial(_own_s, track, points_ns[:, rank], came_ns, waited_ns, codes))
         of_step = np.clip(np.searchsorted(track.end_ns, came_ns, "left"), 0, len(steps) - 1)
         waited = np.bincount(of_step * (OUTSIDE + 1) + codes, waited_ns, len(steps) * (OUTSIDE + 1))
         waited = waited.reshape(-1, OUTSIDE + 1)
@@ -140,7 +137,7 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
 
     @cache
     def in_part(part: int | None) -> Seconds:
-        return np.stack([of.in_part_s(part) for of in cells], axis=1)
+        return np.stack([of(part) for of in cells], axis=1)
 
     return RanksWork(steps, np.stack(own), np.stack(waiting), in_part, step, first)
 
@@ -156,22 +153,15 @@ def _from_first_step(timeline: RankTimeline, steps: Instants) -> RankTimeline:
     return replace(timeline, host_ns=timeline.host_ns - zero, arrivals_ns=timeline.arrivals_ns - zero)
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """The cells of one rank."""
-
-    track: Track
-    ends_ns: Instants  # of each cell
-    came_ns: Instants  # when the rank came to each call, how long it waited there, and in which part
-    waited_ns: Instants
-    parts: NDArray[np.uint8]
-
-    def in_part_s(self, part: int | None) -> Seconds:
-        ends_ns, in_cell = self.ends_ns, np.searchsorted(self.ends_ns, self.came_ns, "right")
-        mine = (in_cell < len(ends_ns)) & ((self.parts == part) if part is not None else True)
-        waited_ns = np.bincount(in_cell[mine], self.waited_ns[mine], len(ends_ns))
-        until_ns = ends_ns - ends_ns[0] if part is None else self.track.in_part_until_ns(part, ends_ns)
-        return np.asarray(np.maximum(np.diff(until_ns, prepend=until_ns[0]) - waited_ns, 0.0) * 1e-9)
+def _own_s(
+    track: Track, ends_ns: Instants, came_ns: Instants, waited_ns: Instants, parts: NDArray[np.uint8], part: int | None
+) -> Seconds:
+    """Return one rank's own work in ``part``, or in all parts, in cells that end at ``ends_ns``, from its calls."""
+    in_cell = np.searchsorted(ends_ns, came_ns, "right")
+    mine = (in_cell < len(ends_ns)) & ((parts == part) if part is not None else True)
+    waits_ns = np.bincount(in_cell[mine], waited_ns[mine], len(ends_ns))
+    until_ns = ends_ns - ends_ns[0] if part is None else track.in_part_until_ns(part, ends_ns)
+    return np.asarray(np.maximum(np.diff(until_ns, prepend=until_ns[0]) - waits_ns, 0.0) * 1e-9)
 
 
 def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> Calls:
@@ -198,11 +188,8 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
         for rank, place in enumerate(at):
             mine = np.flatnonzero([rank in ranks_of[group] for group, _ in known])
             where = [place[known[k]] for k in mine.tolist()]
-            members[mine, rank], came[mine, rank], measured[mine, rank] = (
-                True,
-                arrivals[rank][where],
-                waited[rank][where],
-            )
+            members[mine, rank] = True
+            came[mine, rank], measured[mine, rank] = arrivals[rank][where], waited[rank][where]
     released = Calls([], came, members, measured).released_ns
     order = released.argsort(kind="stable")  # what comes later on every rank has the later last arrival, too
     begin, end = min(track.begin_ns[0] for track in tracks), max(track.end_ns[-1] for track in tracks)
@@ -211,11 +198,7 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
 
 
 def _waits(
-    calls: Calls,
-    tracks: Sequence[Track],
-    at: NDArray[np.int64],
-    parts: NDArray[np.uint8],
-    overlap: bool,
+    calls: Calls, tracks: Sequence[Track], at: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool
 ) -> tuple[Instants, Flags]:
     """Return how long each rank waited in each call, and in which calls all of them wait for the last one."""
     came, members, released = calls.came_ns, calls.members, calls.released_ns[:, None]
