@@ -15,7 +15,6 @@ from sys import intern
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch.distributed
 
 from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, RankTimeline, comes_ns
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -116,14 +115,12 @@ class RanksWatch:
         if arrivals is None:
             return "this torch has no flight recorder"
         if arrivals.lost:
-            return (
-                f"a step calls more collectives than torch's flight recorder holds; it holds"
-                f" {counted(arrivals.room, 'call')}, set TORCH_FR_BUFFER_SIZE to more"
-            )
+            holds = counted(arrivals.room, "call")
+            return f"a step makes more than the {holds} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if arrivals.room == 0 or arrivals.last < 0:  # no entry at all, not even of DDP's first broadcast
-            return "torch's flight recorder is empty; where it is off, TORCH_FR_BUFFER_SIZE=2000 switches it on"
+            return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
         return None
@@ -133,10 +130,7 @@ class RanksWatch:
 
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
-    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them.
-
-    Where there are more than ``MOST_CALLS``, only the last steps are kept.
-    """
+    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before; the last steps of many."""
     at_ns = np.array(arrivals.at_ns, dtype=np.int64)
     until = int(np.searchsorted(at_ns, marks[-1].host_ns[-1], "right"))
     before = np.searchsorted(at_ns, [each.host_ns[0] for each in marks])
@@ -186,8 +180,6 @@ class StreamRanksWatch(RanksWatch):
 
     stream: EventStream | None = None  # the device's clock
     waits: StreamWaits | None = None  # records the waits of the computing stream
-    # returns the backend over which the ranks talk
-    backend: Callable[[], str] = lambda: torch.distributed.get_backend()  # which a torch without ranks lacks
     _on_stream: list[StepMarks] = field(default_factory=list)
     _stood: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
@@ -241,11 +233,6 @@ class StreamRanksWatch(RanksWatch):
             stood.append(_StreamWait(stand.at_ns, since_ns, until_ns, call))
         return stood
 
-    def _why_not(self) -> str | None:
-        if self.arrivals is not None and self.arrivals.last < 0 and (talk := self.backend()) != "nccl":
-            return f"on a GPU only NCCL times its collectives, and these ranks talk over {talk}"
-        return super()._why_not()
-
     def _drain(self, arrivals: Arrivals) -> None:
         drain_timed(arrivals)
 
@@ -274,4 +261,5 @@ class StreamRanksWatch(RanksWatch):
         order = np.argsort(host_ns, kind="stable")
         calls_ns, took_there = on_host.arrivals_ns, np.maximum(took_ns, 0)
         comes = comes_ns(calls_ns, took_there, host_ns[order], stream_ns[order], behind[order])
-        return replace(on_host, host_ns=on_stream.host_ns, arrivals_ns=comes, waited_ns=took_ns)
+        zero = on_stream.host_ns[0]  # waits are measured, so that instants of several ranks need no clock but an order
+        return replace(on_host, host_ns=on_stream.host_ns - zero, arrivals_ns=comes - zero, waited_ns=took_ns)

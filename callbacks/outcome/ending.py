@@ -49,12 +49,7 @@ from lm_profiler.tensorboard.summary import scalars_summary, write_events, write
 
 @dataclass(eq=False)
 class Ending:
-    """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail.
-
-    ``part`` guards every call, and calls ``abandon`` on an error. ``over`` is true once nothing is left to do.
-    ``folder`` holds the run's files, and ``record`` is what was last written there. ``end`` is how this rank ended,
-    None where it ended well or there is no other.
-    """
+    """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail."""
 
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run was to do
@@ -63,14 +58,14 @@ class Ending:
     take_out: Callable[[], None]  # restores the Trainer
     tell: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
-    part: Guard = UNGUARDED
+    part: Guard = UNGUARDED  # guards every call, and calls ``abandon`` on an error
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
     collector: Collector = field(init=False)
-    folder: Path | None = None
-    record: RunRecord | None = None
-    end: RankEnd | None = None
-    over: bool = False
+    folder: Path | None = None  # holds the run's files
+    record: RunRecord | None = None  # what was last written there
+    end: RankEnd | None = None  # how this rank ended; None where it ended well, or there is no other
+    over: bool = False  # whether nothing is left to do
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:

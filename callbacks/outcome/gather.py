@@ -113,9 +113,7 @@ class Exchange:
         """Return on every rank what ``find`` returns on rank 0. All ranks have to ask in the same order.
 
         Raises:
-            RuntimeError: ``find`` raised on rank 0, or rank 0 did not answer in time.
-            ValueError: the answer is not one of ours.
-            Exception: on rank 0, what ``find`` raises.
+            Exception: ``find`` raised on rank 0, or its answer is not one of ours, or did not come in time.
         """
         if self.store is None:
             return find()

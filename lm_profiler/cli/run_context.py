@@ -66,23 +66,14 @@ def local_rank() -> int:
 
 
 class RunContext:
-    """What the command line knows of a run, which may fail before it begins.
-
-    Args:
-        verb: The Trainer's verb.
-        launch: How the run was started.
-        log_dir: Folder of all runs.
-
-    Nothing is on disk before ``begin``. Rank 0 alone claims ``folder``, which is None on the other ranks. ``profiler``
-    is the instruments' callback, None before there is one; from its set-up on, it writes the record.
-    """
+    """What the command line knows of a run, which may fail before it begins. Nothing is on disk before ``begin``."""
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        self.profiler: TrainingProfiler | None = None
+        self.profiler: TrainingProfiler | None = None  # from its set-up on, it writes the record
         self.rank: int | None = None
-        self.folder: Path | None = None
+        self.folder: Path | None = None  # claimed by rank 0 alone
         self._parent = Path(log_dir, launch.name)
         self._made: list[Path] = []
 
@@ -301,8 +292,5 @@ def end_ranks(trainer: Trainer | None, ask: bool = False) -> None:
 
 
 def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
-    if isinstance(child, BaseProcess):  # a rank of ddp_spawn, ddp_fork or ddp_notebook
-        child.join(timeout)
-        return
     with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout)
+        child.join(timeout) if isinstance(child, BaseProcess) else child.wait(timeout)

@@ -27,6 +27,7 @@ Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest f
 _TRIES = 20  # attempts to read two clocks at the same time; the closest counts, and is within a microsecond
 
 _PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second
+_LOOK_S = 0.05  # seconds between two looks
 
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
 # time and this constant, the wall clock was set.
@@ -34,14 +35,13 @@ _DRIFT, _JITTER_NS = 1e-5, 100_000
 
 
 class CollectiveCall(NamedTuple):
-    """One collective call: the group's name, its sequence number (the same on all ranks of the group), the operation,
-    when it was called, and how long it took on the device where that was timed."""
+    """One collective call."""
 
-    group: str
-    number: int
-    name: str
-    wall_ns: int
-    duration_ns: int | None = None
+    group: str  # the group's name
+    number: int  # its sequence number, the same on all ranks of the group
+    name: str  # the operation
+    wall_ns: int  # when it was called
+    duration_ns: int | None = None  # how long it took on the device, where that was timed
 
 
 def flight_recorder(device_type: str) -> Dump | None:
@@ -102,21 +102,16 @@ def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_
 
 @dataclass(eq=False)
 class Arrivals:
-    """Collects the ring's calls before they are overwritten, and converts their instants to ``clock``.
-
-    ``calls`` has all calls since those that the ring held at the first reading, ``at_ns`` their instants. ``lost``:
-    entries were overwritten before they were read. ``clock_was_set``: the wall clock was set, so that the instants
-    cannot be trusted.
-    """
+    """Collects the ring's calls before they are overwritten, and converts their instants to ``clock``."""
 
     dump: Dump  # reads the ring
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the ring's clock
     room: int = field(default_factory=ring_size)  # the capacity of the ring
-    calls: list[CollectiveCall] = field(default_factory=list)
-    at_ns: list[int] = field(default_factory=list)
-    lost: bool = False
-    clock_was_set: bool = False
+    calls: list[CollectiveCall] = field(default_factory=list)  # since those that it held at the first reading
+    at_ns: list[int] = field(default_factory=list)  # their instants
+    lost: bool = False  # whether entries were overwritten before they were read
+    clock_was_set: bool = False  # whether the wall clock was set, so that the instants cannot be trusted
     last: int = -1  # the number of the newest entry that was read
     _ahead: tuple[int, int] | None = None
 
@@ -141,28 +136,19 @@ class Arrivals:
 
 
 def time_collectives() -> None:
-    """Switch timing on for all groups, at the cost of two events a collective. It cannot be switched off.
-
-    Raises:
-        RuntimeError: a backend or this torch cannot do it.
-    """
+    """Switch timing on for all groups, at the cost of two events a collective. It cannot be switched off."""
     for group in list(WORLD.find().pg_map):
         TIME_COLLECTIVES.of(group)()
 
 
-def drain_timed(
-    arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep, clock: Callable[[], float] = time.monotonic
-) -> None:
+def drain_timed(arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep) -> None:
     """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
-    until = clock() + _PATIENCE_S
-    while _untimed(arrivals.dump, arrivals.last) and clock() < until:
-        sleep(0.05)
+    for _ in range(round(_PATIENCE_S / _LOOK_S)):
+        fresh = (entry for entry in arrivals.dump() if entry["record_id"] > arrivals.last)
+        if all(call.duration_ns is not None for call in collectives(fresh)):
+            break
+        sleep(_LOOK_S)
     arrivals.drain()
-
-
-def _untimed(dump: Dump, after: int) -> bool:
-    fresh = [entry for entry in dump() if entry["record_id"] > after]
-    return any(call.duration_ns is None for call in collectives(fresh))
 
 
 def reduces_in_backward(wrapped: object) -> bool:
@@ -178,8 +164,7 @@ def reduces_in_backward(wrapped: object) -> bool:
 def most_reductions(wrapped: object) -> int | None:
     """Return how many all-reduces DDP calls in a backward at most: one for each of its buckets.
 
-    None where ``wrapped`` is no DDP, has not yet decided on its buckets, or has a communication hook of the user's,
-    which may call anything.
+    None where ``wrapped`` is no DDP, or has a communication hook of the user's, which may call anything.
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return None
@@ -206,17 +191,11 @@ class StreamWaits:
     results. The duration of a collective says little about that wait: two that queue behind each other both take long,
     while the computing stream is busy.
 
-    Args:
-        record: returns an instant of the current stream.
-        clock: the host's clock of the marks.
-        cuda: what has ``Stream``, ``current_stream`` and ``set_stream``; tests hand in their own.
+    ``record`` returns an instant of the current stream, ``clock`` is the host's of the marks.
     """
 
     def __init__(
-        self,
-        record: Callable[[], torch.Event],
-        clock: Callable[[], int] = time.perf_counter_ns,
-        cuda: Any = torch.cuda,
+        self, record: Callable[[], torch.Event], clock: Callable[[], int] = time.perf_counter_ns, cuda: Any = torch.cuda
     ) -> None:
         self._record, self._clock, self._cuda = record, clock, cuda
         self._turns: list[tuple[int, bool]] = []

@@ -126,6 +126,7 @@ def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFindi
     hosts = {group.hosts[rank] for rank in ranks}
     there = [rank for rank, host in enumerate(group.hosts) if host in hosts]
     is_host = len(hosts) == 1 and ranks == there and len(there) < len(group.hosts)
+    caused_s = work.caused_s[ranks].sum(axis=0)
     return RankFinding(
         kind="straggler" if len(ranks) == 1 else "host" if is_host else "several",
         rank=group.named[ranks[0]] if len(ranks) == 1 else None,
@@ -135,7 +136,7 @@ def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFindi
         saves_s=saves_s,
         low_s=saves_s - half_s,
         high_s=saves_s + half_s,
-        last_in=_last_in(work, ranks),
+        last_in=int(np.count_nonzero(caused_s > np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0))),
         others_wait_s=_others_wait_s(work, ranks),
         slow=[_slow_rank(one, work, group) for one in mended[:_MOST_KEPT]],
         slow_ranks=len(ranks),
@@ -145,10 +146,8 @@ def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFindi
 
 def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
     """Return those without which less would be saved, the slowest first: mending another one of them may be in vain."""
-    in_part: defaultdict[int, list[Slow]] = defaultdict(list)
-    for one in slow:
-        in_part[one.part].append(one)
-    units = [unit for some in in_part.values() for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
+    parts = [[one for one in slow if one.part == part] for part in {one.part for one in slow}]
+    units = [unit for some in parts for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
     kept = list(slow)
     saved_s = all_s = work.saves_s(kept)
     for unit in sorted(units, key=lambda unit: unit[0].seconds):
@@ -160,7 +159,6 @@ def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
 
 
 def _slow_rank(one: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
-    steps = work.steps
     return SlowRank(
         rank=group.named[one.rank],
         host=group.hosts[one.rank],
@@ -169,15 +167,9 @@ def _slow_rank(one: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
         low_s=one.seconds - one.half_s if math.isfinite(one.half_s) else None,
         high_s=one.seconds + one.half_s if math.isfinite(one.half_s) else None,
         certain=one.certain,
-        first_step=int(steps[one.first]),
-        last_step=int(steps[one.end - 1]),
+        first_step=int(work.steps[one.first]),
+        last_step=int(work.steps[one.end - 1]),
     )
-
-
-def _last_in(work: RanksWork, ranks: Sequence[int]) -> int:
-    """Return in how many steps the others waited longest for ``ranks``."""
-    rest = np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0)
-    return int(np.count_nonzero(work.caused_s[ranks].sum(axis=0) > rest))
 
 
 def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:

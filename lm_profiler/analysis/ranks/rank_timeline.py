@@ -116,24 +116,17 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
     Of a collective that not all of its ranks have timed nothing is known.
     """
     least: dict[tuple[str, int], int] = {}
-    for timeline in timelines:
-        for call, took_ns in _timed(timeline):
-            key = (call.group, call.number)
-            least[key] = min(least.get(key, took_ns), took_ns)
-    return [timeline if timeline.waited_ns is None else _waiting(timeline, least) for timeline in timelines]
+    took = [list[int]() if t.waited_ns is None else t.waited_ns.tolist() for t in timelines]
+    for timeline, took_ns in zip(timelines, took, strict=True):
+        for call, ns in zip(timeline.collectives, took_ns, strict=False):
+            least[call[:2]] = min(least.get(call[:2], ns), ns)
 
+    def waits(timeline: RankTimeline, took_ns: list[int]) -> RankTimeline:
+        least_ns = [least[call[:2]] for call in timeline.collectives]
+        waited = [ns - known if known >= 0 else -1 for ns, known in zip(took_ns, least_ns, strict=True)]
+        return replace(timeline, waited_ns=np.array(waited, dtype=np.int64))
 
-def _timed(timeline: RankTimeline) -> list[tuple[Collective, int]]:
-    took_ns = [] if timeline.waited_ns is None else timeline.waited_ns.tolist()
-    return list(zip(timeline.collectives, took_ns, strict=False))
-
-
-def _waiting(timeline: RankTimeline, least: dict[tuple[str, int], int]) -> RankTimeline:
-    waited = [
-        took_ns - least[call.group, call.number] if min(took_ns, least[call.group, call.number]) >= 0 else -1
-        for call, took_ns in _timed(timeline)
-    ]
-    return replace(timeline, waited_ns=np.array(waited, dtype=np.int64))
+    return [t if t.waited_ns is None else waits(t, ns) for t, ns in zip(timelines, took, strict=True)]
 
 
 def comes_ns(

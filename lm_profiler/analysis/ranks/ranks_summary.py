@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
-from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Instants, RankTimeline, Seconds
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, RankTimeline, Seconds
 from lm_profiler.analysis.ranks.waiting import work_of
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
@@ -24,8 +24,9 @@ from lm_profiler.record.run import (
     StepCounters,
 )
 
+# the record has all of so many ranks; of more the first, and so many of the busiest and of the idlest
 _SHOWN, _EXTREMES = 64, 8
-_COLUMNS = 256
+_COLUMNS = 256  # the last steps, which the heat map shows
 
 
 def ranks_of(
@@ -53,34 +54,46 @@ def ranks_of(
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
     # Arrivals on different clocks tell nothing; waits that were measured need no common one.
     timelines = [of for of in timelines if of.waited_ns is not None or of.clock == timelines[0].clock]
-    common = _common_steps(timelines)
+    if len(timelines) < 2:
+        return None
+    common = reduce(np.intersect1d, (timeline.steps for timeline in timelines))
     kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
-    if len(timelines) < 2 or not kept.any():
+    if not kept.any():
         return None
     work = work_of(timelines, common, overlap)
     own_s, waiting_s, common = work.own_s[:, kept, :OUTSIDE], work.waiting_s[:, kept], common[kept]
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
-    shown, columns = _shown(own_s), _columns(len(common))
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
     group = HeardRanks(named, hosts, contended(contention, counters, named))
     concluded = finding(work, group)
     missing = world - len(timelines)
-    unseen = (
-        f"{missing} of {world} ranks did not say when they came, or by another clock: nobody is seen to wait for them"
-    )
+    unseen = f"{missing} of {world} ranks did not say when they came, or by another clock"
+    by_host: dict[str, list[int]] = {}
+    for timeline in timelines:
+        by_host.setdefault(timeline.host, []).append(timeline.rank)
+    busy = np.argsort(own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
     return Ranks(
         world=world,
-        hosts=_by_host(named, hosts),
+        hosts=by_host,
         steps=len(common),
         step_s=step_s,
         own=_spreads(own_s, named),
         waiting=_spreads(waiting_s, named),
         waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
-        by_rank=[_times(own_s[r], waiting_s[r], named[r], hosts[r], columns) for r in shown],
-        columns=[int(common[first]) for first in columns],
+        by_rank=[
+            RankTimes(
+                rank=named[r],
+                host=hosts[r],
+                own_s=_by_part(own_s[r]),
+                waiting_s=_by_part(waiting_s[r]),
+                own_by_column_s=own_s[r, -_COLUMNS:].sum(axis=1).tolist(),
+            )
+            for r in sorted(busy if len(busy) <= _SHOWN else {0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
+        ],
+        columns=common[-_COLUMNS:].tolist(),
         finding=concluded,
         witness=witness,
-        notes=[unseen] if missing else [],
+        notes=[f"{unseen}: nobody is seen to wait for them"] if missing else [],
         **communication_figures(traced, _by_part(waiting_s[0]) if named[0] == 0 else None),
     )
 
@@ -119,21 +132,6 @@ def _by_part(seconds: Seconds) -> dict[str, float]:
     return {part: float(s) for part, s in zip(PARTS, seconds.mean(axis=0), strict=True) if s > 0.0}
 
 
-def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]:
-    by_host: dict[str, list[int]] = {}
-    for rank, host in zip(ranks, hosts, strict=True):
-        by_host.setdefault(host, []).append(rank)
-    return by_host
-
-
-def _common_steps(timelines: Sequence[RankTimeline]) -> Instants:
-    common = timelines[0].steps if timelines else np.array([], dtype=np.int64)
-    for timeline in timelines[1:]:
-        if not np.array_equal(common, timeline.steps):
-            common = np.intersect1d(common, timeline.steps)
-    return common
-
-
 def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
     """Return the spread over the ranks of each part that any rank spent time in."""
     means = seconds.mean(axis=1)
@@ -147,25 +145,3 @@ def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
         for part, column in zip(PARTS, means.T, strict=True)
         if column.max() > 0.0
     }
-
-
-def _shown(own_s: Seconds) -> list[int]:
-    """Indices of the ranks that the record has: all, or the first, the busiest and the idlest."""
-    busy = np.argsort(own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
-    return sorted(busy) if len(busy) <= _SHOWN else sorted({0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
-
-
-def _columns(steps: int) -> NDArray[np.int64]:
-    """Return where each column begins."""
-    return np.unique(np.linspace(0, steps, min(steps, _COLUMNS), endpoint=False).astype(np.int64))
-
-
-def _times(own: Seconds, waiting: Seconds, rank: int, host: str, columns: NDArray[np.int64]) -> RankTimes:
-    sizes = np.diff(np.append(columns, len(own)))
-    return RankTimes(
-        rank=rank,
-        host=host,
-        own_s=_by_part(own),
-        waiting_s=_by_part(waiting),
-        own_by_column_s=(np.add.reduceat(own.sum(axis=1), columns) / sizes).tolist(),
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby
 
@@ -117,7 +117,6 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
 
     With ``overlap`` gradients are reduced while backward goes on: then only the last call of a backward holds.
     """
-    timelines = [_from_first_step(timeline, steps) for timeline in timelines]
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
     at = np.stack([track.at(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
@@ -140,17 +139,6 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
         return np.stack([of(part) for of in cells], axis=1)
 
     return RanksWork(steps, np.stack(own), np.stack(waiting), in_part, step, first)
-
-
-def _from_first_step(timeline: RankTimeline, steps: Instants) -> RankTimeline:
-    """Return ``timeline`` with instants since its first step began, where it is on a stream's clock.
-
-    Waits are measured there, so that instants of several ranks need no common clock, but an order.
-    """
-    if timeline.waited_ns is None:
-        return timeline
-    zero = timeline.host_ns[timeline.first[:-1][np.isin(timeline.steps, steps)][0]]
-    return replace(timeline, host_ns=timeline.host_ns - zero, arrivals_ns=timeline.arrivals_ns - zero)
 
 
 def _own_s(

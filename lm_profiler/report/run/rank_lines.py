@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import fmean, median
 
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RANK_PARTS, Floor, Ranks, RankSpread, RunRecord, SlowRank
+from lm_profiler.record.run import RANK_PARTS, Ranks, RankSpread, RunRecord, SlowRank
 from lm_profiler.record.text import ranks_text
 from lm_profiler.report.run.phase_table import table_of
 from lm_profiler.report.tables.table import Table, ms_text
@@ -26,10 +26,10 @@ def own_work_table(record: RunRecord) -> Table:
         spreads[WAITING] = waiting
     rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
     step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
-    floors = {
-        part: _of_own(floor, spreads[part].median_s)
-        for part, floor in record.floors.items()
-        if part in spreads and not record.contended
+    known = {} if record.contended else {part: of for part, of in record.floors.items() if part in spreads}
+    floors = {  # held against own work: a rank cannot wait faster
+        part: of.model_copy(update={"times": spreads[part].median_s / of.seconds if of.seconds else None})
+        for part, of in known.items()
     }
     return table_of(titles, [*rows, ("step", step)], floors)
 
@@ -39,11 +39,6 @@ def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
     middle, least, most = map(ms_text, (spread.median_s, spread.least_s, spread.largest_s))
     share = f"{spread.median_s / step_s:.1%}" if step_s else ""
     return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
-
-
-def _of_own(floor: Floor, own_s: float) -> Floor:
-    """Return ``floor`` against own work: a rank cannot wait faster."""
-    return floor.model_copy(update={"times": own_s / floor.seconds if floor.seconds else None})
 
 
 def waiting_of(ranks: Ranks) -> RankSpread | None:
