@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
-from lm_profiler.record.step_files import as_parquet, read_rows, write_rows
-from lm_profiler.record.steps import StepTable, write_steps
+from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
 _SIMULATED = 1024
@@ -161,7 +160,7 @@ def readers(ranks: int) -> None:
 
 def formats() -> None:
     """Print what both formats take of growing numbers of rows, in fresh processes less the start of an empty one."""
-    start = "from lm_profiler.record.step_files import read_rows; import sys; from pathlib import Path; "
+    start = "from lm_profiler.record.steps import read_rows; import sys; from pathlib import Path; "
     base, _ = costs(start)
     print("rows       CSV: CPU s, MiB, bytes a row    Parquet: CPU s, MiB, bytes a row")
     with tempfile.TemporaryDirectory() as top:

@@ -16,7 +16,6 @@ from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.shortcut import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
@@ -32,6 +31,5 @@ __all__ = [
     "TraceOptions",
     "TrainingProfiler",
     "WatchOptions",
-    "WhatIfOptions",
     "profiling_callbacks",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,14 +15,12 @@ from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
 from lm_profiler.callbacks.instruments.actions import OwnersWatch
-from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.tracer import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import loader_watch, profiler_range, watches_of
-from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
 from lm_profiler.callbacks.marks.batches import Samples, Tokens
@@ -47,8 +45,7 @@ from lm_profiler.measure.device.nvml import gpu_of
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
-from lm_profiler.record.step_files import begin_rows, rank_file
-from lm_profiler.record.steps import append_steps
+from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
 
 @dataclass(eq=False)
@@ -75,8 +72,6 @@ class Attachment:
     watching: Watching | None = None
     _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
-    _loader: DelayedLoader | None = None
-    _too_few: str | None = None
 
     def watch(self, began_ns: int) -> None:
         """Begin the ledger of the whole fit, where that is asked for."""
@@ -94,15 +89,12 @@ class Attachment:
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
 
     def prepare(self) -> None:
-        """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.
+        """Limit the steps before there is an optimizer, where the run ends with its stages.
 
-        A learning-rate schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``): in a run
-        that ends with its stages, as many as those have.
+        A learning-rate schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``).
         """
         if self.options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
             self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
-        if self.options.whatif.steps:
-            self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
 
     def meet(self) -> None:
         """Connect the ranks."""
@@ -121,9 +113,6 @@ class Attachment:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
         self.begun = True  # first: where what follows fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
-        self._too_few = self._too_few_delays()
-        if self._too_few is not None and trainer.is_global_zero:
-            self.tell(f"whatif left out: {self._too_few}")
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
         ending.folder = folder
         self._begin_counting()
@@ -189,8 +178,6 @@ class Attachment:
         if self.phases is not None:
             self.phases.restore()
         self._optimizers.close()
-        if self._loader is not None:
-            self._loader.restore()
 
     def end_evaluation(self) -> None:
         """Record the run, if it is an evaluation that is profiled: its loop is over."""
@@ -230,21 +217,17 @@ class Attachment:
     def _instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
         trainer, trace = self.trainer, self.options.trace
         device, rank = trainer.strategy.root_device, trainer.global_rank
-        on_cuda, user = device.type == "cuda", trainer.profiler  # type: ignore[attr-defined]
+        user = trainer.profiler  # type: ignore[attr-defined]
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
         taken = is_a(user, "PyTorchProfiler")
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
-        batches, places = self._delayed
-        measured_s = lambda: [] if self.ending.session is None else self.ending.session.measured_s()  # noqa: E731
-        stream_to_delay = stream if on_cuda else None
         forward, history = ForwardTraffic(), snapshot_file(folder, rank) if self.options.memory.history else None
         heard = None if history is None or rank else MarksHeard()  # rank 0's timeline stands for all
         return Instruments(
             MemoryReader(probe, timeline, device, parties, forward, heard, torch.UntypedStorage.data_ptr),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
-                WhatIf(self.options.whatif, timeline, stream_to_delay, self._loader, batches, places, measured_s),
                 OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, self.options.actions.steps),
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
@@ -265,24 +248,7 @@ class Attachment:
     def _steps(self) -> dict[str, int]:
         """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
         on_cuda = self.trainer.strategy.root_device.type == "cuda"
-        planned = self.options.steps(STEPS if on_cuda and self._together and self.options.verb == "fit" else 0)
-        if self._too_few is not None:
-            planned.pop("whatif", None)
-        return planned
-
-    @property
-    def _delayed(self) -> tuple[int, Sequence[str]]:
-        """How many batches a step has, and in which places on the host it can be delayed."""
-        if self.options.verb == "fit":
-            return self.trainer.accumulate_grad_batches, ("forward", "backward", "optimizer")
-        return 1, ("forward",)
-
-    def _too_few_delays(self) -> str | None:
-        """Return why the steps for delays are not run at all; the same on all ranks, whose loaders are alike."""
-        if self._loader is None:
-            return None
-        on_device = self.trainer.strategy.root_device.type == "cuda"
-        return Delayable.of(self._loader, 0.0, *self._delayed, on_device).too_few(self.options.whatif.steps)
+        return self.options.steps(STEPS if on_cuda and self._together and self.options.verb == "fit" else 0)
 
     def _ranks(self, device: torch.device, rank: int, stream: EventStream | None) -> RanksWatch | None:
         if not self._together:

@@ -13,7 +13,6 @@ from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.callbacks.watch_options import WatchOptions
@@ -66,7 +65,6 @@ class ProfilingOptions:
     numerics: NumericsOptions
     verb: Verb
     log_dir: Path
-    whatif: WhatIfOptions
     export: ExportOptions = ExportOptions()  # noqa: RUF009 - frozen
     watch: WatchOptions | None = None
 
@@ -76,7 +74,6 @@ class ProfilingOptions:
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,
             **({"collectives": collectives} if collectives else {}),
-            **({"whatif": self.whatif.steps} if self.whatif.steps else {}),
             "actions": self.actions.steps + 1 if self.actions.steps else 0,  # the last is followed by its lines
             "memory": self.memory.steps,
             "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up

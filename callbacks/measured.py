@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
-from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.analysis.why.slack_model import Experiment
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.memory.traffic import StepTraffic
@@ -58,6 +57,5 @@ class Measured:
     cpu_uses: Sequence[CpuUse] = ()  # CPU use on each rank that can read it
     counters: Sequence[StepCounters] = ()  # readings of each measured step, of each rank that has them
     flops: SeenFlops = field(default_factory=SeenFlops)
-    experiment: Experiment | None = None
     ranks_heard: int = 1  # number of ranks that sent their facts; ``rows`` may be of more, whose files were found
     timelines: Sequence[RankTimeline] = ()  # one of each rank that knows when it came to its collectives

@@ -20,7 +20,6 @@ from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.stages import StageOptions
@@ -52,7 +51,6 @@ class TrainingProfiler(Callback):
         numerics: what the precision does to the numbers.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
-        whatif: what delays cost the step.
         actions: whose the time is that no phase covers.
         export: where the results go beside the run's own folder.
         watch: keep the marks until training ends, and tell when and why it gets slower; a fit is not ended then.
@@ -73,7 +71,6 @@ class TrainingProfiler(Callback):
         numerics: NumericsOptions | None = None,
         verb: Verb = "fit",
         log_dir: str | Path = "logs",
-        whatif: WhatIfOptions | None = None,
         actions: ActionsOptions | None = None,
         export: ExportOptions | None = None,
         watch: WatchOptions | bool = False,
@@ -94,7 +91,6 @@ class TrainingProfiler(Callback):
             numerics or NumericsOptions(),
             verb,
             Path(log_dir),
-            whatif or WhatIfOptions(),
             (export or ExportOptions()).checked(bool(watch)),
             (WatchOptions() if watch is True else watch).checked() if watch else None,
         )

@@ -27,9 +27,9 @@ from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_counters import Beside, step_counters
 from lm_profiler.measure.counts.step_reader import Raw, Reading
+from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
-from lm_profiler.record.run.part import Part, read_as
 from lm_profiler.record.watch_files import (
     EVENTS,
     LAST_STEPS,

@@ -217,9 +217,6 @@ READY_RESULTS = PrivateName(
     "_MultiProcessingDataLoaderIter._worker_result_queue", "prefetched batches in the workers' queue", "unknown"
 )
 READY_PINNED = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "prefetched and pinned batches", "unknown")
-LOADER_ITERATOR = PrivateName(
-    "DataLoader._iterator", "tells whether persistent workers run already", "whatif delays no loader"
-)
 
 # Ranks.
 
@@ -246,7 +243,6 @@ NCCL_RECORDER = PrivateName(
 
 # CUDA.
 
-SLEEP = PrivateName("torch.cuda._sleep", "whatif: keeps the device busy for some cycles", "no delays of the device")
 NVML_INDEX = PrivateName(
     "torch.cuda._get_nvml_device_index", "a GPU's number in the driver, without CUDA", "planned as for any GPU"
 )

@@ -187,7 +187,6 @@ TWICE = {
     "ranks.py",
     "recorder.py",
     "remedies.py",
-    "slack.py",
     "slow_steps.py",
     "step_counters.py",
     "steps.py",

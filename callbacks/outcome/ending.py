@@ -39,8 +39,15 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end
-from lm_profiler.record.step_files import begin_rows, rank_file, rank_files, read_rows, with_rows_left, write_rows
-from lm_profiler.record.steps import write_steps
+from lm_profiler.record.steps import (
+    begin_rows,
+    rank_file,
+    rank_files,
+    read_rows,
+    with_rows_left,
+    write_rows,
+    write_steps,
+)
 from lm_profiler.record.text import ranks_text
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render

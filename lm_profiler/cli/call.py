@@ -16,13 +16,13 @@ import yaml
 
 from lm_profiler.cli.arguments import Option, is_text, options_in, read_config
 from lm_profiler.record.calls import config_file
-from lm_profiler.record.text import TooLarge, check_size, read_text, without
+from lm_profiler.record.text import YamlTextError, check_size, read_text, without
 from lm_profiler.usage_error import UsageError
 
 # the classes that are used where the call names none
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 
-_SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "whatif", "torch", "loader")
+_SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "torch", "loader")
 _FILES = (".yaml", ".yml", ".json")
 
 
@@ -188,7 +188,7 @@ def _loaded(option: Option) -> Any:
             value = read_text(Path(value))
         check_size(value)
         return yaml.safe_load(value)
-    except TooLarge as error:
+    except YamlTextError as error:
         raise UsageError(f"{option.name}: expected a value that can be read, given one that {error}") from None
     except (OSError, ValueError, yaml.YAMLError):  # the parser reports the error with the option's type
         return value

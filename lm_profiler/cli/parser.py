@@ -34,7 +34,6 @@ FIRST: dict[str, dict[str, str | None]] = {
         "trace.steps": "steps that torch's profiler traces",
         "memory.steps": "steps in which memory is read",
         "actions.steps": "steps in which each action is timed",
-        "whatif.steps": "steps with a delay in one place",
         "numerics.audit": "what precision does to the numbers",
     },
     "model": {

@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
-from lm_profiler.analysis.again import as_far_as_it_came
+from lm_profiler.analysis.conclude import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
@@ -50,7 +50,7 @@ from lm_profiler.record.run import (
     read_ends,
     read_run,
 )
-from lm_profiler.record.step_files import read_rows
+from lm_profiler.record.steps import read_rows
 from lm_profiler.record.text import well_formed
 from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams

@@ -21,7 +21,6 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     WatchOptions,
-    WhatIfOptions,
 )
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import LOADERS
@@ -40,7 +39,6 @@ INSTRUMENTS = {
     "memory": MemoryOptions,
     "trace": TraceOptions,
     "numerics": NumericsOptions,
-    "whatif": WhatIfOptions,
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}

@@ -19,7 +19,7 @@ _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SET_BY_IMPROVE = ("name", "log_dir", "config")
-_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "whatif", "check_memory")
+_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "check_memory")
 
 
 @dataclass(frozen=True, kw_only=True)

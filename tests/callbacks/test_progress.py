@@ -33,14 +33,13 @@ def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
 def test_a_new_stage_is_shown_at_once() -> None:
     out, seconds = Terminal(), Seconds()
     progress = Progress(out, seconds)
-    for stage in ("warmup", "measure", "collectives", "whatif", "actions", "memory", "trace"):
+    for stage in ("warmup", "measure", "collectives", "actions", "memory", "trace"):
         progress.draw(stage, 0, 3)
     lines = out.getvalue().split("\r\x1b[K")[1:]
     assert lines == [
         "warm-up 1/3",
         "measuring 1/3",
         "timing collectives 1/3",
-        "delaying places 1/3",
         "timing actions 1/3",
         "reading memory 1/3",
         "tracing 1/3",

@@ -10,8 +10,7 @@ from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.callbacks.outcome.ending import second_place, with_rows_left_behind
 from lm_profiler.record.quantities import TIMED
-from lm_profiler.record.step_files import begin_rows, rank_file
-from lm_profiler.record.steps import StepRow, append_steps
+from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
 
 def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -15,11 +16,15 @@ from warm import run
 
 from lm_profiler.record.improve import read_improve
 from lm_profiler.record.run import Newer, Part
-from lm_profiler.record.schema import FORMS, schemas
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.terminal import lines
 
-STORED = Path(__file__).parents[1] / "stored"
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))  # where the documentation is made from
+
+from schemas import FORMS, schemas  # noqa: E402  (it stands there)
+
+STORED = ROOT / "tests/stored"
 SCHEMAS = {name.partition(".")[0]: schema for name, schema in schemas()}
 KINDS = {
     "run.json": "run",

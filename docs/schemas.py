@@ -6,16 +6,16 @@ those of this version.
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
+from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.record.run import Part, RankEnd, RunRecord
+from lm_profiler.record.run import RankEnd, RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
 # the type of each kind of file
@@ -31,13 +31,13 @@ FORMS: dict[str, type[Part]] = {
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each schema with its file's name; a field is described by its figure, or by the string below it."""
+    """Yield each schema with its file's name; a field is described by its figure, or by the comment beside it."""
     for name, form in FORMS.items():
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **form.model_json_schema()}
         for part in (form, *_parts()):
             described = schema if part is form else schema.get("$defs", {}).get(part.__name__, {})
-            for field, text in _field_docstrings(part).items():
-                described.get("properties", {}).get(field, {})["description"] = text
+            for field, text in _comments(part).items():
+                described.get("properties", {}).get(field, {}).setdefault("description", text)
         yield f"{name}.schema.json", schema
 
 
@@ -47,14 +47,15 @@ def _parts(of: type[Part] = Part) -> Iterator[type[Part]]:
         yield from _parts(part)
 
 
-def _field_docstrings(part: type[Part]) -> dict[str, str]:
-    """Return the string below each field."""
-    # pydantic's `use_attribute_docstrings` would read the sources at every import, which takes 0.15 s.
-    (definition,) = ast.parse(inspect.getsource(part)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        field.target.id: inspect.cleandoc(below.value.value)
-        for field, below in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
-    }
+def _comments(part: type[Part]) -> dict[str, str]:
+    """The comment above or behind each field."""
+    texts, above = {}, list[str]()
+    for line in inspect.getsource(part).splitlines():
+        if comment := re.fullmatch(r"    # (.*)", line):
+            above.append(comment[1])
+        elif field := re.match(r"    (\w+): .*?(?:  # (?!type:)(.*))?$", line):
+            texts[field[1]] = field[2] or " ".join(above)
+            above = []
+        else:
+            above = []
+    return {field: text for field, text in texts.items() if text}
