@@ -103,8 +103,7 @@ class RanksWatch:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
     def _calls_amid_backward(self, timeline: RankTimeline) -> bool:
-        """Return whether a backward has more calls than DDP has buckets: of its own calls the last alone is waited
-        for."""
+        """Return whether a backward has more calls than DDP makes, of which the last alone is waited for."""
         most = most_reductions(self.wrapped())
         mark = np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
         amid = mark[(mark >= 0) & (timeline.codes[mark] == BACKWARD)]

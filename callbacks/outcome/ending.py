@@ -224,10 +224,7 @@ class Ending:
 def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = False) -> tuple[Evidence, RunRecord]:
     """Conclude from ``evidence`` and write run.json into ``folder``; returns the evidence as written, and the record.
 
-    ``rows`` are written too if asked; with ``last`` the evidence itself and TensorBoard's files.
-
-    Raises:
-        OSError: the folder cannot be written to.
+    With ``rows`` these are written too, and with ``last`` the evidence itself and TensorBoard's files.
     """
     if rows:
         notes = write_rows(folder, evidence.rows, all_ended=evidence.failure is None)
@@ -244,10 +241,7 @@ def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = 
 
 
 def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
-    """Return ``evidence`` with the steps that ranks left in ``folder`` and could not send.
-
-    A failed run is left as it is: its ranks may still be writing, so their steps are read once they have ended.
-    """
+    """Return ``evidence`` with steps that ranks left and could not send; those of a failed run are read later."""
     if evidence.failure is not None or evidence.ranks_heard >= evidence.world_size:
         return evidence
     notes = list(evidence.notes)
@@ -269,11 +263,7 @@ def snapshot_file(folder: Path, rank: int) -> Path:
 def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Callable[[str], object]) -> Path:
     """Return the folder of this run on every rank: the ``claimed`` one, or one that rank 0 makes below ``parent``.
 
-    A claimed folder that already holds a record belongs to another run. Where no folder can be made there, the second
-    place is taken.
-
-    Raises:
-        Exception: rank 0 has no folder.
+    A claimed folder that already holds a record belongs to another run. Where none can be made, it is a second place.
     """
 
     def claim() -> str:
@@ -286,11 +276,8 @@ def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Cal
 
 
 def second_place(name: str, tell: Callable[[str], object]) -> Path:
-    """Make and return a temporary folder for a run whose own folder cannot be written to; ``tell`` gets its path.
-
-    Its name is random and only its owner may enter it: in a shared temporary folder, others could have made a folder of
-    a known name before us, or put a link there.
-    """
+    """Make and return a temporary folder for a run whose own folder cannot be written to; ``tell`` gets its path."""
+    # A random name that only its owner may enter: in a shared folder others could have put a link at a known one.
     folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
     tell(f"the run's files are in {folder}")
     return folder

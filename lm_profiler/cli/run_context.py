@@ -1,8 +1,4 @@
-"""The run of one call as the command line sees it: its folder, the record of a failure, its exit code, its processes.
-
-Lightning launches ranks by commands (ddp) or by multiprocessing (ddp_spawn, ddp_fork, …). Stuck ranks are ended by it,
-by torchrun, or by the time limit of the process group.
-"""
+"""The run of one call as the command line sees it: its folder, the record of a failure, its exit code, its ranks."""
 
 from __future__ import annotations
 

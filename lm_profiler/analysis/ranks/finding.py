@@ -33,6 +33,8 @@ _CHANCE = 2.33  # the normal quantile of one in a hundred
 
 _ONE = 0.8  # the share of all waiting above which the rank that causes it does not take turns with others
 
+_COUNTED = ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
+
 _LEAST_STEPS = 3
 _MOST_KEPT = 64
 
@@ -64,23 +66,22 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
         return None
     taken = min(shared.not_had or 0.0, 0.95)
     by_rank = defaultdict[int, list[StepCounters]](list)
-    added_s, threads_s = list[float | None](), list[float]()
     for one in counters:
         if one.step is not None:
             by_rank[one.rank].append(one)
-    for steps in (by_rank[rank] for rank in ranks):
-        wall_s, asleep_s, waited_s, cpu_s = (
-            fmean(known) if (known := [v for one in steps if (v := getattr(one, name)) is not None]) else None
-            for name in ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
-        )
-        if wall_s is None or asleep_s is None or waited_s is None:
-            added_s.append(None)
-            threads_s.append(0.0)
-            continue
-        ran_s = max(wall_s - asleep_s - waited_s, 0.0)
-        added_s.append(waited_s + taken * ran_s)
-        threads_s.append(max((cpu_s or 0.0) - ran_s, 0.0) * taken / (1.0 - taken))
-    return Contended(added_s, threads_s)
+    lost = [_lost_s(by_rank[rank], taken) for rank in ranks]
+    return Contended([added for added, _ in lost], [threads for _, threads in lost])
+
+
+def _lost_s(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
+    """Return what the training thread may have lost in the mean step, None if unknown, and what its other threads
+    may."""
+    known = {name: [v for one in steps if (v := getattr(one, name)) is not None] for name in _COUNTED}
+    if not all(known[name] for name in _COUNTED[:3]):
+        return None, 0.0
+    wall_s, asleep_s, waited_s, cpu_s = (fmean(values or [0.0]) for values in known.values())
+    ran_s = max(wall_s - asleep_s - waited_s, 0.0)
+    return waited_s + taken * ran_s, max(cpu_s - ran_s, 0.0) * taken / (1.0 - taken)
 
 
 @dataclass(frozen=True)
