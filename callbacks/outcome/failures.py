@@ -100,7 +100,7 @@ def codes_of(trainer: Any) -> dict[int, int | None]:
 def ends_of_ranks(
     own: RankEnd, folder: Path, ranks: int, codes: Callable[[], Mapping[int, int | None]], pause: Any = time.sleep
 ) -> dict[int, RankEnd]:
-    """Return the ends that ranks left, once all have or some seconds have passed; at once where the ``own`` is first."""
+    """Return the ends that ranks left, once all have or some seconds have passed; at once where ``own`` is first."""
     patience_s = _PATIENCE_S if own.followed else _SIGNALLED_S if own.is_signalled and not codes() else 0.0
     ends = {own.failure.rank or 0: own}
     with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; what is known by then is told
