@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, RankTimeline, comes_ns
-from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.collective_calls import (
@@ -42,7 +42,7 @@ UNKNOWN_WAITS = "who waits for whom is unknown"
 
 
 @dataclass(eq=False)
-class RanksWatch:
+class RanksWatch(Instrument):
     """Instrument that keeps the marks of the measured steps, and the calls in torch's flight recorder.
 
     The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.
@@ -52,8 +52,6 @@ class RanksWatch:
     rank: int  # this process's
     # returns the module that trains, as its strategy wrapped it; called when the steps are over
     wrapped: Callable[[], object] = lambda: None
-    part: Guard = UNGUARDED
-    facts: dict[str, Any] = field(default_factory=dict)
     name: str = "who waits for whom"
     stage: ClassVar[str] = "measure"  # the stage whose steps it keeps
     _steps: list[int] = field(default_factory=list)
@@ -124,9 +122,6 @@ class RanksWatch:
             return "torch's flight recorder has no collective of the measured steps"
         return None
 
-    def discard(self) -> None:
-        """Do nothing: no object of training's was changed."""
-
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
     """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before; the last steps of many."""
@@ -188,6 +183,7 @@ class StreamRanksWatch(RanksWatch):
             time_collectives()
             self.arrivals.drain()
             if self.waits is not None:
+                self._undo.callback(self.waits.stop)
                 self.waits.start()
 
     def look(self, steps: int) -> None:
@@ -205,10 +201,6 @@ class StreamRanksWatch(RanksWatch):
         if stage == self.stage:
             self.discard()
         super().end(stage)
-
-    def discard(self) -> None:
-        if self.waits is not None:
-            self.waits.stop()
 
     def _on_stream_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
         """Return the step's marks on the stream; None where one of them cannot be read."""

@@ -19,8 +19,8 @@ from lm_profiler.analysis.conclude import RunSteps, conclude
 from lm_profiler.analysis.evidence import Evidence, write_evidence
 from lm_profiler.analysis.steps.summaries import ideal_step_s, scalars
 from lm_profiler.callbacks.collect import Collector
-from lm_profiler.callbacks.launch import Launch, ProfilingOptions
-from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.exports import send_figures
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.outcome.failures import (
     NO_STEP,
     codes_of,
@@ -31,8 +31,8 @@ from lm_profiler.callbacks.outcome.failures import (
     status_of,
 )
 from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.trackers import send_figures
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.entry import Entry
@@ -84,7 +84,7 @@ class Ending:
         if self.launch.config_yaml is not None:
             write_whole(folder / "config.yaml", self.launch.config_yaml)
         begin_rows(folder, 0)
-        evidence = self.collector.evidence(Measured((), planned), "unfinished")
+        evidence = self.collector.evidence(Measured(rows=(), steps_planned=planned), "unfinished")
         # Without notes: all of them come with the last record, and would stand there twice.
         conclude(replace(evidence, notes=()), findings=()).write(folder / "run.json")
 
@@ -159,7 +159,7 @@ class Ending:
             last.run(session.finish, failure is None)
             measured = try_or_note("what was measured", session.measured, self.notes)
         if measured is None:
-            measured = Measured((), self.options.steps())
+            measured = Measured(rows=(), steps_planned=self.options.steps())
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:

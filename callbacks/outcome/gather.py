@@ -21,8 +21,8 @@ import torch.distributed
 from pydantic import BaseModel, ConfigDict
 
 from lm_profiler.analysis.ranks.rank_timeline import with_waits
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.work import of_all_ranks
-from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS
@@ -176,7 +176,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
         counters=[counters for m in measured for counters in m.counters],
-        flops=of_all_ranks([m.flops for m in measured]),
+        seen_flops=of_all_ranks([m.seen_flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         timelines=[timeline for m in measured for timeline in m.timelines],
         notes=_merge_notes(note for m in measured for note in m.notes),

@@ -24,10 +24,10 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 
 from lm_profiler.analysis.conclude import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
+from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK

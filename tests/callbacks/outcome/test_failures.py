@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lm_profiler.analysis.conclude import as_its_ranks_ended
-from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import ends_of_ranks, is_of_the_group
+from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end, how_it_ended, read_ends
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
