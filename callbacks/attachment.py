@@ -23,9 +23,9 @@ from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.ending import Ending, run_folder, snapshot_file
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.callbacks.outcome.run_finisher import RunFinisher, run_folder, snapshot_file
 from lm_profiler.callbacks.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
@@ -55,7 +55,7 @@ class Attachment:
     options: ProfilingOptions  # what the run is to do
     max_steps: int  # the Trainer's own, which is restored at the end
     part: Guard = UNGUARDED  # guards every call
-    ending: Ending = field(init=False)
+    ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     begun: bool = False  # true once there is a session
     phases: PhaseProfiler | None = None

@@ -34,7 +34,7 @@ from lm_profiler.record.run import RunRecord, Verb
 
 if TYPE_CHECKING:
     from lm_profiler.callbacks.attachment import Attachment
-    from lm_profiler.callbacks.outcome.ending import Ending
+    from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
 
 
 class TrainingProfiler(Callback):
@@ -95,7 +95,7 @@ class TrainingProfiler(Callback):
         )
         self._options.check()
         self._run: Attachment | None = None
-        self._last: Ending | None = None
+        self._last: RunFinisher | None = None
         # decides whether a Trainer is profiled, where Lightning added the callback to each of a program's
         self.admits: Callable[[Trainer], bool] | None = None
 
@@ -129,7 +129,7 @@ class TrainingProfiler(Callback):
         # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
-        from lm_profiler.callbacks.outcome.ending import Ending
+        from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
 
         options = self._options
         if self.admits is not None and not self.admits(trainer):
@@ -153,7 +153,7 @@ class TrainingProfiler(Callback):
         # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
         run.part = Guard("the profiler", run.report, run.leave)
         launch = options.launch or Launch()
-        ending = run.ending = Ending(trainer, options, launch, run.part, self._take_out, run.report, run.notes)
+        ending = run.ending = RunFinisher(trainer, options, launch, run.part, self._take_out, run.report, run.notes)
         ending.part = Guard("the record", run.report, ending.abandon)
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:

@@ -55,7 +55,7 @@ from lm_profiler.tensorboard.summary import scalars_summary, write_events, write
 
 
 @dataclass(eq=False)
-class Ending:
+class RunFinisher:
     """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail."""
 
     trainer: Trainer  # the run's
