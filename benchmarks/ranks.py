@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes, RunRecord
+from lm_profiler.record.run import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
 from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
@@ -92,7 +92,6 @@ def ranks_part(ranks: int) -> Ranks:
         columns=list(range(WARMUP + 1, WARMUP + STEPS + 1)),
         finding=RankFinding(kind="equal"),
         witness="arrivals at collectives",
-        clocks=ClockAlignment(method="simulated"),
     )
 
 
@@ -193,7 +192,6 @@ def end(ranks: int) -> None:
     of_rank: list[NDArray[np.intp]] = np.split(np.argsort(rows.rank, kind="stable"), ranks)
     plan = {"warmup": WARMUP, "measure": STEPS}
     first = Exchange(store, 0, ranks)
-    first.clocks = None
     took: dict[str, float] = {}
 
     def step(name: str, began: float) -> float:
@@ -204,7 +202,7 @@ def end(ranks: int) -> None:
     at = time.perf_counter()
     for rank in range(1, ranks):
         each = replace(first, rank=rank)
-        each._run, each.clocks = first._run, None
+        each._run = first._run
         each.gather(Measured(rows=rows.where(of_rank[rank]), steps_planned=plan))
     at = step("all other ranks send", at)
     merged = StepTable.of(first.gather(own).rows)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,32 +15,26 @@ from torch.cuda import nvtx
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
 from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
-from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.ranks import RanksWatch
-from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
+from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import StepWatch, loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.rank_position import position_of
-from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, codes_of
-from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
+from lm_profiler.callbacks.outcome.run_finisher import RunFinisher, run_folder, snapshot_file
 from lm_profiler.callbacks.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.callbacks.watching import Watching
-from lm_profiler.lightning_names import TIMEOUT, TUNER_EXIT
+from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder, last_calls
-from lm_profiler.measure.collectives.streams import StreamWaits
+from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
@@ -63,7 +55,7 @@ class Attachment:
     options: ProfilingOptions  # what the run is to do
     max_steps: int  # the Trainer's own, which is restored at the end
     part: Guard = UNGUARDED  # guards every call
-    ending: Ending = field(init=False)
+    ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     begun: bool = False  # true once there is a session
     phases: PhaseProfiler | None = None
@@ -82,21 +74,17 @@ class Attachment:
         options, ending = self.options, self.ending
         if options.watch is not None:
             self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, began_ns, self.report)
-        ending.exchange = exchange = Exchange.of_process_group()
-        ending.ranks = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
-        ending.ranks.present()
+        ending.exchange = Exchange.of_process_group()
         if options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
             # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
             self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
 
     def start(self) -> None:
-        """Begin the run, at the start of the loop, and compare the ranks' clocks."""
+        """Begin the run, at the start of the loop."""
         if self.watching is not None:
             self.watching.passed("set-up")
             self.watching.resumed_at = self.trainer.global_step
         self.begin()
-        compare = self.ending.exchange.compare_clocks
-        Guard("the ranks' clocks", self.report, outcome="could not be compared").run(compare)
         if self.watching is not None:
             self.watching.passed(INSTRUMENTS)
 
@@ -129,7 +117,6 @@ class Attachment:
             counts=BatchCounts(trainer.lightning_module, combined, self.report),
         )
         phases = self._replace_profiler(timeline, session)
-        Guard("watching the ranks", self.report).run(self._watch_ranks, session)
         phases.mark_optimizers()
 
     def _begin_files(self, folder: Path) -> None:
@@ -140,26 +127,12 @@ class Attachment:
             rows = Guard("writing the steps while they come", self.report)
             rows.run(begin_rows, folder, self.trainer.global_rank)
 
-    def _watch_ranks(self, session: Session) -> None:
-        """Start the watch that notices when no step ends any more, where there are other ranks."""
-        trainer, ending = self.trainer, self.ending
-        if (ranks := ending.ranks).alone:
-            return
-        ranks.first_host = ranks.host_of(0)  # asked now, because the store ends with rank 0
-        limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's default for gloo
-        calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
-        place = partial(position_of, session, calls)
-        ending.watch = StallWatch(ranks, lambda: session.steps, place, self.report, limit.total_seconds())
-        ending.watch.start()
-
     def leave(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
         phases = self.phases or self._replace_profiler(Timeline(part=self.part), None)
         phases.count_only()
         if self.ending.session is not None:
             self.ending.session.instruments.discard()
-        if self.ending.watch is not None:
-            self.ending.watch.end()  # it would see no step end any more
 
     def end_evaluation(self) -> None:
         """Record an evaluation: its loop is over."""
@@ -173,7 +146,8 @@ class Attachment:
         """Record a run that ``exception`` ended."""
         if not self.begun:
             if self.ending.exchange.rank > 0:  # to begin would wait for rank 0's folder, and rank 0 waits for this rank
-                self.ending.never_began(exception)
+                self.ending.over = True
+                self.ending.take_out()
                 return
             self.part.run(self.begin)
         phase, step, session = "other", 1, self.ending.session
@@ -205,12 +179,10 @@ class Attachment:
         heard = None if history is None or rank else MarksHeard()  # rank 0's timeline stands for all
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
         reader = StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage)
-        after = STEPS * (device.type == "cuda")
         return Instruments(
             MemoryReader(probe, timeline, device, parties, forward, heard, torch.UntypedStorage.data_ptr),
             Tracer(options.trace, device, timeline, folder, rank, module, is_a(user, "PyTorchProfiler")),
             [
-                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, after),
                 OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, options.actions.steps),
                 FlopsWatch(timeline, module, forward),
                 *([loader_watch(trainer)] if options.verb == "fit" else []),
@@ -230,10 +202,8 @@ class Attachment:
     @property
     def _steps(self) -> dict[str, int]:
         """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
-        strategy = self.trainer.strategy
-        timed = self._together and self.options.verb == "fit"
-        reduces = is_a(strategy, "DDPStrategy") and not hasattr(strategy, "wrapper")  # with torch's own DDP
-        return self.options.steps(steps_of_stage(strategy.root_device.type, reduces) if timed else 0)
+        on_cuda = self.trainer.strategy.root_device.type == "cuda"
+        return self.options.steps(STEPS if on_cuda and self._together and self.options.verb == "fit" else 0)
 
     def _ranks(self, device: torch.device, rank: int, stream: EventStream | None) -> RanksWatch | None:
         if not self._together:

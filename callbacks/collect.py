@@ -26,7 +26,7 @@ from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, b
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
 from lm_profiler.measure.boundary import try_or_note
-from lm_profiler.measure.collectives.reducer import reduces_in_backward
+from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention

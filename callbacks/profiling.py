@@ -30,11 +30,11 @@ from lm_profiler.callbacks.profiling_options import (
 )
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.record.run import RunRecord, Status, Verb
+from lm_profiler.record.run import RunRecord, Verb
 
 if TYPE_CHECKING:
     from lm_profiler.callbacks.attachment import Attachment
-    from lm_profiler.callbacks.outcome.ending import Ending
+    from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
 
 
 class TrainingProfiler(Callback):
@@ -95,7 +95,7 @@ class TrainingProfiler(Callback):
         )
         self._options.check()
         self._run: Attachment | None = None
-        self._last: Ending | None = None
+        self._last: RunFinisher | None = None
         # decides whether a Trainer is profiled, where Lightning added the callback to each of a program's
         self.admits: Callable[[Trainer], bool] | None = None
 
@@ -124,39 +124,12 @@ class TrainingProfiler(Callback):
         launch = replace(self._options.launch or Launch(), **known)
         self._options = replace(self._options, launch=launch)
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the end of the run has begun."""
-        return self._last is not None and self._last.leaving
-
-    @property
-    def ends_well(self) -> bool:
-        """Whether the end of the run has begun, and nothing has failed by now."""
-        return self._last is not None and self._last.leaving and self._last.end is None
-
-    @property
-    def others_are_over(self) -> bool:
-        """Whether another rank has ended, and nothing moves here."""
-        return self._last is not None and self._last.watch is not None and self._last.watch.over
-
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a run has begun that has no other ranks."""
-        return self._last is not None and self._last.session is not None and self._last.ranks.alone
-
-    def last_words(self, status: Status, why: str, followed: bool) -> bool:
-        """Keep what was measured where training is stuck; returns False where no run has begun.
-
-        To be called by another thread, in a process that ends right after it.
-        """
-        return self._last is not None and self._last.last_words(status, why, followed)
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         began_ns = self._options.clock()
         # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
-        from lm_profiler.callbacks.outcome.ending import Ending
+        from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
 
         options = self._options
         if self.admits is not None and not self.admits(trainer):
@@ -180,7 +153,7 @@ class TrainingProfiler(Callback):
         # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
         run.part = Guard("the profiler", run.report, run.leave)
         launch = options.launch or Launch()
-        ending = run.ending = Ending(trainer, options, launch, run.part, self._take_out, run.report, run.notes)
+        ending = run.ending = RunFinisher(trainer, options, launch, run.part, self._take_out, run.report, run.notes)
         ending.part = Guard("the record", run.report, ending.abandon)
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:

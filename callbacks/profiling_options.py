@@ -219,7 +219,7 @@ class Launch:
     config: Mapping[str, Any] | None = None
     config_yaml: str | None = None
     folder: Path | None = None  # folder that was claimed for the run already
-    # whether a watchdog ends the process where it is stuck while a signal comes or another rank ends
+    # whether the command line turns signals into exceptions, and ends the ranks that this process started
     kept: bool = False
     # whether Lightning added the callback to a program that does not know it: its stdout is left to the program
     added: bool = False

@@ -40,7 +40,6 @@ LOGGING = _name("Trainer._logger_connector", "names time spent on logging", "it 
 SIGTERM_FLAG = _name("_TrainingEpochLoop._broadcast_sigterm_tensor", "names time of that broadcast", "it is the loop's")
 SIGNALS = _name("Trainer._signal_connector", "keeps Lightning from broadcasting in a signal's handler", "it broadcasts")
 SIGTERM_HANDLER = _name("_SignalConnector._sigterm_notifier_fn", "as above: that handler", "it broadcasts")
-TIMEOUT = _name("DDPStrategy._timeout", "how long torch waits for another rank", "taken as torch's 30 minutes")
 COMPILED_STEPS = _name("LightningModule._compiler_ctx", "tells steps that Lightning compiled", "taken as eager")
 
 # Classes that are recognized by their names.

@@ -220,14 +220,7 @@ READY_PINNED = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "prefet
 
 # Ranks.
 
-DDP_TIMES = PrivateName(
-    "DistributedDataParallel._get_ddp_logging_data",
-    "DDP's buckets, and the time of its communication",
-    "unknown: communication, buckets",
-)
-DDP_TIMES_RATE = PrivateName(
-    "DistributedDataParallel._set_ddp_runtime_logging_sample_rate", "has DDP time each step", "communication unknown"
-)
+DDP_FACTS = PrivateName("DistributedDataParallel._get_ddp_logging_data", "how many buckets DDP has", "arrivals unknown")
 WORLD = PrivateName(
     "torch.distributed.distributed_c10d._world",
     "all process groups, and which backends are recorded through hooks",

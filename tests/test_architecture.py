@@ -241,7 +241,7 @@ RUNS_CODE = {
 """What runs code of whoever wrote what it reads, by the last name of its module."""
 
 OF_THIS_PROCESS = {
-    ("lm_profiler/measure/collectives/recorder.py", "pickle.loads"): "torch makes it in this process, of its own ring",
+    ("lm_profiler/measure/collective_calls.py", "pickle.loads"): "torch makes it in this process, of its own ring",
     ("lm_profiler/processes/child.py", "pickle.load"): "of a file without a name, which the parent gives as stdin",
 }
 

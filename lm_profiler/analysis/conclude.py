@@ -29,7 +29,6 @@ from lm_profiler.analysis.hardware.roofline import (
     rates_of,
     torch_name,
 )
-from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.savings import findings_of
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
@@ -60,6 +59,8 @@ from lm_profiler.record.run import (
     RecordError,
     RunRecord,
     Waterfall,
+    first_end,
+    read_ends,
 )
 from lm_profiler.record.steps import Peaks, StepRow, StepTable
 from lm_profiler.record.text import ranks_text
@@ -273,20 +274,17 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     if len(seen.timelines) < 2:
         return {}
     on_stream = any(timeline.waited_ns is not None for timeline in seen.timelines)
-    exposed = exposed_communication(seen.reducers, seen.traced)
     known = ranks_of(
         seen.timelines,
         seen.world_size,
         seen.reduces_in_backward,
         steps=None if on_stream else [row.step for row in run.stretch],
         witness=_ON_STREAM if on_stream else _ON_HOST,
-        exposed_s=exposed.seconds,
-        exposed_source=exposed.source,
+        traced=seen.traced,
         contention=seen.contention,
         counters=seen.counters,
     )
-    told = communication_figures(seen.traced)
-    return {"ranks": known and known.model_copy(update=told)}
+    return {"ranks": known}
 
 
 def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
@@ -426,10 +424,18 @@ def with_unfinished(runs: Collection) -> Collection:
     for at, entry in enumerate(entries):
         if entry.record is not None and entry.record.status == "unfinished":
             try:
-                entries[at] = replace(entry, record=as_far_as_it_came(entry.record, entry.rows))
+                ended = as_its_ranks_ended(entry.record, entry.folder)
+                entries[at] = replace(entry, record=as_far_as_it_came(ended, entry.rows))
             except RecordError as error:
                 problems.append(str(error))
     return replace(runs, entries=entries, problems=problems)
+
+
+def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
+    """``record`` of a run whose rank 0 wrote no more, with the first cause of those ends that ranks left in
+    ``folder``."""
+    cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
+    return record if cause is None else record.model_copy(update={"status": cause.status, "failure": cause.failure})
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
@@ -439,5 +445,6 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)
     whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
     finished = f"the {counted(measured, 'measured step')} that it finished{whose}"
-    note = f"unfinished: {UNFINISHED}; figures are of {finished}"
+    why = f"unfinished: {UNFINISHED}" if record.status == "unfinished" else "rank 0 wrote no end of the run"
+    note = f"{why}; figures are of {finished}"
     return told.model_copy(update={"notes": [*told.notes, note]})

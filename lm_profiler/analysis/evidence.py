@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import SkipValidation, TypeAdapter, ValidationError
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
@@ -100,7 +100,6 @@ class Evidence:
     syncs: Sequence[Sync] | None = None
     counters: Sequence[StepCounters] = ()  # counters of each measured step, of each rank that has them
     timelines: Sequence[RankTimeline] = ()  # the timeline of each rank that knows when it came to its collectives
-    reducers: Sequence[ReducerTimes] = ()  # the reducer's times on each rank, where DDP trains
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
 
     # What the Trainer, the module and the machine say.

@@ -7,13 +7,11 @@ from lightning.pytorch import Trainer
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies
 from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told
-from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
@@ -24,50 +22,16 @@ LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again for the l
 _SHOWN = 3  # options that a refusal names beside the batch, those that change the least of the training
 
 
-def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
-    """Rehearse the run in a child process, and record what memory it would need.
+def plan_ahead(cli: ProfilerCLI) -> None:
+    """Rehearse the run in a child process, on rank 0 for all ranks, and record what memory it would need.
 
-    Rank 0 rehearses for all ranks, which wait for its answer. A run that cannot be planned in time is not stopped. The
-    caller must keep the rendezvous that is returned until the ranks have a process group: it holds rank 0's store open.
+    A run that cannot be planned in time is not stopped.
 
     Raises:
         UsageError: the run needs more memory than its device has free. The record says so too.
-        SystemExit: the same on the other ranks.
-        Unheard: rank 0 is gone.
     """
-    if not cli.checks_memory:
-        return None
-    rendezvous = _rendezvous(cli)
-    # The others wait here, before they build a module: a refusal must come before anything is allocated.
-    if cli.trainer.global_rank > 0:
-        if rendezvous is not None and rendezvous.is_refused():
-            raise SystemExit(WRONG_CALL)
-        return None
-    if rendezvous is not None:
-        rendezvous.open()
-    refusal = _refused(cli)
-    if rendezvous is not None:
-        rendezvous.tell(refusal is not None)
-    if refusal is not None:
+    if cli.checks_memory and cli.trainer.global_rank == 0 and (refusal := _refused(cli)) is not None:
         raise UsageError(refusal)
-    return rendezvous
-
-
-def call_off(cli: ProfilerCLI) -> None:
-    """End the other ranks too where only rank 0 finds the call wrong, as for a folder that it cannot make."""
-    trainer = getattr(cli, "trainer", None)
-    if trainer is not None and trainer.global_rank == 0 and cli.context.folder is None:
-        rendezvous = _rendezvous(cli)
-        if rendezvous is not None:
-            rendezvous.open()
-            rendezvous.tell(is_refused=True)
-
-
-def _rendezvous(cli: ProfilerCLI) -> Rendezvous | None:
-    """Return where the ranks learn whether the run is refused; None where no rank waits for it."""
-    if not cli.checks_memory or isinstance(cli.trainer.strategy, SHARDED):
-        return None
-    return Rendezvous.of(cli.trainer)
 
 
 def _refused(cli: ProfilerCLI) -> str | None:

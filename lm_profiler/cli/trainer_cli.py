@@ -26,9 +26,8 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.launcher import take_over
 from lm_profiler.cli.options import wrong_call
-from lm_profiler.cli.run_context import RunContext
+from lm_profiler.cli.run_context import RunContext, take_over
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
 from lm_profiler.measure.boundary import say
@@ -150,7 +149,7 @@ class ProfilerCLI(OptionsCLI):
     def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run; the Trainer knows this process's rank, however the ranks were started."""
         context, config = self.context, self._get(self.config, "trainer")
-        take_over(trainer, context)
+        take_over(trainer)
         context.begin(trainer.global_rank)
         if context.folder is not None and context.profiler is not None:
             context.profiler.launched(folder=context.folder)

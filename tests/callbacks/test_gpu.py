@@ -15,7 +15,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import Tensor
 
-from lm_profiler.cli.launcher import leave_group
+from lm_profiler.cli.run_context import leave_group
 from lm_profiler.record.quantities import PARTS, bytes_text
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps

@@ -7,5 +7,6 @@ May use pydantic. Never ``quantities``, which say how these are shown, and never
 from lm_profiler.record.files import *
 from lm_profiler.record.run.findings import *
 from lm_profiler.record.run.machine import *
+from lm_profiler.record.run.rank_ends import *
 from lm_profiler.record.run.ranks import *
 from lm_profiler.record.run.record import *

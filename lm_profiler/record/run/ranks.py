@@ -119,18 +119,6 @@ class RankFinding(Part):
     )
 
 
-class ClockAlignment(Part):
-    """How the ranks' clocks were aligned; None is not measured."""
-
-    method: str = figure("clocks", "text", "how the ranks' clocks were brought together", "clocks_method")
-    uncertainty_s: float | None = figure(
-        "clocks differ by", "ms", "at most, as far as is known", "clocks_uncertainty_s", default=None
-    )
-    drift: float | None = figure(
-        "drift of clocks", "ppm", "of the fastest clock against rank 0's", "clocks_drift", default=None
-    )
-
-
 _BY_PHASE = "Own work and waiting by phase"
 WAITING = Figure(
     "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
@@ -194,7 +182,6 @@ class Ranks(Part):
     )  # fmt: skip
     collectives: list[CollectiveFigures] = Field(default_factory=list)
     witness: str = figure("waiting is known from", "text", "what says when each rank came", "waiting_witness")
-    clocks: ClockAlignment
     notes: list[str] = Field(default_factory=list)
 
     @property

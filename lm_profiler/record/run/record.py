@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -421,23 +421,3 @@ class RunRecord(Part):
 def read_run(folder: Path) -> RunRecord:
     """Read ``folder/run.json``."""
     return read_as(folder / "run.json", RunRecord, "a run record")
-
-
-class RankEnd(Part):
-    """How a rank ended that did not end well: ``ended.rank<n>.json``."""
-
-    status: Annotated[Status, Newer]
-    failure: Failure
-    at: float  # seconds since 1970, on the clock of its host
-    followed: bool = False  # whether another rank's end caused it: a collective failed, or nothing was left to wait for
-
-
-def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the earliest end that followed from no other; None where every one did."""
-    # Hosts' clocks differ by milliseconds; an end that follows from another comes later than that, or is marked.
-    return min((end for end in ends if not end.followed), key=lambda end: end.at, default=None)
-
-
-def end_file(rank: int) -> str:
-    """Return the name of the rank's file in the run's folder."""
-    return f"ended.rank{rank}.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.analysis.ranks.exposed import communication_figures
+from lm_profiler.analysis.ranks.ranks_summary import communication_figures
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, communication_of
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.walk import Packed

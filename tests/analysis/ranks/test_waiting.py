@@ -9,28 +9,33 @@ import numpy as np
 import pytest
 from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, TREE, simulate, usual
 
-from lm_profiler.analysis.ranks.course import course_of, tree_exits
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
-from lm_profiler.analysis.ranks.replay import Replay, work_of
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Collective, RankTimeline
+from lm_profiler.analysis.ranks.waiting import RanksWork, work_of
 from lm_profiler.record.parts import PARTS
 
 NANOSECONDS = 1e-7
-"""Instants are rounded, and a clock's drift is one of floats."""
+"""Instants are rounded."""
+
+OF_A_TREE = 8.1 * CALL_S
+"""Of a broadcast that does not hold a rank, the call's own time counts as waiting: two in each of four batches."""
+
+
+def own_s(work: RanksWork) -> Any:
+    """Of the parts of a step."""
+    return work.own_s[:, :, :OUTSIDE]
 
 
 @pytest.mark.parametrize("program", [DDP, ACCUMULATED, SHARDED], ids=["DDP", "accumulated", "sharded"])
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("part", ["data", "forward", "backward", "optimizer", "other"])
 def test_own_work_and_waiting_are_what_they_are(program: list[Any], ranks: int, part: str) -> None:
-    """On clocks that are seconds apart, and drift."""
     work_s = usual(ranks, 12, noise=0.05, seed=ranks)
     work_s[part][1] += 0.03
     truth = simulate(work_s, program)
-    course = course_of(truth.timelines, truth.timelines[0].steps, overlap=program is not SHARDED)
-    work = work_of(course)
-    np.testing.assert_allclose(work.own_s, truth.own_s, atol=NANOSECONDS)
-    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=NANOSECONDS)
-    assert Replay(course, work).whole_s == pytest.approx(truth.step_s, abs=NANOSECONDS)
+    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=program is not SHARDED)
+    off_s = NANOSECONDS if ranks == 2 else OF_A_TREE
+    np.testing.assert_allclose(own_s(work), truth.own_s, atol=off_s)
+    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=off_s)
 
 
 def test_calls_of_groups_hold_their_own_ranks_alone() -> None:
@@ -38,9 +43,9 @@ def test_calls_of_groups_hold_their_own_ranks_alone() -> None:
     work_s = usual(4, 12, noise=0.05)
     work_s["forward"][2] += 0.03
     truth = simulate(work_s, SHARDED, groups=2)
-    work = work_of(course_of(truth.timelines, truth.timelines[0].steps, overlap=False))
-    np.testing.assert_allclose(work.own_s, truth.own_s, atol=NANOSECONDS)
-    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=NANOSECONDS)
+    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=False)
+    np.testing.assert_allclose(own_s(work), truth.own_s, atol=OF_A_TREE)
+    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=OF_A_TREE)
 
 
 def test_a_call_that_nobody_waits_for_is_found_without_being_told() -> None:
@@ -49,42 +54,22 @@ def test_a_call_that_nobody_waits_for_is_found_without_being_told() -> None:
     work_s = usual(2, 12)
     work_s["forward"][1] += 0.03
     truth = simulate(work_s, asynchronous)
-    assert work_of(course_of(truth.timelines, truth.timelines[0].steps, overlap=False)).waiting_s.max() == 0.0
+    assert work_of(truth.timelines, truth.timelines[0].steps, overlap=False).waiting_s.max() == 0.0
 
 
 def test_steps_that_not_all_ranks_have_are_left_out() -> None:
     truth = simulate(usual(2, 12, noise=0.05))
     some = np.array([3, 4, 7], dtype=np.int64)
-    work = work_of(course_of(truth.timelines, some, overlap=True))
-    np.testing.assert_allclose(work.own_s, truth.own_s[:, [2, 3, 6]], atol=NANOSECONDS)
+    work = work_of(truth.timelines, some, overlap=True)
+    np.testing.assert_allclose(own_s(work), truth.own_s[:, [2, 3, 6]], atol=NANOSECONDS)
 
 
 def test_a_call_that_a_rank_of_its_group_does_not_know_of_is_left_out() -> None:
     truth = simulate(usual(2, 3))
     first, second = truth.timelines
     shorter = replace(second, collectives=second.collectives[:-1], arrivals_ns=second.arrivals_ns[:-1])
-    work = work_of(course_of([first, shorter], first.steps, overlap=True))
-    np.testing.assert_allclose(work.own_s[:, :2], truth.own_s[:, :2], atol=NANOSECONDS)
-
-
-def test_clocks_that_are_not_known_well_do_not_set_anybody_free() -> None:
-    """Rank 1's clock is 0.4 ms off, which its uncertainty allows for: it seems to go on before rank 0 has come."""
-    truth = simulate(usual(2, 12, noise=0.05))
-    first, second = truth.timelines
-    off = tuple(ahead + 400_000 for ahead in second.clock.ahead_ns)
-    wrong = replace(second, clock=replace(second.clock, ahead_ns=off, uncertainty_ns=(500_000, 500_000)))
-    work = work_of(course_of([first, wrong], first.steps, overlap=True))
-    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=4.1e-4)
-    assert work.waiting_s.sum() > 0.3 * truth.waiting_s.sum()
-
-
-def test_a_broadcast_holds_as_measured_on_gloo() -> None:
-    """Four processes; one came 200 ms late: who of them waited for it (torch 2.13)."""
-    waited = {0: {1, 2, 3}, 1: {0, 3}, 2: {0}, 3: {1}}
-    for late, held in waited.items():
-        came = np.zeros(4, dtype=np.int64)
-        came[late] = 200
-        assert {rank for rank in range(4) if rank != late and tree_exits(came)[rank] == 200} == held
+    work = work_of([first, shorter], first.steps, overlap=True)
+    np.testing.assert_allclose(own_s(work)[:, :2], truth.own_s[:, :2], atol=NANOSECONDS)
 
 
 def test_who_comes_late_because_it_was_held_is_not_to_blame() -> None:
@@ -92,7 +77,7 @@ def test_who_comes_late_because_it_was_held_is_not_to_blame() -> None:
     work_s = usual(4, 12, noise=0.02)
     work_s["data"][2] += 0.03
     truth = simulate(work_s)
-    caused = work_of(course_of(truth.timelines, truth.timelines[0].steps, overlap=True)).caused_s
+    caused = work_of(truth.timelines, truth.timelines[0].steps, overlap=True).caused_s
     assert caused[2] == pytest.approx(0.03, rel=0.1)
     assert np.delete(caused, 2, axis=0).max() < 0.004
 
@@ -108,7 +93,7 @@ def timed(rank: int, marks_ms: list[tuple[str, float]], calls_ms: list[tuple[flo
         np.array([round(at * 1e6) for _, at in marks_ms]),
         np.array([round(at * 1e6) for at, _ in calls_ms]),
         [Collective("0", number, "nccl:all_reduce") for number in range(len(calls_ms))],
-        ClockOffset(),
+        "here",
         np.array([round(waited * 1e6) for _, waited in calls_ms]),
     )
 
@@ -118,9 +103,9 @@ def test_what_was_timed_on_a_stream_counts_as_far_as_nothing_hid_it() -> None:
     stands behind that one, and waits for rank 1's again."""
     fast = timed(0, [("forward", 0), ("backward", 5), ("optimizer", 60), ("other", 65)], [(10, 30), (30, 20)])
     slow = timed(1, [("forward", 0), ("backward", 35), ("optimizer", 60), ("other", 65)], [(40, 0), (60, 0)])
-    work = work_of(course_of([fast, slow], np.array([1]), overlap=True))
+    work = work_of([fast, slow], np.array([1]), overlap=True)
     assert work.waiting_s[0, 0, PARTS.index("backward")] == pytest.approx(0.030)
-    assert work.own_s[0, 0, PARTS.index("backward")] == pytest.approx(0.025)
+    assert own_s(work)[0, 0, PARTS.index("backward")] == pytest.approx(0.025)
     assert work.waiting_s[1].sum() == 0.0
 
 

@@ -1,56 +1,62 @@
-"""The end of a run: what was measured becomes a record, also where something fails."""
+"""The end of a run: what was measured becomes a record in the run's folder, also where something fails."""
 
 from __future__ import annotations
 
+import platform
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.conclude import conclude
-from lm_profiler.analysis.evidence import Evidence
+from lm_profiler.analysis.conclude import RunSteps, conclude
+from lm_profiler.analysis.evidence import Evidence, write_evidence
+from lm_profiler.analysis.steps.summaries import ideal_step_s, scalars
 from lm_profiler.callbacks.collect import Collector
 from lm_profiler.callbacks.exports import send_figures
 from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
-from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.rank_position import position_of, stragglers, where_they_are
-from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, is_of_the_group
-from lm_profiler.callbacks.outcome.run_files import (
-    second_place,
-    snapshot_file,
-    with_rows_left_behind,
-    without_steps,
-    write_run,
+from lm_profiler.callbacks.outcome.failures import (
+    NO_STEP,
+    codes_of,
+    ends_of_ranks,
+    failure_of,
+    is_of_the_group,
+    keep_snapshot,
+    status_of,
 )
+from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
 from lm_profiler.callbacks.session import Session
+from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Failure, RankEnd, RecordError, RunRecord, Status, end_file, read_run
-from lm_profiler.record.steps import begin_rows, rank_file, read_rows, write_steps
+from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end
+from lm_profiler.record.steps import (
+    begin_rows,
+    rank_file,
+    rank_files,
+    read_rows,
+    with_rows_left,
+    write_rows,
+    write_steps,
+)
+from lm_profiler.record.text import ranks_text
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
-
-# seconds to wait for how the other ranks ended, where a watchdog ends those that are stuck: it needs less
-_PATIENCE_S = 8.0
-
-# seconds to wait where nothing ends ranks that are stuck: the rank whose end came first has told of it by now
-_UNKEPT_S = 2.0
+from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
 
 @dataclass(eq=False)
-class Ending:
-    """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail.
-
-    ``part`` guards every call, and calls ``abandon`` on an error. ``leaving`` is true once the end has begun, ``over``
-    once nothing is left to do. ``folder`` holds the run's files, and ``record`` is what was last written there. ``end``
-    is how this rank ended, None where it ended well.
-    """
+class RunFinisher:
+    """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail."""
 
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run was to do
@@ -59,21 +65,17 @@ class Ending:
     take_out: Callable[[], None]  # restores the Trainer
     tell: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
-    part: Guard = UNGUARDED
+    part: Guard = UNGUARDED  # guards every call, and calls ``abandon`` on an error
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
     collector: Collector = field(init=False)
-    folder: Path | None = None
-    record: RunRecord | None = None
-    ranks: RankStatus = field(init=False)
-    watch: StallWatch | None = None
-    end: RankEnd | None = None
-    leaving: bool = False
-    over: bool = False
+    folder: Path | None = None  # holds the run's files
+    record: RunRecord | None = None  # what was last written there
+    end: RankEnd | None = None  # how this rank ended; None where it ended well, or there is no other
+    over: bool = False  # whether nothing is left to do
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.ranks = RankStatus(self.exchange)
         self.collector = Collector(self.trainer, self.options, self.launch)
 
     def begin(self, planned: Mapping[str, int]) -> None:
@@ -98,33 +100,26 @@ class Ending:
 
     def died(self, exception: BaseException, phase: str, step: int) -> None:
         """Record a run that ``exception`` ended in ``phase`` of ``step``."""
-        self.leaving = True
         device, status = self.trainer.strategy.root_device, status_of(exception)
-        followed = not self.ranks.alone and (is_of_the_group(exception) or self.ranks.has_lost)
-        self.end = self.ranks.end_of(status, failure_of(exception, phase, step, device), followed)
+        failure = failure_of(exception, phase, step, device)
+        if self.exchange.ranks > 1:
+            failure = failure.model_copy(update={"rank": self.exchange.rank, "host": platform.node()})
+            followed = is_of_the_group(exception)
+            self.end = RankEnd(status=status, failure=failure, at=time.time(), followed=followed)
+            with suppress(OSError):  # at once: whoever launched the ranks may end this one, too
+                self.end.write(self._folder_or_new() / end_file(self.exchange.rank))
+            if self.launch.kept:
+                _call_off_observer()
         if status == "oom" and self.folder is not None:
             keep_snapshot(device, snapshot_file(self.folder, self.trainer.global_rank))
-        self.finish(status, self.end.failure)
-
-    def never_began(self, exception: BaseException) -> None:
-        """Tell the other ranks that ``exception`` ended this one before the loop; rank 0 writes the record."""
-        self.leaving = self.over = True
-        failure = failure_of(exception, "setup", None)
-        self.end = self.ranks.end_of(status_of(exception), failure, is_of_the_group(exception))
-        self.take_out()
-        self.ranks.tell(self.end, None)
+        self.finish(status, failure)
 
     def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
-        self.leaving = True
-        if self.watch is not None:
-            self.watch.end()  # no step ends any more while this rank waits for the others below
         self.take_out()  # before anything that may fail: training goes on with the Trainer as it was
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:
-            self.ranks.done()
-            Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(self.exchange.compare_clocks)
             measured = self._gathered = self.exchange.gather(measured)
             if self.core.error is not None:
                 step = session.steps + 1 if session else None
@@ -134,12 +129,8 @@ class Ending:
         elif not trainer.is_global_zero:
             # The other ranks may not answer any more, so each saves its own steps and nothing is gathered.
             write_steps(rank_file(self._folder_or_new(), trainer.global_rank), measured.rows)
-        if failure is not None and self.end is not None and self.folder is not None:
-            self.ranks.tell(self.end, self.folder)
         if trainer.is_global_zero:
             self._record(measured, status, failure)
-        elif self.end is not None:
-            self._record_for_rank_0(measured)
         elif failure is None and session is not None:
             tracer = session.instruments.tracer
             try_or_note("kernels", lambda: tracer.kernels(tracer.work([])), [])  # only rank 0 writes notes
@@ -180,8 +171,8 @@ class Ending:
         evidence = self._write(with_rows_left_behind(evidence, self._folder_or_new()))
         self.over = True  # from here on there is a record, whatever ends the process
         of_all_ranks = None
-        if self.end is not None and not self.ranks.alone:
-            of_all_ranks = try_or_note("how the ranks ended", lambda: self._with_all_ranks(evidence), self.notes)
+        if (end := self.end) is not None:
+            of_all_ranks = try_or_note("how the ranks ended", lambda: self._with_all_ranks(evidence, end), self.notes)
         elif failure is None and measured.rows and self.session is not None:
             evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
         # Rows are written again only where other ranks' were added to them.
@@ -192,61 +183,16 @@ class Ending:
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
 
-    def _with_all_ranks(self, evidence: Evidence) -> Evidence:
+    def _with_all_ranks(self, evidence: Evidence, own: RankEnd) -> Evidence:
         """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""
-        assert self.end is not None
-        folder = self._folder_or_new()
-        patience_s = _PATIENCE_S if self.launch.kept else _UNKEPT_S if self.end.followed else 0.0
-        ends, silent = self.ranks.others(folder, patience_s)
-        cause = self.ranks.cause(self.end, ends, silent)
+        folder, ranks, codes = self._folder_or_new(), self.exchange.ranks, partial(codes_of, self.trainer)
+        cause = first_end(ends_of_ranks(own, folder, ranks, codes), range(ranks), codes()) or own
         rows, notes = read_rows(folder, growing=True), list(evidence.notes)
-        if late := stragglers(places := self.ranks.places()):
-            notes.append(f"at the end {where_they_are(places, late)}")
-        missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
+        missing = sorted({*range(ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
-            notes += without_steps(missing, folder, self.ranks.host_of)
+            there = "" if {*missing} <= {*rank_files(folder)} else f"; what they left may be in {folder} on their host"
+            notes.append(f"no steps of {ranks_text(missing)}{there}")
         return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
-
-    def _record_for_rank_0(self, measured: Measured) -> None:
-        """Record the run in the place of rank 0 where that is gone; the first rank to come here does it for all."""
-        folder = self._folder_or_new()
-        if self.end is None or self.ranks.is_there():
-            return
-        lost = self.ranks.cause(self.end.model_copy(update={"followed": True}), {}, [0])
-        try:
-            # "x" fails if the file exists: only one rank can make it, and that one writes the record.
-            with (folder / end_file(0)).open("x", encoding="utf-8") as file:
-                file.write(lost.model_dump_json(indent=1) + "\n")
-            if read_run(folder).status == "unfinished":
-                self._write(self._with_all_ranks(self.collector.evidence(measured, self.end.status, self.end.failure)))
-        except (OSError, RecordError):  # another rank or rank 0 has done it, or this node does not see the folder
-            return
-
-    def last_words(self, status: Status, why: str, followed: bool) -> bool:
-        """Keep this rank's steps and tell how it ended: called by another thread where training is stuck.
-
-        The process ends right after it. Returns False where the run had not begun.
-        """
-        session, folder = self.session, self.folder
-        if self.over:
-            return True
-        if session is None or folder is None:
-            return False
-        self.over = self.leaving = True
-        there = position_of(session)
-        failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
-        self.end = self.ranks.end_of(status, failure, followed or self.ranks.has_lost)
-        session.keep()
-        notes = (*self.notes, *session.notes)
-        measured = Measured(rows=session.rows, steps_planned=session.schedule.planned, notes=notes)
-        self.ranks.tell(self.end, folder)
-        if self.exchange.rank > 0:
-            self._record_for_rank_0(measured)
-            return True
-        evidence = self._write(self.collector.evidence(measured, status, self.end.failure))
-        if not self.ranks.alone:
-            self._write(self._with_all_ranks(evidence))
-        return True
 
     def _show(self) -> None:
         """Print the table in one call, so that nothing else is printed between its lines."""
@@ -273,3 +219,73 @@ class Ending:
             evidence, self.record = write_run(second, evidence, last=last)
             self.folder = second
         return evidence
+
+
+def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = False) -> tuple[Evidence, RunRecord]:
+    """Conclude from ``evidence`` and write run.json into ``folder``; returns the evidence as written, and the record.
+
+    With ``rows`` these are written too, and with ``last`` the evidence itself and TensorBoard's files.
+    """
+    if rows:
+        notes = write_rows(folder, evidence.rows, all_ended=evidence.failure is None)
+        evidence = replace(evidence, notes=[*evidence.notes, *notes])
+    record = conclude(evidence)
+    if last:
+        notes = list(record.notes)  # run.json comes last, with a note on each of these files that could not be written
+        try_or_note("evidence", lambda: write_evidence(folder, evidence), notes)
+        try_or_note("scalars in TensorBoard", lambda: _write_scalars(folder, evidence, record), notes)
+        try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), notes)
+        record = record.model_copy(update={"notes": notes})
+    record.write(folder / "run.json")
+    return evidence, record
+
+
+def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
+    """Return ``evidence`` with steps that ranks left and could not send; those of a failed run are read later."""
+    if evidence.failure is not None or evidence.ranks_heard >= evidence.world_size:
+        return evidence
+    notes = list(evidence.notes)
+    rows = try_or_note("steps that ranks left", lambda: with_rows_left(evidence.rows, folder), notes)
+    return replace(evidence, rows=evidence.rows if rows is None else rows, notes=notes)
+
+
+def _write_scalars(folder: Path, evidence: Evidence, record: RunRecord) -> None:
+    if steps := RunSteps(evidence).steps:
+        ideal_s = ideal_step_s(record)
+        write_events(folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in steps))
+
+
+def snapshot_file(folder: Path, rank: int) -> Path:
+    """Return the path of the allocator's snapshot of ``rank``."""
+    return folder / ("memory_snapshot.pickle" if rank == 0 else f"memory_snapshot.rank{rank}.pickle")
+
+
+def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Callable[[str], object]) -> Path:
+    """Return the folder of this run on every rank: the ``claimed`` one, or one that rank 0 makes below ``parent``.
+
+    A claimed folder that already holds a record belongs to another run. Where none can be made, it is a second place.
+    """
+
+    def claim() -> str:
+        is_free = claimed is not None and not (claimed / "run.json").exists()
+        making = Guard("the run's folder", tell, outcome="cannot be made")
+        folder = claimed if is_free else making.run(claim_run_dir, parent)
+        return str((folder or second_place(parent.name, tell)).absolute())
+
+    return Path(exchange.of_first("folder", claim))
+
+
+def second_place(name: str, tell: Callable[[str], object]) -> Path:
+    """Make and return a temporary folder for a run whose own folder cannot be written to; ``tell`` gets its path."""
+    # A random name that only its owner may enter: in a shared folder others could have put a link at a known one.
+    folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
+    tell(f"the run's files are in {folder}")
+    return folder
+
+
+def _call_off_observer() -> None:
+    """Stop Lightning's observer, which kills this process once a rank fails: the record is not yet written."""
+    observer = OBSERVER.find_or(())
+    for thread in threading.enumerate():
+        if isinstance(thread, observer):
+            setattr(thread, OBSERVED.name, [])

@@ -1,4 +1,4 @@
-"""The rows of ranks whose files another node cannot see are named, with the host to look on."""
+"""The files of a run: where they are, and what is said of ranks that left none."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ import pytest
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.callbacks.outcome.run_files import second_place, with_rows_left_behind, without_steps
+from lm_profiler.callbacks.outcome.run_finisher import second_place, with_rows_left_behind
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
-
-
-def test_of_nodes_without_a_common_folder_the_ranks_are_named_by_host(tmp_path: Path) -> None:
-    begin_rows(tmp_path, 3)  # on this node, and ended before its first step
-    hosts = {3: "a", **dict.fromkeys(range(8, 16), "b"), 16: None}
-    there = f": what they left is not to be seen from here, but in {tmp_path} on their own host"
-    found = without_steps([3, *range(8, 17)], tmp_path, hosts.get)
-    assert ["3 (a)" in found[0], "8–15 (b)" in found[1], "16" in found[2]] == [True] * 3
-    assert [there in each for each in found] == [False, True, True]
 
 
 def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.ranks.on_stream import comes_ns, with_waits
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import Collective, RankTimeline, comes_ns, with_waits
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.record.parts import PARTS
 
@@ -17,7 +16,7 @@ def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> R
     nothing = np.array([], dtype=np.int64)
     waited = None if took_ns is None else np.array(took_ns, dtype=np.int64)
     codes = nothing.astype(np.uint8)
-    return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, ClockOffset(), waited)
+    return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, str(rank), waited)
 
 
 def test_a_rank_waits_from_when_it_comes_until_the_last_does() -> None:
@@ -53,7 +52,7 @@ def test_arrivals_on_compared_clocks_stay_as_they_are() -> None:
 
 
 def test_the_rank_that_streams_wait_for_is_named() -> None:
-    """Rank 1's backward takes 30 ms more; where the call stands on the streams says nothing of who came last."""
+    """Rank 1's backward takes 30 ms more, and rank 0 waits in the call that follows its own."""
     draw, steps, ms = np.random.default_rng(0), 6, 1_000_000
     marks: list[list[float]] = [[], []]
     calls: list[list[float]] = [[], []]
@@ -64,7 +63,7 @@ def test_the_rank_that_streams_wait_for_is_named() -> None:
         over = begin + 25 + max(backward) + 1
         for rank in (0, 1):
             marks[rank] += [begin, begin + 5, begin + 25, over, over + 5]
-            calls[rank].append(begin + 25 + 0.8 * (over - begin - 25))
+            calls[rank].append(begin + 25 + backward[rank])
             took[rank].append(over - begin - 25 - backward[rank])
         begin = over + 5.2
     parts = [PARTS.index(part) for part in ("data", "forward", "backward", "optimizer", "other")]
@@ -78,7 +77,7 @@ def test_the_rank_that_streams_wait_for_is_named() -> None:
             (np.array(marks[rank]) * ms).astype(np.int64),
             (np.array(calls[rank]) * ms).astype(np.int64),
             [Collective("0", number, "nccl:all_reduce") for number in range(steps)],
-            ClockOffset(),
+            str(rank),
             (np.array(took[rank]) * ms).astype(np.int64),
         )
         for rank in (0, 1)
