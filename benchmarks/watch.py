@@ -40,7 +40,7 @@ from lm_profiler.callbacks import (
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED
 from lm_profiler.measure.clocks import steps as at
-from lm_profiler.measure.clocks.chunks import ChunkReader
+from lm_profiler.measure.clocks.steps import ChunkReader
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import StepCounters

@@ -51,10 +51,9 @@ from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder, 
 from lm_profiler.measure.collectives.streams import StreamWaits
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.device.nvml import gpu_of
-from lm_profiler.measure.device.telemetry import TelemetrySampler
+from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import probe_of
-from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
+from lm_profiler.measure.memory.storage_notes import MarksHeard
 from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import append_steps
 

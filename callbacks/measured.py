@@ -9,8 +9,8 @@ from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
 from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
+from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.device.contention import CpuUse
-from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import (
     AllocatorReading,
     BetweenSteps,

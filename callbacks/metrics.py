@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.callbacks.trackers import ExportOptions
-from lm_profiler.measure.clocks.chunks import TimedSteps
+from lm_profiler.measure.clocks.steps import TimedSteps
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import of_rank
 

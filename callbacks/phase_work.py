@@ -12,7 +12,7 @@ from torch import Tensor
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
-from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.torch_names import tree_leaves
 
 # strategies under which optimizers hold a rank's own shard; what a rank gathers from the others is unknown

@@ -21,12 +21,10 @@ from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.metrics import RunMetrics
 from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.measure.boundary import Guard, said
-from lm_profiler.measure.clocks.chunks import ChunkReader, TimedSteps
+from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import Raw, Reading
+from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
 from lm_profiler.record.run.part import Part, read_as

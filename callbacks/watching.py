@@ -36,12 +36,11 @@ from lm_profiler.callbacks.trackers import ExportOptions
 from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.chunks import ChunkReader
+from lm_profiler.measure.clocks.steps import ChunkReader
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
-from lm_profiler.measure.memory.limits import left_bytes
-from lm_profiler.measure.memory.peaks import Probe, probe_of
+from lm_profiler.measure.memory.peaks import Probe, left_bytes, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import LIGHTNING, OURS, RunRecord

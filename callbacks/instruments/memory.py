@@ -12,16 +12,14 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.storage_notes import TensorsSeen
-from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.record.steps import Peaks
-from lm_profiler.torch_names import storage_key
 from lm_profiler.usage_error import UsageError, expect
 
 
@@ -59,7 +57,7 @@ class MemoryReader:
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does
     told: Callable[..., object] | None = None
-    storage: Callable[[Any], int] = storage_key  # returns the identity of a storage for ``told``
+    storage: Callable[[Any], int] = id  # returns the identity of a storage for ``told``
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     _set_up: MemoryCauses | None = None

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import StepReader
-from lm_profiler.measure.device.telemetry import TelemetrySampler
+from lm_profiler.measure.counts.step_reader import Beside, StepReader, step_counters
+from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.record.run import StepCounters
 
 

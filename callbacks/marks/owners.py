@@ -15,7 +15,7 @@ from lm_profiler.callbacks.marks.spans import Loop, Marked
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.thread_times import ThreadTimes, thread_times
+from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
 

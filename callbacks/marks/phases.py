@@ -20,7 +20,7 @@ from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.torch_names import NameMissing, missing
+from lm_profiler.torch_names import NameMissing
 
 _DRY = 1000  # batches in a row without a step, times those of a step, that show that a loader has nothing to train on
 
@@ -201,10 +201,10 @@ class PhaseProfiler(Profiler):
 
     def _missing_action(self) -> NameMissing | None:
         if not self._fetched:
-            return missing(FETCHED.path)
+            return FETCHED.missing()
         stepped = self._trainer.global_step > self._steps_before if self._automatic else True
         if stepped and not self.step_done:
-            return missing(STEPPED.path)
+            return STEPPED.missing()
         return None
 
     def _leave(self) -> None:

@@ -25,7 +25,7 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.messages import MOST_BYTES, Answer, packed, unpacked
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
-from lm_profiler.measure.device.telemetry import together
+from lm_profiler.measure.device.nvml import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, StepTable, largest
 from lm_profiler.record.text import ranks_text

@@ -15,24 +15,21 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.capacities import ANY_GPU, largest_that_fits
-from lm_profiler.analysis.plan.planned import SETTINGS, Planned
+from lm_profiler.analysis.plan.planned import ANY_GPU, SETTINGS, Planned, largest_that_fits
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
-from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
-from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.parts import full_name
-from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeDevice, FakeStrategy, SilentLogger, Size
-from lm_profiler.rehearse.ranks import fake_strategy
+from lm_profiler.rehearse.loop import BeforeSteps, RehearsedSizes, SilentLogger, Sizes, reason_of
+from lm_profiler.rehearse.strategies import AS_WIDE, FakeDevice, FakeStrategy, Size, fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -197,9 +194,7 @@ def _planned(
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
         raise Unfit from None  # autograd does not work in a fork of a process that used it: see "Autograd and Fork"
-    # Before any code of the user runs: no file may be written, and torch has to be patched before it is used.
-    leave_files()
-    prepare(gpu)
+    prepare(gpu)  # before any code of the user runs
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))

@@ -30,7 +30,6 @@ from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
 from lm_profiler.record.run import Verb
-from lm_profiler.torch_names import missing
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
 
@@ -77,7 +76,7 @@ class OptionsCLI(LightningCLI):
         self.call = call
         self._verbs: list[LightningArgumentParser] = []
         if RUN_VERB.of_or(LightningCLI) is None:
-            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {missing(RUN_VERB.path)}")
+            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}")
         self._find_classes()
         super().__init__(
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config

@@ -6,6 +6,7 @@ Lightning's own loop runs, with the module's hooks, precision, clipping and accu
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,9 +16,14 @@ from functools import partial
 from inspect import getfile
 from traceback import walk_tb
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lm_profiler.analysis.hardware.roofline import Work
@@ -29,36 +35,26 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.phase_work import phase_work
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.step_flops import StepFlops
-from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.fake.link_bytes import LinkBytes, ring_bytes
+from lm_profiler.measure.counts.flops import StepFlops, UncountableError
+from lm_profiler.measure.counts.syncs import user_line
+from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
 from lm_profiler.measure.fake.live import Uncounted
-from lm_profiler.measure.fake.unknown import DependsOnValues
-from lm_profiler.measure.fake.untouched import WouldChange
-from lm_profiler.measure.fake.world import FakeWorld, NotStrided
+from lm_profiler.measure.fake.values import DependsOnValues
+from lm_profiler.measure.fake.world import FakeWorld, NotStrided, WouldChange
 from lm_profiler.measure.memory.causes import holdings
-from lm_profiler.measure.memory.storage_notes import seen
-from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.measure.memory.storage_notes import Site, seen
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import MemoryCauses, MemoryLevels
-from lm_profiler.rehearse.call_sites import CallSites
-from lm_profiler.rehearse.one_device import FakeDevice, Size, buckets
-from lm_profiler.rehearse.ranks import CannotSplit
-from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
+from lm_profiler.record.text import short_path
+from lm_profiler.rehearse.strategies import CannotSplit, FakeDevice, LinkBytes, Size, buckets, ring_bytes
+from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE_NUMBER
 
 META = torch.device("meta")  # on which fake tensors have their storages
 
 
 @dataclass(frozen=True)
 class RehearsedStep:
-    """Memory and work of one step on one device, in bytes and FLOPs.
-
-    ``peaks`` and ``causes`` are by phase, ``held`` is what is held at moments of the step, ``work`` is what each phase
-    has to do at least. ``reserved`` is what the allocator has reserved by the end of the step; None on the CPU.
-    ``sent`` are the bytes that collectives of each phase put on a rank's link.
-    ``timeline`` has every allocation.
-    """
+    """Memory and work of one step on one device, in bytes and FLOPs; the fields are those of ``Planned``."""
 
     peaks: Mapping[str, int]
     causes: Mapping[str, MemoryCauses]
@@ -70,7 +66,6 @@ class RehearsedStep:
 
     @property
     def peak(self) -> int:
-        """The highest peak of all phases."""
         return max(self.peaks.values())
 
 
@@ -78,6 +73,44 @@ class RehearsedStep:
 Sizes = Generator[Size, int, None]
 
 _UNLIKE_STEPS, _LEAST = 8, 2  # steps that are looked at where steps may differ: at most, if there is time, and at least
+
+
+class CallSites:
+    """Returns the ``Site`` of an operator when called with it, below the dispatcher's autograd.
+
+    An operator of backward has the module and the line of the forward operator whose derivative it computes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._paths = {child: path for path, child in module.named_modules() if path}
+        self._running: list[nn.Module] = []
+        self._of_node: dict[int, Site] = {}
+        self._hooks = ExitStack()
+        self._hooks.enter_context(register_module_forward_pre_hook(self._opened))
+        self._hooks.enter_context(register_module_forward_hook(self._closed, always_call=True))
+        self._node, self._next = BACKWARD_NODE.find_or(lambda: None), NEXT_NODE_NUMBER.find_or(lambda: 0)
+
+    def __call__(self, func: Any) -> Site:
+        node, module = self._node(), self._paths.get(self._running[-1]) if self._running else None
+        if node is not None and not self._running:
+            forward = self._of_node.get(NODE_NUMBER.of_or(node, lambda: -1)(), Site())
+            return forward._replace(operator=str(func), recomputes=False)
+        own_line = user_line(sys._getframe(2))
+        line = None if own_line is None else f"{short_path(own_line[0])}:{own_line[1]}"
+        site = Site(str(func), module, line, recomputes=node is not None)
+        # Autograd makes an operator's node, and gives it its number, before the operator runs.
+        self._of_node[self._next() - 1] = site
+        return site
+
+    def stop(self) -> None:
+        self._hooks.close()
+
+    def _opened(self, module: nn.Module, args: Any) -> None:
+        self._running.append(module)
+
+    def _closed(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._running:  # empty where the step began amid this forward
+            self._running.pop()
 
 
 class _Look:
@@ -105,7 +138,6 @@ class _Look:
         world.link = self.link
 
     def end(self) -> Mapping[str, Any]:
-        """Detach the observers; return what the step held and moved."""
         self._reader.step_peaks()
         self._reader.end("memory")
         self._timeline.unobserve(self._flops)
@@ -115,11 +147,9 @@ class _Look:
         return self._reader.facts
 
     def timeline(self) -> MemoryTimeline:
-        """Return every allocation of the step."""
         return self._notes.timeline("planned").model_copy(update={"set_up": self._set_up})
 
     def work(self) -> StepWork:
-        """Return what the step multiplied and moved; raises UncountableError where that is unknown."""
         return StepWork(self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"])
 
 
@@ -159,6 +189,8 @@ class Rehearsal(Callback):
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
             metric.validate_args = False  # fake tensors have no values to check
             metric.distributed_available_fn = lambda: False  # nor has what other ranks would send
+        if self.world.gpu is not None:
+            _step_together(trainer.optimizers)
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         self._buckets: list[torch.Tensor] = []
         if self._strategy.has_buckets:
@@ -169,7 +201,6 @@ class Rehearsal(Callback):
         self._set_up = {**held._asdict(), "rest": self.world.live.now - held.total}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep the first exception."""
         self.failed = self.failed or exception
 
     def _step_ended(self) -> int:
@@ -194,8 +225,6 @@ class Rehearsal(Callback):
 
 @dataclass(eq=False, kw_only=True)
 class RehearsedSizes(Rehearsal):
-    """Rehearses steps of the batch sizes that ``sizes`` asks for."""
-
     # the sizes. Steps of the first size are looked at phase by phase; of the others only the peak is read.
     sizes: Sizes
     # whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a module may
@@ -269,6 +298,18 @@ def endless(trainer: Trainer) -> None:
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
+def _step_together(optimizers: Sequence[Optimizer]) -> None:
+    """Have optimizers use their multi-tensor (foreach) variants, as they would by default with real tensors on a GPU.
+
+    Adafactor would not (torch/optim/_adafactor.py), nor those that have a learning rate in a tensor.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            chosen = group.get("fused") or group.get("differentiable") or isinstance(group.get("lr"), torch.Tensor)
+            if group.get("foreach", False) is None and not chosen and type(optimizer).__name__ != "Adafactor":
+                group["foreach"] = True
+
+
 def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> None:
     """Replace a module's ``log``: keep the value in ``callback_metrics``, and log nothing."""
     if not isinstance(value, Metric):
@@ -277,7 +318,7 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """Do nothing."""
+    pass
 
 
 _NO_DATA = "its data is not allocated yet"  # the words of torch's error where a kernel reads values itself
@@ -293,7 +334,9 @@ def reason_of(error: Exception) -> str:
     files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
     theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
     where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
-    depends = isinstance(error, (DependsOnValues, ASKED_VALUE.find_or(()), ASKED_SHAPE.find_or(())))
+    fakes = FAKES.find_or(None)
+    asked = () if fakes is None else (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
+    depends = isinstance(error, (DependsOnValues, *asked))
     if depends or _NO_DATA in str(error):
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
@@ -301,3 +344,31 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, (CannotSplit, NotStrided, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"
+
+
+class BeforeSteps(Callback):
+    """Runs only those hooks of ``callback`` that come before the first step, as for freezing a part of the module."""
+
+    def __init__(self, callback: Callback, world: FakeWorld) -> None:
+        self._callback, self._world = callback, world
+        for hook in ("setup", "on_fit_start", "on_train_start", "on_train_epoch_start"):
+            vars(self)[hook] = partial(self._run, hook)
+
+    def _run(self, hook: str, *given: Any, **named: Any) -> None:
+        with self._world.inside():
+            getattr(self._callback, hook)(*given, **named)
+
+
+class SilentLogger(DummyLogger):
+    """Replaces any logger: takes every call, and keeps nothing. Its ``experiment`` has every attribute and method."""
+
+    save_dir = log_dir = root_dir = "nowhere"
+
+    @property
+    def experiment(self) -> Any:
+        return MagicMock()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()

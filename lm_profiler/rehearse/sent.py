@@ -16,16 +16,14 @@ from torch.optim import Optimizer
 
 from lm_profiler.callbacks.instruments.sent_step import SentOptimizer, SentStep, shape_of
 from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.measure.copies.module_copy import ModuleCopy
-from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import WORK
-from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
-from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.copies.module_copies import ModuleCopy
+from lm_profiler.measure.counts.flops import WORK, UncountableError
+from lm_profiler.measure.counts.traffic import StepTraffic
+from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
-from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops
-from lm_profiler.rehearse.loop import Rehearsal, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, CPU, FakeDevice, SilentLogger
+from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, reason_of
+from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -36,7 +34,6 @@ _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configur
 
 def count(sent: SentStep) -> StepWork | str:
     """Return the work of the step on one rank, or why it is unknown. Only for a process of its own (``prepare``)."""
-    leave_files()
     prepare(None)
     if not sent.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -129,7 +126,7 @@ def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> N
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    pass
 
 
 class _Motionless(Optimizer):
@@ -160,7 +157,6 @@ class _Counting(Rehearsal):
             self.seen.append(look.work())
 
     def work(self) -> StepWork:
-        """Return the work of all batches; those after the first are alike."""
         first, last = self.seen[0], self.seen[-1]
         return first if first is last else _with_more(first, last, self.batches)
 

@@ -19,8 +19,7 @@ from lm_profiler.analysis.conclude import (
     made_ahead_notes,
     mean_rate,
 )
-from lm_profiler.measure.device.contention import CpuUse, contention
-from lm_profiler.measure.device.cpu_reading import CpuReading
+from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, FlopRate, LoaderFacts, Rates, Telemetry

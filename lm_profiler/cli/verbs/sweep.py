@@ -19,7 +19,7 @@ from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
-from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
+from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted

@@ -1,11 +1,15 @@
-"""Notes of every storage of a step, from which its memory timeline is made: who made it, what it was for, its end."""
+"""Notes of every storage of a step, from which its memory timeline is made: who made it, what it was for, its end.
+
+They come from a step on fake tensors, or from the history of CUDA's allocator and what was seen at its marks.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -15,7 +19,7 @@ from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, 
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.torch_names import storage_key
+from lm_profiler.record.text import short_path
 
 _CAUSES = tuple(HELD)
 _MOST = 10  # the allocations that a timeline lists
@@ -38,7 +42,7 @@ class TensorsSeen:
     Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
     """
 
-    module: nn.Module  # the model
+    module: nn.Module
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
     storage: Callable[[Any], int]  # returns the identity of a storage by which the notes know it
@@ -55,7 +59,7 @@ class TensorsSeen:
         self.told(code, known, saved)
 
     def step_ended(self) -> None:
-        """Look at all causes once more: what a step makes last is seen too."""
+        # What a step makes last is seen too.
         self._part = None
         self(END)
         self._part = None
@@ -80,9 +84,7 @@ class TensorsSeen:
         return seen(cause, name, tensor, self.storage)
 
 
-def seen(
-    cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = storage_key
-) -> Iterator[SeenTensor]:
+def seen(cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id) -> Iterator[SeenTensor]:
     """Yield what there is to tell of each plain tensor in which ``tensor`` is stored."""
     for piece in pieces(tensor):
         shape, dtype = [*map(int, piece.shape)], str(piece.dtype).removeprefix("torch.")
@@ -154,7 +156,6 @@ class StorageNotes:
     def made(
         self, key: int, size: int, site: Site = NOWHERE, tensor: Tensor | None = None, cause: str | None = None
     ) -> None:
-        """Note a new storage of ``size`` bytes, and the ``tensor`` for which it was made."""
         phase = self._phases[-1][0] if self._phases else None
         noted = _Noted(size, len(self._events), "activations" if site.recomputes else cause, phase, site)
         if tensor is not None:
@@ -190,7 +191,6 @@ class StorageNotes:
         return [noted for noted, _ in pairs]
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
-        """Return the step as it was noted."""
         numbers = {cause: number for number, cause in enumerate(_CAUSES)}
         start = dict.fromkeys(_CAUSES, 0)
         for noted in self._noted:
@@ -240,3 +240,100 @@ def _residual(activations: Iterable[_Noted]) -> Allocation | None:
     (*shape, dtype), count = shapes.most_common(1)[0]
     first = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
     return first.allocation().model_copy(update={"count": count, "module": None})
+
+
+# -- from the history of CUDA's allocator ------------------------------------------------------------------------------
+
+# bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
+_BLOCK = 512
+
+# parts of the files' names whose lines do not tell for what memory was asked
+_NOBODYS = ("/torch/", "/lightning", "/lm_profiler/callbacks/", "/lm_profiler/measure/", "??", "<")
+
+
+@dataclass(eq=False)
+class MarksHeard:
+    """Keeps what ``TensorsSeen`` tells in a step, with the instant of each mark; storages are told by their address."""
+
+    # the clock of the allocator's history, in microseconds since 1970
+    clock_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    # the marks of the last step that ended
+    step: list[tuple[int, int, list[SeenTensor], list[SeenTensor] | None]] = field(default_factory=list)
+    _now: list[Any] = field(default_factory=list)
+
+    def __call__(self, code: int, known: list[SeenTensor], saved: list[SeenTensor] | None) -> None:
+        self._now.append((self.clock_us(), code, known, saved))
+        if code == END:
+            self.step, self._now = self._now, []
+
+
+def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> MemoryTimeline:
+    """Return the timeline of the last step of ``heard`` from torch's ``_snapshot``.
+
+    Memory counts as in use until its last kernel has run (``free_completed``). Sizes are rounded up to the allocator's
+    blocks; what is left of a block that is not split is not in them.
+
+    Raises:
+        KeyError: the snapshot is of another format.
+        ValueError: no step was heard, or the history does not reach back to its beginning.
+    """
+    history = [each for each in snapshot["device_traces"][device] if each["action"] in ("alloc", "free_completed")]
+    if not heard.step or not history:
+        raise ValueError("expected a step and its history, given none")
+    alive = _alive_before(snapshot["segments"], device, history)
+    begins_us, ends_us = heard.step[0][0], heard.step[-1][0]
+    within = []
+    for entry in history:
+        if entry["time_us"] < begins_us:
+            if entry["action"] == "alloc":
+                alive[entry["addr"]] = _size(entry)
+            else:
+                alive.pop(entry["addr"], None)
+        elif entry["time_us"] <= ends_us:
+            within.append(entry)
+    notes, marks = StorageNotes(alive), iter(heard.step)
+    due = next(marks, None)
+    for entry in within:
+        while due is not None and due[0] <= entry["time_us"]:
+            notes.told(*due[1:])
+            due = next(marks, None)
+        if entry["action"] == "alloc":
+            notes.made(entry["addr"], _size(entry), _site(entry["frames"]))
+        else:
+            notes.freed(entry["addr"])
+    for rest in () if due is None else (due, *marks):
+        notes.told(*rest[1:])
+    return notes.timeline("measured")
+
+
+def _alive_before(segments: Iterable[Any], device: int, history: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the bytes by address of what was alive before the first entry: what is alive now, with all undone."""
+    blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
+    # A block that waits for a stream was requested to be freed, and is still in use.
+    alive = {
+        of["address"]: _rounded(of.get("requested_size", of["size"])) for of in blocks if of["state"] != "inactive"
+    }
+    for entry in reversed([*history]):
+        if entry["action"] == "alloc":
+            alive.pop(entry["addr"], None)
+        else:
+            alive[entry["addr"]] = _size(entry)
+    return alive
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    return _rounded(entry["size"])
+
+
+def _rounded(size: int) -> int:
+    return size + -size % _BLOCK
+
+
+def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
+    """Return the innermost function as the operator, and the innermost line of the user's code."""
+    known = [frame for frame in frames if frame["filename"] != "??"]
+    line = next((of for of in known if not any(part in of["filename"] for part in _NOBODYS)), None)
+    return Site(
+        operator=known[0]["name"] if known else None,
+        line=None if line is None else f"{short_path(line['filename'])}:{line['line']}",
+    )
