@@ -106,34 +106,21 @@ def _find(path: str) -> Any:
 
 # Counting FLOPs and traffic. Without one of these: FLOPs, MFU and traffic are unknown.
 
-DISPATCH_MODE = PrivateName(
-    "torch.utils._python_dispatch.TorchDispatchMode",
-    "the base class of whatever sees each operator that runs",
-    "FLOPs unknown, and a run cannot be planned",
-)
+_DISPATCH = "torch.utils._python_dispatch"
+DISPATCH_MODE = PrivateName(f"{_DISPATCH}.TorchDispatchMode", "sees each operator", "FLOPs and plans unknown")
 MODE_STACK = PrivateName(
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
-    "tells whether the FLOP counter is the innermost mode, and may be left",
-    "FLOPs unknown",
+    f"{_DISPATCH}._get_current_dispatch_mode_stack", "whether the counter may be left", "FLOPs unknown"
 )
-GRAPH_TASK = PrivateName(
-    "torch._C._current_graph_task_id",
-    "tells whether this thread is in a backward pass",
-    "FLOPs and memory by cause unknown",
-)
+GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "tells a backward pass", "FLOPs and causes unknown")
 
 # Trees of tensors. Without them: plain tuples, lists and dictionaries are walked by our own code.
 
-TREE_LEAVES = PrivateName(
-    "torch.utils._pytree.tree_leaves", "all tensors of a batch or an operator's arguments", "plain containers only"
-)
+TREE_LEAVES = PrivateName("torch.utils._pytree.tree_leaves", "all tensors of a batch", "plain containers only")
 TREE_MAP = PrivateName("torch.utils._pytree.tree_map", "a batch with other tensors in it", "plain containers only")
 
 # Memory.
 
-RECORD_HISTORY = PrivateName(
-    "torch.cuda.memory._record_memory_history", "memory.history: starts torch's own record", "no history"
-)
+RECORD_HISTORY = PrivateName("torch.cuda.memory._record_memory_history", "memory.history: begins", "no history")
 HISTORY = PrivateName("torch.cuda.memory._snapshot", "memory.history: what is dumped", "no history")
 
 # Compilation.
@@ -141,50 +128,27 @@ HISTORY = PrivateName("torch.cuda.memory._snapshot", "memory.history: what is du
 DYNAMO = PrivateName("torch._dynamo.utils", "how many graphs were compiled, when and why", "read as: nothing is")
 COMPILED_CALL = PrivateName("Module._compiled_call_impl", "tells a compiled module", "FLOPs and plans unknown")
 
-# The trace.
+# The trace. Two profilers end the process.
 
-PROFILER_ENABLED = PrivateName(
-    "torch.autograd.profiler._is_profiler_enabled",
-    "tells whether the user's own profiler runs; two end the process",
-    "no trace",
-)
-PREPARE_TRACE = PrivateName(
-    "profile._prepare_trace", "gives way to a profiler that the user starts; two end the process", "no trace"
-)
+PROFILER_ENABLED = PrivateName("torch.autograd.profiler._is_profiler_enabled", "tells the user's own", "no trace")
+PREPARE_TRACE = PrivateName("profile._prepare_trace", "gives way to one that the user starts", "no trace")
 
 # The loader.
 
 READY = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "prefetched batches", "prefetched batches unknown")
-LOADER_ITERATOR = PrivateName(
-    "DataLoader._iterator", "tells whether persistent workers run already", "whatif delays no loader"
-)
+LOADER_ITERATOR = PrivateName("DataLoader._iterator", "whether persistent workers run", "whatif delays no loader")
 
 # Ranks.
 
-DDP_TIMES = PrivateName(
-    "DistributedDataParallel._get_ddp_logging_data",
-    "DDP's buckets, and the time of its communication",
-    "unknown: communication, buckets",
-)
+DDP_TIMES = PrivateName("DistributedDataParallel._get_ddp_logging_data", "buckets and times", "both unknown")
 DDP_TIMES_RATE = PrivateName(
     "DistributedDataParallel._set_ddp_runtime_logging_sample_rate", "has DDP time each step", "communication unknown"
 )
-WORLD = PrivateName(
-    "torch.distributed.distributed_c10d._world",
-    "all process groups, and which backends are recorded through hooks",
-    "arrivals and NCCL's durations unknown",
-)
-DEFAULT_STORE = PrivateName(
-    "torch.distributed.distributed_c10d._get_default_store",
-    "what ranks tell each other besides training's collectives",
-    "each rank records alone",
-)
-TIME_COLLECTIVES = PrivateName(
-    "ProcessGroup._enable_collectives_timing", "has NCCL time its collectives", "durations on the device unknown"
-)
-FLIGHT_RECORDER = PrivateName(
-    "torch._C._distributed_c10d._dump_fr_trace", "when each rank called a collective", "arrivals unknown"
-)
+_C10D = "torch.distributed.distributed_c10d"
+WORLD = PrivateName(f"{_C10D}._world", "all process groups", "arrivals and NCCL's durations unknown")
+DEFAULT_STORE = PrivateName(f"{_C10D}._get_default_store", "messages between ranks", "each rank records alone")
+TIME_COLLECTIVES = PrivateName("ProcessGroup._enable_collectives_timing", "has NCCL time them", "durations unknown")
+FLIGHT_RECORDER = PrivateName("torch._C._distributed_c10d._dump_fr_trace", "when each was called", "arrivals unknown")
 NCCL_RECORDER = PrivateName(
     "torch._C._distributed_c10d._dump_nccl_trace", "the same of NCCL", "arrivals unknown", "2.10 to 2.14"
 )
@@ -196,17 +160,13 @@ SLEEP = PrivateName("torch.cuda._sleep", "whatif: keeps the device busy for some
 # Planning: a process of its own, in which code of torch is replaced. Without one of these: the plan is unknown.
 
 FAKES = PrivateName("torch._subclasses.fake_tensor", "tensors without data, and why they have no value", "plan unknown")
-NO_MODES = PrivateName(
-    "torch.utils._python_dispatch._disable_current_modes", "computes unseen, and small values for real", "plan unknown"
-)
-BACKWARD_NODE = PrivateName(
-    "torch._C._current_autograd_node", "whose backward runs now", "allocations of backward have no module"
-)
+NO_MODES = PrivateName(f"{_DISPATCH}._disable_current_modes", "computes unseen", "plan unknown")
+BACKWARD_NODE = PrivateName("torch._C._current_autograd_node", "whose backward runs", "no line in backward")
 NODE_NUMBER = PrivateName("Node._sequence_nr", "joins an operator and its backward", "as above")
 NEXT_NODE_NUMBER = PrivateName("torch.autograd._get_sequence_nr", "the number of a node to come", "as above")
 APPLY = PrivateName("Module._apply", "moves a module; torch's own fails for fake tensors", "plan unknown")
 FAKE_GROUP = PrivateName(
-    "torch.testing._internal.distributed.fake_pg.FakeStore", "a process group of one", "plan of several ranks unknown"
+    "torch.testing._internal.distributed.fake_pg.FakeStore", "a process group of one", "plan of ranks unknown"
 )
 WHOLE_SHAPES = PrivateName(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",

@@ -117,9 +117,8 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     given = full_name(cli.config[cli.verb].trainer.precision)
-    return Planned(
-        peaks=step.peaks,
-        causes=step.causes,
+    return replace(
+        step,
         batch=strategy.samples,
         context=context,
         largest=search.largest,
@@ -127,7 +126,6 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         work=_scaled_work(cli, step.work, gpu is not None or compiled),
         float32=float32_matmul_precision(),
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
-        held=step.held,
         model=facts.model_copy(update={"precision": given, "compiled": compiled}),
         largest_unknown=None if search.largest is not None else unknown,
         steps=[step.peak for step in rehearsal.seen],
@@ -138,7 +136,6 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         sent=_all_sent(cli, strategy, step.sent),
         split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
-        timeline=step.timeline,
     )
 
 

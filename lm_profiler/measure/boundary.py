@@ -180,13 +180,9 @@ def say(text: str) -> None:
 
 
 def put(stream: TextIO | None, text: str) -> None:
-    """Write ``text`` at once, escaping what the stream's encoding lacks; do nothing where ``stream`` is None.
+    """Write ``text`` at once, escaping what the encoding lacks; raises OSError, or ValueError where it is closed.
 
     Nothing stays in the stream's buffer, where it would fail once more when the program ends.
-
-    Raises:
-        OSError: The stream cannot be written to.
-        ValueError: The stream is closed.
     """
     if stream is None:
         return

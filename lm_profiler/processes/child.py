@@ -71,14 +71,10 @@ class Child(Generic[Answer]):
 
     The child leads a process group, is silent, sees no device, and is killed with its group once it has answered, or
     when this process ends. It is a fork of this process; or a fresh interpreter, which has to import all that ``find``
-    needs: where this process has opened a device or counted its devices through CUDA, a fork is of no use.
-
-    Args:
-        find: The function; it and its result can be pickled. Its exceptions are reported by ``NoAnswer``.
-        limit_s: CPU time that the child may take; of wall time it may take ``PATIENCE`` times that.
-        fresh: Whether the child must be a fresh interpreter: where ``find`` runs a user's code beside a run of the same
-            code. A fork shares file offsets and shared memory with this process.
-        limit_bytes: Memory that the child may take; None for no limit.
+    needs: where this process has opened a device or counted its devices through CUDA, a fork is of no use; and where
+    ``find`` runs a user's code beside a run of the same code the child must be ``fresh``, since a fork shares file
+    offsets and shared memory. The child may take ``limit_s`` of CPU time, ``PATIENCE`` times that of wall time, and
+    ``limit_bytes`` of memory.
     """
 
     def __init__(
@@ -107,11 +103,7 @@ class Child(Generic[Answer]):
             self.end()
 
     def answer(self) -> Answer:
-        """Wait for the result of ``find``, and end the child.
-
-        Raises:
-            NoAnswer: There is none.
-        """
+        """Wait for the result of ``find``, and end the child; raises NoAnswer where there is none."""
         kind, answer = self._heard()
         if kind == "unfit":
             self._begin(fresh=True)
@@ -212,11 +204,7 @@ def _own_folder() -> str | None:
 
 
 def _told(find: Callable[[], Any], limits: Limits) -> bytes:
-    """Return what a fresh interpreter reads: ``sys.path`` and the limits, a line of JSON each, and ``find``, pickled.
-
-    Raises:
-        NoAnswer: No other process could read it.
-    """
+    """Return what a fresh interpreter reads: ``sys.path`` and the limits, lines of JSON, and ``find``, pickled."""
     pickled = io.BytesIO()
     try:
         _Writer(pickled).dump(find)

@@ -76,11 +76,9 @@ class ServerError(RuntimeError):
 
 
 class CellServer:
-    """Starts the program when a cell is first asked for, and again if it has died.
+    """Starts the program ``command`` when a cell is first asked for, and again if it has died.
 
-    Args:
-        command: The program with its arguments. Its stdin is a socket for requests and events.
-        lock: A descriptor that the program keeps open as long as a cell runs, and that cells do not inherit.
+    The program keeps the descriptor ``lock`` open as long as a cell runs; cells do not inherit it.
     """
 
     _link: Connection  # the connection to the process, while there is one
@@ -114,8 +112,7 @@ class CellServer:
     def events(self, timeout_s: float | None) -> list[CellStarted | CellEnded]:
         """Return what has happened; wait for an event, ``timeout_s`` at most.
 
-        Raises:
-            ServerError: the program died before it was ready.
+        Raises ServerError where the program died before it was ready.
         """
         if self._process is None or not self._link.poll(timeout_s):
             return []
@@ -303,10 +300,7 @@ def _fork(output: int) -> int:
 
 
 def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int:
-    """Run the cell in this forked child, and return its exit code.
-
-    ``afresh``: whether a new interpreter takes the child's place; then this does not return.
-    """
+    """Run the cell in this forked child, and return its exit code; ``afresh`` by a new interpreter in its place."""
     die_with_parent()
     if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
         os._exit(1)
@@ -341,8 +335,7 @@ def _import(modules: Sequence[str], client: Connection) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End as an interpreter does, but without freeing every object: that would copy each page shared with the
-    server."""
+    """End as an interpreter does, but without freeing all objects, which would copy pages shared with the server."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

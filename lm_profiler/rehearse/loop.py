@@ -26,8 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.planned import needed
+from lm_profiler.analysis.plan.planned import Planned, needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
@@ -37,36 +36,17 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
 from lm_profiler.measure.counts.syncs import user_line
-from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
+from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.values import DependsOnValues
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, WouldChange
 from lm_profiler.measure.memory.causes import holdings
 from lm_profiler.measure.memory.storage_notes import Site, seen
-from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.record.run import MemoryCauses, MemoryLevels
 from lm_profiler.record.text import short_path
 from lm_profiler.rehearse.strategies import CannotSplit, FakeDevice, LinkBytes, Size, buckets, ring_bytes
 from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE_NUMBER
 
 META = torch.device("meta")  # on which fake tensors have their storages
-
-
-@dataclass(frozen=True)
-class RehearsedStep:
-    """Memory and work of one step on one device, in bytes and FLOPs; the fields are those of ``Planned``."""
-
-    peaks: Mapping[str, int]
-    causes: Mapping[str, MemoryCauses]
-    held: MemoryLevels | None
-    work: Mapping[str, Work]
-    timeline: MemoryTimeline
-    reserved: int | None = None
-    sent: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def peak(self) -> int:
-        return max(self.peaks.values())
 
 
 # yields the size of the next steps' batches, and is sent the bytes that these steps need
@@ -113,41 +93,30 @@ class CallSites:
             self._running.pop()
 
 
-class _Look:
-    """The observers of one step, attached when it begins."""
+class Look:
+    """The observers of one step of a rehearsal, attached when it begins."""
 
-    def __init__(
-        self,
-        world: FakeWorld,
-        timeline: Timeline,
-        trainer: Trainer,
-        buckets: Sequence[torch.Tensor],
-        set_up: Mapping[str, int],
-    ) -> None:
-        world.live.perhaps, forward, self._timeline = 0, ForwardTraffic(), timeline
-        parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
-        self._live, self._sites, self._notes = world.live, CallSites(trainer.lightning_module), world.live.take_notes()
-        self._live.site, self._set_up = self._sites, set_up
-        for bucket in buckets:
-            self._notes.see(seen("rest", "DDP's bucket", bucket))
-        self._reader = MemoryReader(world.live, timeline, META, parties, forward, self._notes.told)
+    def __init__(self, of: Rehearsal) -> None:
+        self._of, forward, live, module = of, ForwardTraffic(), of.world.live, of.trainer.lightning_module
+        live.perhaps, self.notes = 0, live.take_notes()
+        live.site = self._sites = CallSites(module)
+        for bucket in of.buckets:
+            self.notes.see(seen("rest", "DDP's bucket", bucket))
+        parties = lambda: (module, of.trainer.optimizers)  # noqa: E731
+        self._reader = MemoryReader(live, of.timeline, META, parties, forward, self.notes.told)
         self._reader.begin("memory")
-        self._flops = StepFlops(timeline, forward, on_shapes=True)
-        timeline.observers += (self._flops,)
-        self.link = LinkBytes(timeline)
-        world.link = self.link
+        self._flops = StepFlops(of.timeline, forward, on_shapes=True)
+        of.timeline.observers += (self._flops,)
+        of.world.link = self.link = LinkBytes(of.timeline)
 
     def end(self) -> Mapping[str, Any]:
         self._reader.step_peaks()
         self._reader.end("memory")
-        self._timeline.unobserve(self._flops)
+        self._of.timeline.unobserve(self._flops)
         self._flops.stop()
-        self._live.notes = None
+        self._of.world.live.notes = None
         self._sites.stop()
         return self._reader.facts
-
-    def timeline(self) -> MemoryTimeline:
-        return self._notes.timeline("planned").model_copy(update={"set_up": self._set_up})
 
     def work(self) -> StepWork:
         return StepWork(self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"])
@@ -172,18 +141,15 @@ class Rehearsal(Callback):
         """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
         raise NotImplementedError
 
-    def _look(self) -> _Look:
-        return _Look(self.world, self._timeline, self._trainer, self._buckets, self._set_up)
-
     def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeDevice)
         self._strategy = trainer.strategy
-        self._trainer, self._timeline = trainer, Timeline()
+        self.trainer, self.timeline = trainer, Timeline()
         self._course = self._steps()
         self._phases = trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
-            trainer, self._timeline, self._left, self._step_ended, lambda left: left, _nothing, True, _nothing, self
+            trainer, self.timeline, self._left, self._step_ended, lambda left: left, _nothing, True, _nothing, self
         )
-        OptimizerMarks(self._timeline, self._undo).attach(trainer, pl_module)
+        OptimizerMarks(self.timeline, self._undo).attach(trainer, pl_module)
         endless(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
@@ -192,11 +158,11 @@ class Rehearsal(Callback):
         if self.world.gpu is not None:
             _step_together(trainer.optimizers)
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
-        self._buckets: list[torch.Tensor] = []
+        self.buckets: list[torch.Tensor] = []
         if self._strategy.has_buckets:
             with self.world.inside():
-                self._buckets = buckets(pl_module)
-                self.bucket_bytes = sum(each.nbytes for each in self._buckets)
+                self.buckets = buckets(pl_module)
+                self.bucket_bytes = sum(each.nbytes for each in self.buckets)
         held = holdings(pl_module, trainer.optimizers, META)
         self._set_up = {**held._asdict(), "rest": self.world.live.now - held.total}
 
@@ -232,14 +198,14 @@ class RehearsedSizes(Rehearsal):
     alike: bool = False
     enough_s: float = 1.0  # CPU time for these steps, after which no further one begins
     clock: Callable[[], float] = time.process_time  # seconds of CPU time
-    seen: list[RehearsedStep] = field(default_factory=list)  # the steps that were looked at
+    seen: list[Planned] = field(default_factory=list)  # the steps that were looked at
     known: bool = False  # whether all steps were looked at that had to be
 
     def _steps(self) -> Iterator[None]:
         self._strategy.size = next(self.sizes)
         until = self.clock() + self.enough_s
         while self._wants_more(until):
-            look = self._look()
+            look = Look(self)
             yield
             self.seen.append(self._seen(look))
         self.known = True
@@ -258,29 +224,27 @@ class RehearsedSizes(Rehearsal):
         few = len(self.seen) < (1 if self.alike else _UNLIKE_STEPS)
         return few and (len(self.seen) < _LEAST or self.clock() < until)
 
-    def _seen(self, look: _Look) -> RehearsedStep:
+    def _seen(self, look: Look) -> Planned:
         facts = look.end()
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
         if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
-        work, reserved = self._worked(look, facts["traffic"]), self.world.live.peaks()[1]
-        sent = self._sent(look.link)
-        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, look.timeline(), reserved, sent)
-
-    def _sent(self, link: LinkBytes) -> dict[str, int]:
-        """Return the bytes that each phase sends: DDP's own reducer is not there to send them."""
-        sent = Counter(link.by_phase)
-        if self._strategy.reduces:
-            trained = (each.nbytes for each in self._trainer.lightning_module.parameters() if each.requires_grad)
-            sent["backward"] += ring_bytes("allreduce", sum(trained), self._strategy.ranks)
-        return {phase: count for phase, count in sent.items() if count}
-
-    def _worked(self, look: _Look, traffic: StepTraffic) -> dict[str, Work]:
-        work = None
+        work, sent, module = None, Counter(look.link.by_phase), self.trainer.lightning_module
         with suppress(UncountableError):
             work = replace(look.work(), traffic=None)
-        batch_bytes = self._strategy.batch_bytes * self._trainer.accumulate_grad_batches
-        return phase_work(self._trainer, work, traffic, batch_bytes)
+        batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
+        if self._strategy.reduces:  # DDP's own reducer is not there to send them
+            trained = sum(each.nbytes for each in module.parameters() if each.requires_grad)
+            sent["backward"] += ring_bytes("allreduce", trained, self._strategy.ranks)
+        return Planned(
+            peaks=peaks,
+            causes=facts["causes"],
+            held=facts["levels"],
+            work=phase_work(self.trainer, work, facts["traffic"], batch_bytes),
+            timeline=look.notes.timeline("planned").model_copy(update={"set_up": self._set_up}),
+            reserved=self.world.live.peaks()[1],
+            sent={phase: count for phase, count in sent.items() if count},
+        )
 
 
 _SURE = 1.05  # a peak that may be too low by a larger factor is not reported
@@ -289,10 +253,7 @@ _DONE = object()
 
 
 def endless(trainer: Trainer) -> None:
-    """Have the loop run until it is ended.
-
-    Called when training starts: learning-rate schedules have asked for the run's own limits by then.
-    """
+    """Have the loop run until it is ended; learning-rate schedules have asked for the run's own limits by now."""
     trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, -1
     configs = trainer.strategy.lr_scheduler_configs  # a schedule that monitors a metric would not find it
     configs[:] = [config for config in configs if not config.reduce_on_plateau]

@@ -51,9 +51,6 @@ class CannotSplit(Exception):
     pass
 
 
-# -- one device --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Size:
     """The factors by which a batch's rows and columns are multiplied; columns only where they are a context."""
@@ -78,7 +75,7 @@ class FakeDevice:
     batch_bytes = 0  # bytes of the last batch
 
     def model_to_device(self) -> None:
-        """Do nothing: fake tensors stay where they are."""
+        pass  # fake tensors stay where they are
 
     def tensor_init_context(self, empty_init: bool | None = None) -> Any:
         """Make modules fake that are made under the strategy, as in ``configure_model``."""
@@ -88,7 +85,7 @@ class FakeDevice:
         return stack
 
     def teardown(self) -> None:
-        """Do nothing: nothing was moved."""
+        pass  # nothing was moved
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """Return a fake batch of the size that is rehearsed."""
@@ -103,9 +100,6 @@ class FakeStrategy(FakeDevice, SingleDeviceStrategy):
     def __init__(self, world: FakeWorld) -> None:
         super().__init__(device=CPU)
         self.world = world
-
-
-# -- rank 0 of several -------------------------------------------------------------------------------------------------
 
 
 class RankZero(LightningEnvironment):
@@ -149,11 +143,10 @@ class FakeRank(FakeDevice):
             super().setup(trainer)  # type: ignore[misc]
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return ``obj``: rank 0 is the one that sends."""
-        return obj
+        return obj  # rank 0 is the one that sends
 
     def barrier(self, name: str | None = None) -> None:
-        """Do nothing: nobody else comes."""
+        pass  # nobody else comes
 
 
 def _join(world: FakeWorld, ranks: int) -> None:
@@ -207,8 +200,6 @@ def buckets(module: torch.nn.Module) -> list[Tensor]:
             of[-1] += parameter.numel()
     return [torch.empty(size, dtype=dtype) for dtype, of in sizes.items() for size in of]
 
-
-# -- what is sent ------------------------------------------------------------------------------------------------------
 
 # how often a ring of n ranks passes (n-1)/n of all bytes on, by a part of the collective's name
 _TURNS = {"reduce_scatter": 1, "allreduce": 2, "all_reduce": 2, "gather": 1, "alltoall": 1, "all_to_all": 1}
@@ -265,17 +256,8 @@ def _ranks_among(given: list[Any]) -> int:
     return dist.get_world_size()
 
 
-# -- which one ---------------------------------------------------------------------------------------------------------
-
-
 def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool) -> Strategy:
-    """Return the strategy that the Trainer's options name, with fake tensors.
-
-    Args:
-        given: the options.
-        make: returns the strategy that they describe, or its name.
-        world: the fake tensors.
-        trains: whether gradients are made.
+    """Return the strategy that the Trainer's options ``given`` name, or ``make`` makes, with fake tensors.
 
     Raises:
         CannotSplit: The strategy splits the module, and cannot be rehearsed.

@@ -143,8 +143,6 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
     return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates, sent_s)
 
 
-# -- how much a GPU has ------------------------------------------------------------------------------------------------
-
 # GiB, and the compute capability (NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number).
 # GiB are what the driver tells a process that there is (``cudaMemGetInfo``), which torch prints where memory runs out
 # ("GPU 0 has a total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
@@ -245,7 +243,8 @@ def capacity(given: str) -> Capacity:
     if meant:
         gib, gpu = _KNOWN[meant[0]]
         return Capacity(meant[0], int(gib * (1 << 30)), gpu=gpu)
-    near = sorted((name for name in rows if _alike(given, name) >= _NEAR), key=lambda name: -_alike(given, name))
+    alike = {name: _alike(given, name) for name in rows}
+    near = sorted((name for name in rows if alike[name] >= _NEAR), key=lambda name: -alike[name])
     hint = f"did you mean {', '.join(near[:3])}?" if near else "or say --memory 80GiB"
     raise UsageError(f"device: expected a GPU such as A100 80GB, given {given[:100]!r}; {hint}")
 

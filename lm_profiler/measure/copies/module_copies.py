@@ -45,11 +45,8 @@ class ModuleCopy:
     Modules are copied as pickle does (``__getstate__``): metrics rewrap their methods, and a LightningModule drops its
     trainer. A deepcopy would copy data sets and loggers too, and fail at locks and files. What occurs twice is copied
     once, which keeps weights tied. The copy runs eagerly and without module hooks: FSDP2 gathers the real weights in
-    hooks, and users' hooks store what they see.
-
-    Args:
-        tensor: copies the data of one tensor.
-        device: takes the place of every device that the module remembers; None keeps them.
+    hooks, and users' hooks store what they see. ``tensor`` copies the data of one tensor; ``device`` takes the place of
+    every device that the module remembers.
     """
 
     def __init__(self, tensor: Callable[[Tensor], Tensor], device: torch.device | None = None) -> None:
@@ -58,11 +55,7 @@ class ModuleCopy:
         self._made: dict[int, tuple[Any, Any]] = {}  # keep the original alive so that its id() is not reused
 
     def __call__(self, value: Any) -> Any:
-        """Return the copy of a module or a batch.
-
-        Raises:
-            UncopyableError: There is a ScriptModule, DDP or FSDP in it, or ``tensor`` says so.
-        """
+        """Return the copy of a module or a batch; raises UncopyableError for ScriptModules, DDP and FSDP."""
         if id(value) in self._made:
             return self._made[id(value)][1]
         if isinstance(value, Tensor):
@@ -139,8 +132,6 @@ def seed() -> None:
     np.random.seed(0)
 
 
-# -- what a precision does ---------------------------------------------------------------------------------------------
-
 # (module, batch) to the loss, or to a mapping with the loss under ``"loss"``
 Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
 
@@ -156,15 +147,9 @@ def audit(
     """Run ``step(copy, batch)`` and the backward pass of its loss, in this precision and in float32, and compare.
 
     The module, its gradients, buffers and the random states stay as they are. On ``device`` it needs the memory of one
-    more step of float32 weights and gradients; results are compared on the host. Module hooks do not run.
-
-    Args:
-        module: As it is trained, its weights in the dtypes that the precision gave them.
-        step: For example ``lambda m, b: m.training_step(b, 0)``. It must reach the weights through its arguments.
-        batch: Tensors within dicts, lists, tuples and dataclasses, on any device.
-        device: Where to run.
-        precision: The context of the forward pass, such as autocast.
-        loss_scale: The loss is multiplied by it before backward, as a gradient scaler does; gradients are divided.
+    more step of float32 weights and gradients; results are compared on the host. Module hooks do not run. ``step`` must
+    reach the weights through its arguments; ``precision`` is the context of its forward pass, such as autocast. The
+    loss is multiplied by ``loss_scale`` before backward, as a gradient scaler does.
 
     Raises:
         UncopyableError: The module cannot be copied.

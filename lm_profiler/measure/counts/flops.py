@@ -46,8 +46,6 @@ class UncountableError(Exception):
     """Raised where the FLOPs are unknown; the message is the end of "FLOPs unknown: …"."""
 
 
-# -- one operator ------------------------------------------------------------------------------------------------------
-
 # Operators of distributed torch, which communicate and multiply nothing.
 _PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
@@ -71,11 +69,7 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class of operators with a sch
 
 
 def formula_of(operator: Any) -> Formula | None:
-    """Return the formula of ``operator``, an overload or a higher-order operator; None where it multiplies nothing.
-
-    Raises:
-        UncountableError: It is unknown.
-    """
+    """Return the formula of ``operator``; None where it multiplies nothing. Raises UncountableError."""
     name = operator.name().partition(".")[0] if isinstance(operator, _OVERLOAD) else f"higher_order::{operator}"
     namespace, _, base = name.partition("::")
     plain = None  # ``addmm`` for ``addmm_``, which does the same in place
@@ -117,11 +111,9 @@ def _convolution(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: A
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any) -> int:
-    """Count the gradients of input and weight, each as much work as the convolution itself.
-
-    torch's own formula counts grouped convolutions too high.
-    """
-    # ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and which gradients are wanted.
+    # The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts
+    # grouped ones too high. ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and
+    # which gradients are wanted.
     of_input, of_weight, _ = map(int, rest[7])  # the bias' gradient is a sum
     return (of_input + of_weight) * _convolution_flops(x.shape, weight, grad.shape, rest[4])
 
@@ -195,8 +187,6 @@ _OURS: dict[Any, Formula] = {
 }
 
 
-# -- all operators of a step -------------------------------------------------------------------------------------------
-
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = "torch._subclasses"  # of fake tensors, on which torch also tries operators out to infer shapes
 _PLAIN = Tensor.__torch_dispatch__
@@ -207,10 +197,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     Of tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) those parts
     count that this process multiplies. An error while counting makes the count unknown, and has no other effect.
-
-    Args:
-        traffic: sees all operators outside backward passes.
-        on_shapes: whether the step itself runs on fake tensors; otherwise torch only tries operators out on them.
+    ``traffic`` sees all operators outside backward passes. ``on_shapes`` says that the step itself runs on fake
+    tensors; otherwise torch only tries operators out on them.
     """
 
     supports_higher_order_operators = True
@@ -346,12 +334,8 @@ class StepFlops:
     """Counts forward and backward passes of a stage that is not timed: an observer of marks.
 
     The mode is entered where the outermost of the two begins, and left where it ends; another part in between (an
-    optimizer under manual optimization) does not count. Data, hooks and optimizers run without the mode.
-
-    Args:
-        timeline: the timeline whose marks are observed.
-        traffic: sees the operators of forward passes, and when one begins.
-        on_shapes: whether the steps run on fake tensors.
+    optimizer under manual optimization) does not count. Data, hooks and optimizers run without the mode. ``traffic``
+    also hears when a forward pass begins.
     """
 
     def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:

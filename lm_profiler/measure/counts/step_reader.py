@@ -172,9 +172,6 @@ class StepReader:
         return [TimedCompilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in known]
 
 
-# -- figures from the readings -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Beside:
     """Events of the same time from other sources, on the clock of the raw readings."""
@@ -267,9 +264,6 @@ def _disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
     return spans
 
 
-# -- single questions --------------------------------------------------------------------------------------------------
-
-
 class ThreadTimes(NamedTuple):
     """Nanoseconds that the calling thread ran, and that it was ready and had no CPU, since it began."""
 
@@ -294,9 +288,6 @@ def ready_batches(iterator: Iterator[Any], workers: int | None) -> int | None:
 
     None for an iterator that is not torch's own, or where its queue does not know its length (macOS). Takes
     microseconds and never blocks. Left out: batches that came out of order, and those that are not pinned yet.
-
-    Raises:
-        NameMissing: This torch keeps them elsewhere.
     """
     if type(iterator).__module__ != DataLoader.__module__:
         return None

@@ -32,8 +32,6 @@ FRESH_S = 86_400.0
 _PROBES, _PAUSE_S = 3, 0.05
 _MEMORY_SHARE = 0.5  # the share of free memory that a reading may take
 
-# -- matmuls -----------------------------------------------------------------------------------------------------------
-
 # Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated.
 SMALLEST, LARGEST = 128, 16384
 
@@ -55,20 +53,10 @@ def matmul_ceiling(
     clock: Callable[[], int] = time.perf_counter_ns,
     pause: Callable[[float], None] = time.sleep,
 ) -> float | None:
-    """Measure the best rate of square matmuls [N, N] · [N, N], 2·N³ FLOPs each, within ``budget_s`` seconds.
+    """Return the best FLOP/s of square matmuls [N, N] · [N, N], 2·N³ FLOPs each, within ``budget_s`` seconds.
 
-    float32 follows torch's current precision setting. Short products may run at a clock rate that a long run does not
-    hold.
-
-    Args:
-        device: Timed by its own events where it has them, else by ``clock`` (ns) around a synchronized matmul.
-        dtype: The dtype of the factors and of the result.
-        budget_s: Wall time, in seconds; the last matmul may end a little after it.
-        clock: Nanoseconds.
-        pause: Waits between two probes, in seconds.
-
-    Returns:
-        FLOP/s; None if the device has no matmul in this dtype, or too little memory for one that is long enough.
+    None if the device has no matmul in this dtype, or too little memory for one that is long enough. float32 follows
+    torch's current precision setting. Short products may run at a clock rate that a long run does not hold.
     """
     try:
         products = Products(device, dtype, clock)
@@ -112,12 +100,7 @@ def fastest(
 
     Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED`` (both, because a
     busy CPU may stall any matmul for that long), or until memory or time is too short for the next size, which takes up
-    to eight times as long. Then the two best sizes repeat until time is up.
-
-    Args:
-        time_product: Runs one matmul of the given size, and returns its seconds.
-        largest: The largest size to try; the smallest is always tried.
-        left_s: Returns the seconds that are left of the budget; negative once it is spent.
+    to eight times as long. Then the two best sizes repeat until time is up (``left_s`` is negative).
     """
     seconds: dict[int, float] = {}
     size, previous = SMALLEST, inf
@@ -182,8 +165,6 @@ class Products:
         return self._tile.repeat(times, times)[:size, :size].contiguous()
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------
-
 # bytes of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB); on a CPU, where they
 # enlarge the process, both are twice the last-level cache of many CPUs
 ON_A_GPU_BYTES, ON_A_CPU_BYTES = 512 << 20, 32 << 20
@@ -196,14 +177,11 @@ def copy_rate(
     pause: Callable[[float], None] = time.sleep,
     buffer_bytes: int | None = None,
 ) -> float | None:
-    """Return the bytes read and written per second by the fastest of a few large copies.
+    """Return the bytes read and written per second by the fastest of a few large copies; None without memory for them.
 
     Bytes count as in STREAM (McCalpin 1995): the cache lines that a CPU reads before it overwrites them do not count,
     so that a phase which only reads may be up to half as fast again. Where a CPU's caches hold a part of the buffers,
     the result is an upper bound of the memory's rate, and times computed from it are still lower bounds.
-
-    Returns:
-        Bytes/s; None if memory does not suffice for such buffers, or the clock is too coarse.
     """
     size = buffer_bytes or (ON_A_CPU_BYTES if device.type == "cpu" else ON_A_GPU_BYTES)
     if 2 * size > _MEMORY_SHARE * usable_bytes(device):
@@ -221,8 +199,6 @@ def copy_rate(
         best_s = min(best_s, *(seconds_of(lambda: target.copy_(source)) for _ in range(_COPIES)))
     return 2 * source.nbytes / best_s if best_s > 0 else None
 
-
-# -- what is kept ------------------------------------------------------------------------------------------------------
 
 _AGREED = "agreed_at"  # the key of the time at which two readings agreed, in seconds since 1970
 

@@ -138,9 +138,6 @@ def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else max(after - before, 0.0)
 
 
-# -- what Linux counts -------------------------------------------------------------------------------------------------
-
-
 def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CpuReading | None:
     """Return the current counts; None off Linux. Reads a small file for each process, and for each of our threads."""
     if not hasattr(os, "sched_getaffinity"):

@@ -137,8 +137,6 @@ def git_commit() -> str | None:
 _commit_of_process = cache(git_commit)
 
 
-# -- the precision of float32, which torch keeps in two different settings ---------------------------------------------
-
 # the older setting's words for those of the newer one
 _WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
 

@@ -55,8 +55,7 @@ class Link(Protocol):
 def time_links(asked: LinkRequest, link: Link) -> None:
     """Measure as one of ``asked.ranks`` ranks; rank 0 sends a ``LinkRow`` for each row, as soon as it is known.
 
-    Raises:
-        RuntimeError: a collective gave a wrong result, or another rank is gone.
+    Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
     """
     device = torch.device("cuda", link.rank) if asked.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":

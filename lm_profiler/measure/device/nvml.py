@@ -111,9 +111,6 @@ def _handle(nvml: Any, uuid: str) -> Any:
         return nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
-# -- who else uses it --------------------------------------------------------------------------------------------------
-
-
 def gpu_sharing(gpu: Gpu, since_s: float) -> GpuSharing | None:
     """Return the use of ``gpu`` by others after ``since_s`` (seconds since 1970, as NVML stamps its samples).
 
@@ -156,9 +153,6 @@ def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
         if sample.pid not in (0, os.getpid()) and sample.timeStamp >= since_us:
             shares[sample.pid].append(sample.smUtil / 100)
     return {pid: fmean(seen) for pid, seen in shares.items() if any(seen)}
-
-
-# -- its sensors -------------------------------------------------------------------------------------------------------
 
 
 class _Sample(NamedTuple):

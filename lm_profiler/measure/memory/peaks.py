@@ -171,9 +171,6 @@ class PartPeaks:
         return {part: self._peaks[code] for code, part in enumerate(PARTS) if code in self._peaks}
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
-
-
 def available_bytes(device: torch.device) -> int | None:
     """Return the bytes that a run could take on ``device`` now; on the CPU within the limits of this process."""
     if device.type != "cpu":

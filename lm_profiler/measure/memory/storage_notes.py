@@ -55,7 +55,7 @@ class TensorsSeen:
         known = [*self._known()] if ended in (None, BACKWARD, OPTIMIZER) else []
         saved = None
         if ended == FORWARD and code != FORWARD:
-            saved = [seen for tensor in self.saved for seen in self._seen("activations", None, tensor)]
+            saved = [each for tensor in self.saved for each in seen("activations", None, tensor, self.storage)]
         self.told(code, known, saved)
 
     def step_ended(self) -> None:
@@ -69,19 +69,17 @@ class TensorsSeen:
         parameter: Tensor
         for name, parameter in self.module.named_parameters():
             names[parameter] = name
-            yield from self._seen("parameters", name, parameter)
+            yield from seen("parameters", name, parameter, self.storage)
             if parameter.grad is not None:
-                yield from self._seen("gradients", f"gradient of {name}", parameter.grad)
+                yield from seen("gradients", f"gradient of {name}", parameter.grad, self.storage)
         for optimizer in self.optimizers:
             for parameter, states in optimizer.state.items():
                 for key, state in states.items() if isinstance(states, Mapping) else ():
                     if isinstance(state, Tensor):
-                        yield from self._seen("optimizer_states", f"{key} of {names.get(parameter, '?')}", state)
+                        of = f"{key} of {names.get(parameter, '?')}"
+                        yield from seen("optimizer_states", of, state, self.storage)
         for name, buffer in self.module.named_buffers():
-            yield from self._seen("buffers", name, buffer)
-
-    def _seen(self, cause: str, name: str | None, tensor: Tensor) -> Iterator[SeenTensor]:
-        return seen(cause, name, tensor, self.storage)
+            yield from seen("buffers", name, buffer, self.storage)
 
 
 def seen(cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id) -> Iterator[SeenTensor]:
@@ -117,12 +115,6 @@ class _Noted:
     name: str | None = None
     died: int | None = None
     saved: bool = False
-
-    def seen(self, tensor: SeenTensor) -> None:
-        if self.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(self.cause):
-            self.cause, self.name = tensor.cause, tensor.name
-        if self.shape is None:
-            self.shape, self.dtype = tensor.shape, tensor.dtype
 
     def allocation(self) -> Allocation:
         return Allocation(
@@ -187,7 +179,10 @@ class StorageNotes:
         """Learn from ``tensors`` what their storages are; return those that were noted."""
         pairs = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
         for noted, tensor in pairs:
-            noted.seen(tensor)
+            if noted.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(noted.cause):
+                noted.cause, noted.name = tensor.cause, tensor.name
+            if noted.shape is None:
+                noted.shape, noted.dtype = tensor.shape, tensor.dtype
         return [noted for noted, _ in pairs]
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
@@ -210,12 +205,8 @@ class StorageNotes:
         )
         at = timeline.peak_at  # events number `at - 1` and before have happened
         alive = [noted for noted in self._noted if noted.born < at and (noted.died is None or noted.died >= at)]
-        return timeline.model_copy(update={"largest": _largest(alive)})
-
-
-def _largest(noted: Iterable[_Noted]) -> list[Allocation]:
-    largest = sorted(noted, key=lambda of: -of.bytes)[:_MOST]
-    return [of.allocation() for of in largest if of.bytes]
+        largest = sorted(alive, key=lambda of: -of.bytes)[:_MOST]
+        return timeline.model_copy(update={"largest": [of.allocation() for of in largest if of.bytes]})
 
 
 def _alike(noted: Iterable[_Noted]) -> list[Allocation]:
@@ -241,8 +232,6 @@ def _residual(activations: Iterable[_Noted]) -> Allocation | None:
     first = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
     return first.allocation().model_copy(update={"count": count, "module": None})
 
-
-# -- from the history of CUDA's allocator ------------------------------------------------------------------------------
 
 # bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
 _BLOCK = 512
@@ -275,39 +264,28 @@ def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> 
 
     Raises:
         KeyError: the snapshot is of another format.
-        ValueError: no step was heard, or the history does not reach back to its beginning.
+        ValueError: no step was heard, or it has no history.
     """
     history = [each for each in snapshot["device_traces"][device] if each["action"] in ("alloc", "free_completed")]
     if not heard.step or not history:
         raise ValueError("expected a step and its history, given none")
-    alive = _alive_before(snapshot["segments"], device, history)
     begins_us, ends_us = heard.step[0][0], heard.step[-1][0]
-    within = []
-    for entry in history:
-        if entry["time_us"] < begins_us:
-            if entry["action"] == "alloc":
-                alive[entry["addr"]] = _size(entry)
-            else:
-                alive.pop(entry["addr"], None)
-        elif entry["time_us"] <= ends_us:
-            within.append(entry)
-    notes, marks = StorageNotes(alive), iter(heard.step)
-    due = next(marks, None)
-    for entry in within:
-        while due is not None and due[0] <= entry["time_us"]:
-            notes.told(*due[1:])
-            due = next(marks, None)
-        if entry["action"] == "alloc":
+    since = [entry for entry in history if entry["time_us"] >= begins_us]
+    notes = StorageNotes(_alive_before(snapshot["segments"], device, since))
+    marks = [(at_us, None, mark) for at_us, *mark in heard.step]
+    entries: list[Any] = [(entry["time_us"], entry, []) for entry in since if entry["time_us"] <= ends_us]
+    for _, entry, mark in sorted([*marks, *entries], key=lambda each: each[0]):  # of one instant, the mark comes first
+        if entry is None:
+            notes.told(*mark)
+        elif entry["action"] == "alloc":
             notes.made(entry["addr"], _size(entry), _site(entry["frames"]))
         else:
             notes.freed(entry["addr"])
-    for rest in () if due is None else (due, *marks):
-        notes.told(*rest[1:])
     return notes.timeline("measured")
 
 
 def _alive_before(segments: Iterable[Any], device: int, history: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """Return the bytes by address of what was alive before the first entry: what is alive now, with all undone."""
+    """Return the bytes by address of what was alive before ``history``: what is alive now, with all of it undone."""
     blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
     # A block that waits for a stream was requested to be freed, and is still in use.
     alive = {
