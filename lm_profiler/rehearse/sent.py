@@ -27,7 +27,7 @@ from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
-_BATCHES = 2  # the most batches of one step that are rehearsed: from the second on, each finds gradients
+_BATCHES = 4  # the most batches of one step that are rehearsed: the work of more is in proportion
 
 # Hooks that set a module up: it was set up before it was sent.
 _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
