@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes, RunRecord
-from lm_profiler.record.step_files import as_parquet, read_rows, write_rows
-from lm_profiler.record.steps import StepTable, write_steps
+from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
 _SIMULATED = 1024
@@ -162,7 +161,7 @@ def readers(ranks: int) -> None:
 
 def formats() -> None:
     """Print what both formats take of growing numbers of rows, in fresh processes less the start of an empty one."""
-    start = "from lm_profiler.record.step_files import read_rows; import sys; from pathlib import Path; "
+    start = "from lm_profiler.record.steps import read_rows; import sys; from pathlib import Path; "
     base, _ = costs(start)
     print("rows       CSV: CPU s, MiB, bytes a row    Parquet: CPU s, MiB, bytes a row")
     with tempfile.TemporaryDirectory() as top:
@@ -186,7 +185,7 @@ def end(ranks: int) -> None:
     from torch.distributed import TCPStore
 
     from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, step_figures
-    from lm_profiler.callbacks.measured import Measured
+    from lm_profiler.callbacks.instruments.instrument import Measured
     from lm_profiler.callbacks.outcome.gather import Exchange
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -201,12 +200,12 @@ def end(ranks: int) -> None:
         took[name] = time.perf_counter() - began
         return time.perf_counter()
 
-    own = Measured(rows.where(of_rank[0]), plan)
+    own = Measured(rows=rows.where(of_rank[0]), steps_planned=plan)
     at = time.perf_counter()
     for rank in range(1, ranks):
         each = replace(first, rank=rank)
         each._run, each.clocks = first._run, None
-        each.gather(Measured(rows.where(of_rank[rank]), plan))
+        each.gather(Measured(rows=rows.where(of_rank[rank]), steps_planned=plan))
     at = step("all other ranks send", at)
     merged = StepTable.of(first.gather(own).rows)
     at = step("rank 0 receives and joins", at)

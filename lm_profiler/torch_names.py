@@ -136,7 +136,6 @@ PREPARE_TRACE = PrivateName("profile._prepare_trace", "gives way to one that the
 # The loader.
 
 READY = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "prefetched batches", "prefetched batches unknown")
-LOADER_ITERATOR = PrivateName("DataLoader._iterator", "whether persistent workers run", "whatif delays no loader")
 
 # Ranks.
 
@@ -152,10 +151,6 @@ FLIGHT_RECORDER = PrivateName("torch._C._distributed_c10d._dump_fr_trace", "when
 NCCL_RECORDER = PrivateName(
     "torch._C._distributed_c10d._dump_nccl_trace", "the same of NCCL", "arrivals unknown", "2.10 to 2.14"
 )
-
-# CUDA.
-
-SLEEP = PrivateName("torch.cuda._sleep", "whatif: keeps the device busy for some cycles", "no delays of the device")
 
 # Planning: a process of its own, in which code of torch is replaced. Without one of these: the plan is unknown.
 

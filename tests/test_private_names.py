@@ -159,7 +159,7 @@ APART = [
         ("_get_current_dispatch_mode_stack", "_prepare_trace", "_data_fetcher"),
     ),
     (("GRAPH_TASK", "PROFILER_ENABLED", "COMBINED"), ("_current_graph_task_id", "_is_profiler_enabled", "_iterator")),
-    (("LOADER_ITERATOR", "LOGGING"), ()),
+    (("LOGGING",), ()),
     (("COMPILED_CALL",), ("_compiled_call_impl",)),
     (("FETCHED",), ("train_dataloader_next",)),
     (("STEPPED",), ("optimizer_step",)),

@@ -19,9 +19,8 @@ import torch.distributed
 
 from lm_profiler.analysis.ranks.on_stream import with_waits
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline
-from lm_profiler.analysis.why.slack_model import Experiment
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.work import of_all_ranks
-from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.messages import MOST_BYTES, Answer, packed, unpacked
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
@@ -174,7 +173,6 @@ class Exchange:
 def merge(measured: Sequence[Measured]) -> Measured:
     """Merge what the ranks ``measured``, rank 0 first. Fields that are not merged are rank 0's."""
     parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
-    experiment, unlike = _common_experiment(measured)
     return replace(
         measured[0],
         rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
@@ -184,12 +182,11 @@ def merge(measured: Sequence[Measured]) -> Measured:
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
         counters=[counters for m in measured for counters in m.counters],
-        flops=of_all_ranks([m.flops for m in measured]),
+        seen_flops=of_all_ranks([m.seen_flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
-        experiment=experiment,
         timelines=[timeline for m in measured for timeline in m.timelines],
         reducers=[reducer for m in measured for reducer in m.reducers],
-        notes=[*_merge_notes(note for m in measured for note in m.notes), *unlike],
+        notes=_merge_notes(note for m in measured for note in m.notes),
     )
 
 
@@ -219,11 +216,3 @@ def _merge_notes(notes: Iterable[str]) -> list[str]:
         named = _NOTE_OF_RANK.fullmatch(note)
         saying.setdefault(named[2] if named else note, set()).add(int(named[1]) if named else 0)
     return [note if ranks == {0} else f"{ranks_text(ranks)}: {note}" for note, ranks in saying.items()]
-
-
-def _common_experiment(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:
-    """Return rank 0's experiment where all ranks had the same plan, since a step waits for the slowest; else a note."""
-    plans = [None if m.experiment is None else m.experiment.blocks for m in measured]
-    if all(plan == plans[0] for plan in plans):
-        return measured[0].experiment, []
-    return None, ["slack unknown: not every rank had the same delays"]

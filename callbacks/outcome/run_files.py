@@ -16,7 +16,7 @@ from lm_profiler.measure.boundary import Guard, try_or_note
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir
 from lm_profiler.record.run import RunRecord
-from lm_profiler.record.step_files import rank_files, with_rows_left, write_rows
+from lm_profiler.record.steps import rank_files, with_rows_left, write_rows
 from lm_profiler.record.text import ranks_text
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 

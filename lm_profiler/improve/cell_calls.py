@@ -16,7 +16,7 @@ FIRST, CHECK = "first", "check"
 
 _LONGEST_ID = 100
 # options of cells that are only timed: they leave out all stages after the measured steps
-_TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
+_TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace")} | {"numerics.audit": "false"}
 
 _CHECKED = {**_TIMED, "memory.steps": "1", "numerics.audit": "true", "numerics.losses": "10"}
 # options of a setting that has fitted before: planning it again takes a fifth of a cell's time

@@ -34,8 +34,7 @@ class Numerics(Part):
     gradients: float | None = figure(
         "gradients off by", "error", "norm of the gradients' difference to float32, over its norm", "gradients_off"
     )
-    within: bool | None
-    """Whether both are within the tolerance."""
+    within: bool | None  # whether both are within the tolerance
 
 
 class Tried(Part):
@@ -46,8 +45,7 @@ class Tried(Part):
     """
 
     name: str = figure("change", "text", "what the call gets more")
-    options: dict[str, str]
-    """The options of the change, by name without the dashes."""
+    options: dict[str, str]  # the options of the change, by name without the dashes
     may_change: str | None = figure("may change", "text", "what of the results it may change", default=None)
     ceiling_s: float | None = figure(
         "at most", "ms", "the most that it could save, as the first run tells it", default=None
@@ -71,12 +69,11 @@ class Tried(Part):
     b_bytes: int | None = figure(
         "memory with", "bytes", "peak with the change: of the device's tensors, on the CPU of the process", default=None
     )
-    numerics: Numerics | None = None
-    """None where nobody looked: only what is FASTER is checked."""
+    numerics: Numerics | None = None  # None where nobody looked: only what is FASTER is checked
+    # None while it is being compared
     verdict: Annotated[TriedVerdict, Newer] | None = figure(
         "verdict", "text", "how the comparison ended, and whether the change was kept", default=None
     )
-    """None while it is being compared."""
     accepted: bool = False
     why: str | None = figure("why", "text", "of a verdict that does not say it alone", default=None)
 
@@ -129,17 +126,14 @@ class ImproveRecord(Part):
     first_s: float | None = figure(
         "first run", "ms", "step of the first setting's first run, before anything was compared", default=None
     )
+    # the options of all accepted changes together; empty where nothing helped
     options: dict[str, str] = Field(default_factory=dict)
-    """The options of all accepted changes together; empty where nothing helped."""
-    tried: list[Tried] = Field(default_factory=list)
-    """The changes so far; one may be under way."""
-    left: list[str] = Field(default_factory=list)
-    """The names of changes that were not tried."""
+    tried: list[Tried] = Field(default_factory=list)  # the changes so far; one may be under way
+    left: list[str] = Field(default_factory=list)  # the names of changes that were not tried
+    # None where nothing was accepted, the budget ended before, or too few of its runs ended well
     final: Final | None = None
-    """None where nothing was accepted, the budget ended before, or too few of its runs ended well."""
     runs: int = figure("runs", "count", "processes that were asked for", default=0)
-    notes: list[str] = Field(default_factory=list)
-    """What a reader must know before using the figures."""
+    notes: list[str] = Field(default_factory=list)  # what a reader must know before using the figures
 
     @property
     def way(self) -> list[WayPoint]:
@@ -158,11 +152,7 @@ class ImproveRecord(Part):
 
 
 def read_improve(folder: Path) -> ImproveRecord:
-    """Read ``folder/improve.json``.
-
-    Raises:
-        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
-    """
+    """Read ``folder/improve.json``."""
     return read_as(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")
 
 

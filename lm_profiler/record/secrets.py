@@ -33,11 +33,7 @@ _NO_SECRETS = ("", "null", "~", "true", "false")
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of this name holds a secret.
-
-    >>> [is_secret(name) for name in ("data.hf_token", "apiKey", "data.tokens", "eos_token", "num_key_value_heads")]
-    [True, True, False, False, False]
-    """
+    """Whether an option of this name holds a secret."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return _NAME.search(words) is not None and _NO_NAME.search(words) is None
 
@@ -82,7 +78,6 @@ def holds_secret(words: Iterable[str]) -> bool:
 
 
 def _secrets(name: str, value: str) -> Iterator[str]:
-    """The texts in ``value`` that are secrets by their names."""
     if is_secret(name):
         yield from [value] * (value not in _NO_SECRETS)
         return

@@ -9,11 +9,7 @@ import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character.
-
-    That is all that Unicode calls not printable: C0 and C1 controls, the marks that turn the direction of writing,
-    lone surrogates. ``keep`` are the controls that stay.
-    """
+    """``text`` with everything that a terminal would obey spelled out: ``\x1b`` for the escape character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
@@ -61,17 +57,8 @@ class YamlTextError(ValueError):
     """It is not to be read as YAML; the message says why, after a name of what it is: "is not YAML at line 2: …"."""
 
 
-class TooLarge(YamlTextError):
-    """It has more values or levels than anybody writes, contains itself, or has a character that no call can have."""
-
-
 def read_text(path: Path) -> str:
-    """The text of ``path``, which may be a pipe and is read once.
-
-    Raises:
-        OSError: it cannot be read.
-        YamlTextError: it is too long, or not text.
-    """
+    """The text of ``path``, which may be a pipe and is read once."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)  # /dev/zero has no end
     if len(content) > MOST_BYTES:
@@ -83,11 +70,7 @@ def read_text(path: Path) -> str:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The nodes of ``text``, whose scalars stay text; None where there are none.
-
-    Raises:
-        YamlTextError: it is not YAML, contains itself, or becomes too large.
-    """
+    """The nodes of ``text``, whose scalars stay text; None where there are none."""
     try:
         check_size(text)
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -129,31 +112,24 @@ def _why(error: Exception) -> str:
 
 
 def check_size(text: str) -> None:
-    """Before a few lines of aliases become millions of values, or never end.
-
-    Raises:
-        TooLarge: it is not to be read for its size alone.
-        yaml.YAMLError: it is not YAML.
-    """
+    """Raise before a few lines of aliases become millions of values, or never end."""
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []
     total = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = within.pop()
-            if anchor is not None:
-                sizes[anchor] = total - before
+            sizes[anchor or ""] = total - before
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in within):
-                raise TooLarge(f"contains itself, at *{event.anchor}")
+                raise YamlTextError(f"contains itself, at *{event.anchor}")
             total += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             if isinstance(event, yaml.CollectionStartEvent):
                 within.append((event.anchor, total))
             total += 1
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
-            raise TooLarge("has a value with the character 0 in it")
-        if len(within) > DEEPEST:
-            raise TooLarge(f"has more than {DEEPEST} levels")
-        if total > MOST_NODES:
-            raise TooLarge(f"has more than {MOST_NODES:,} values")
+            raise YamlTextError("has a value with the character 0 in it")
+        if len(within) > DEEPEST or total > MOST_NODES:
+            most = f"{DEEPEST} levels" if len(within) > DEEPEST else f"{MOST_NODES:,} values"
+            raise YamlTextError(f"has more than {most}")

@@ -31,15 +31,7 @@ GROUP = "Summary"
 
 
 def write_hparams(entry: Entry) -> None:
-    """Write ``entry`` for TensorBoard into a file of its own in its folder, which replaces that of an earlier try.
-
-    All other event files have to be written before: TensorBoard reads a folder's files one after the other. The
-    settings of the session are the resolved config and the device; its metrics are the main figures. A run that did
-    not end well is a failed session, one that has not ended a running one.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``entry`` for TensorBoard into a file of its own in its folder, which replaces that of an earlier try."""
     for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
     last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
@@ -47,11 +39,7 @@ def write_hparams(entry: Entry) -> None:
 
 
 def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
-    """Write ``summaries``, each with its step, into an event file of their own in ``folder``.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``summaries``, each with its step, into an event file of their own in ``folder``."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -84,7 +72,6 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
 
 
 def _setting(value: Any) -> bool | float | str:
-    """Return ``value`` as TensorBoard can hold it: lists, and numbers that no float holds, become text."""
     if isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
         return value
     return plain(str(value))
@@ -122,7 +109,6 @@ def _summaries(entry: Entry) -> Iterator[Any]:
 
 
 def _started(record: RunRecord | None) -> float:
-    """Return when the run began, in seconds since 1970, or now where its record does not say."""
     try:
         return datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
     except (ValueError, OverflowError):
@@ -142,7 +128,6 @@ def _session_end(ok: bool, ended: float) -> Any:
 
 
 def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
-    """Return the layout of the charts, by category."""
     # TensorBoard merges the layouts of all runs: charts of one category, equal ones once.
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2, metadata
@@ -158,10 +143,6 @@ def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
 
 
 def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
-    """Return tags by chart and charts by category, for the series that this run has, so that no chart is empty.
-
-    Runs of one kind of device have equal charts: TensorBoard would show two of one title with different tags.
-    """
     if record is None or not record.time or not record.time["step"].n:
         return {}
     tags = {part: [str(TIMES[part].tag), str(HOST_TIMES[part].tag)] for part in TIMES}

@@ -10,9 +10,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from lm_profiler.analysis.hardware.device_rates import matmul_dtype, rates_of
 from lm_profiler.analysis.hardware.peak_table import ROWS
-from lm_profiler.analysis.hardware.roofline import Work, floor_of
+from lm_profiler.analysis.hardware.roofline import Work, floor_of, matmul_dtype, rates_of
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
 from lm_profiler.usage_error import UsageError

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.record.columns import Codes, Counts
 from lm_profiler.record.parts import PARTS
+from lm_profiler.record.steps import Codes, Counts
 
 Instants = Counts
 Seconds = NDArray[np.float64]

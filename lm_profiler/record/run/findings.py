@@ -1,4 +1,4 @@
-"""The results of a run: why it died, how far off its precision is, what binds it."""
+"""The results of a run: why it died, how far off its precision is, what binds it, and its waterfall."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lm_profiler.record.figure import figure
-from lm_profiler.record.run.part import Newer, Part
+from lm_profiler.record.files import Newer, Part
+from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
@@ -33,14 +34,13 @@ class OutOfMemory(Part):
 class Failure(Part):
     """Where and why a run died."""
 
-    phase: str
-    """A phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed."""
+    phase: str  # a phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed
     step: int | None = figure("failed at step", "count", "the step in which the run died", "failed_step")
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
+    # options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself
     remedies: tuple[str, ...] = ()
-    """Options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself."""
     rank: int | None = figure(
         "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank", default=None
     )
@@ -103,25 +103,22 @@ Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "co
 class Verdict(Part):
     """What binds the run, and how one sees it."""
 
-    bound_by: Annotated[Bound | None, Newer]
-    """None: the evidence shows no bottleneck."""
+    bound_by: Annotated[Bound | None, Newer]  # None: the evidence shows no bottleneck
     share: float | None = figure(
         "share of the bottleneck", "%", "share of the step that the bottleneck takes", "bound_share",
         interval=("share_low", "share_high"),
     )  # fmt: skip
     share_low: float | None = None
     share_high: float | None = None
+    # what else may bind it, where the interval of the share holds the least share that binds
     or_bound_by: Annotated[Bound | None, Newer] = None
-    """What else may bind it, where the interval of the share holds the least share that binds."""
-    because: str | None = None
-    """The name of the sentence that says how one sees it."""
-    facts: dict[str, float] = Field(default_factory=dict)
-    """The figures of that sentence."""
+    because: str | None = None  # the name of the sentence that says how one sees it
+    facts: dict[str, float] = Field(default_factory=dict)  # the figures of that sentence
     # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""
+    # false where the steps are too few or differ too much, or where something else used the machine
     certain: bool = True
-    """False where the steps are too few or differ too much, or where something else used the machine."""
 
 
 # What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do.
@@ -164,12 +161,98 @@ class Finding(Part):
     share: float = figure("share", "%", "of the step that this is")
     low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
-    may: bool = False
-    """Whether a change helps is not known without trying it."""
+    may: bool = False  # whether a change helps is not known without trying it
     phase: str | None = figure("phase", "text", "where in the step", default=None)
     owner: str | None = figure("owner", "text", "whose code", default=None)
     file: str | None = figure("file", "text", "of that code", default=None)
     line: int | None = figure("line", "count", "its number", default=None)
     what: str | None = figure("what", "text", "what the time is spent in", default=None)
-    facts: dict[str, float] = Field(default_factory=dict)
-    """The figures of its sentence."""
+    facts: dict[str, float] = Field(default_factory=dict)  # the figures of its sentence
+
+
+# the terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means
+TermName = Literal[
+    "ideal",
+    "clock",
+    "slow_products",
+    "recomputation",
+    "bandwidth",
+    "beyond_bandwidth",
+    "communication",
+    "waiting",
+    "gaps",
+    "input",
+    "unexplained",
+]
+
+
+class Contributor(Part):
+    """A part of a term's time: what ran, and in which module (None is unknown, or none).
+
+    ``detail`` has phrases separated by "; ", the one that tells most first.
+    """
+
+    module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
+    what: str = figure("what", "text", "operator or kernel, or in words")
+    count: float = figure("times", "count", "how often in a step")
+    seconds: float = figure("time", "ms", "of one step")
+    detail: str | None = figure("detail", "text", "why it took so long, where that is known", default=None)
+
+
+class Term(Part):
+    """One term of the waterfall; the seconds of ``unexplained`` alone may be negative.
+
+    There is no interval where one step was traced, and no ceiling where nothing could be saved. ``phases`` add up to
+    the term; empty is unknown.
+    """
+
+    name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
+    seconds: float = figure("time", "ms", "what it adds to the step")
+    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of that", default=None)
+    high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
+    at_most_s: float | None = figure(
+        "could save at most", "ms", "ceiling of what could be saved there, never a gain", default=None
+    )
+    phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
+    contributors: list[Contributor] = Field(default_factory=list)
+
+
+class Waterfall(Part):
+    """The mean measured (untraced) step as a sum of terms; what ran in it is known from the trace of rank 0.
+
+    Rates are those of one device. ``step_phases`` are empty where they are unknown.
+    """
+
+    step_s: float = figure(
+        "step taken apart", "ms", "mean step that the terms add up to", "waterfall_step_s",
+        interval=("ci_low", "ci_high"),
+    )  # fmt: skip
+    ci_low: float | None
+    ci_high: float | None
+    step_phases: dict[str, float] = figure(
+        "of it in {key}", "ms", "of the mean step", "waterfall_{key}_s", keys=PARTS, default_factory=dict
+    )
+    source: Annotated[Literal["kernels", "operators"], Newer] = figure(
+        "terms are of", "text", "kernels on the device, or operators of the host", "waterfall_source"
+    )
+    peak_flops_per_s: float = figure(
+        "peak", "TFLOP/s", "FLOP/s of a device that the ideal is at", "waterfall_peak_flops_per_s"
+    )
+    peak_source: str = figure("source of the peak", "text", "where that peak is from", "waterfall_peak_source")
+    bandwidth_bytes_per_s: float | None = figure(
+        "bandwidth", "GB/s", "bytes that a device can move each second", "waterfall_bandwidth_bytes_per_s"
+    )
+    bandwidth_source: str | None = figure(
+        "source of the bandwidth", "text", "where it is from", "waterfall_bandwidth_source"
+    )
+    clock_share: float | None = figure(
+        "clock held", "%", "SM clock over the one that the peak is of", "waterfall_clock_share"
+    )
+    terms: list[Term]
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def untold(self) -> set[str]:
+        """The terms that count in the next one, because the clock or the bandwidth is unknown."""
+        rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
+        return {name for name, rate in rates.items() if rate is None}

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lm_profiler.record.figure import Figure, Place, figure, within
+from lm_profiler.record.files import Newer, Part
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.run.part import Newer, Part
 
 # where a rank can be slow: a part of the step, or between steps (validation, checkpoints)
 RANK_PARTS = (*PARTS, "between steps")

@@ -11,38 +11,15 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
-from lm_profiler.record.run import PlaceSlack, RecordError, RunRecord
-from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepRow
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.kernel_tables import kernel_answers, kernel_rows, kind_rows
 from lm_profiler.report.run.run_page import failure_lines, summary_lines, time_table
 from lm_profiler.report.run.sections import sections
-from lm_profiler.report.run.slack_lines import known_slack, middle_savings, slack_text
 from lm_profiler.report.run.verdict import odd_text, verdict_lines
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Column, column, figures
-
-
-def slack_answer(record: RunRecord) -> dict[str, Any] | None:
-    """Return a bar for each place, in seconds; None without delays. An unknown slack has a text and no bar."""
-    slack = record.slack
-    if slack is None or not slack.places:
-        return None
-    return {
-        "step_s": slack.step_s,
-        "places": [_place(of) for of in slack.places],
-        "savings": [of.model_dump() for of in middle_savings(slack).values()],
-    }
-
-
-def _place(of: PlaceSlack) -> dict[str, Any]:
-    slack_s, interval = known_slack(of)
-    low_s, high_s = interval or (None, None)
-    known = {"slack_s": slack_s, "low_s": low_s, "high_s": high_s}
-    slopes = {"slope": of.slope, "slope_low": of.slope_low, "slope_high": of.slope_high}
-    return {"place": of.place, "text": slack_text(of), **slopes, **known}
-
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
 MOST_STEPS = 4000  # the most steps that a page gets: more bars could neither be told apart nor drawn
@@ -62,11 +39,7 @@ COLOURS: Json = {
 
 
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
-    """Return all runs and cells by name with the value of each column, the columns, and what could not be read.
-
-    ``headline`` and ``table`` name the columns of the pages' table, of which the headline stays in view; ``parts`` name
-    those of the parts of a step, in the order of a stack; ``where`` is where the runs are from.
-    """
+    """Return all runs and cells by name with the value of each column, the columns, and what could not be read."""
     came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]
     options = _options(list(runs.values()))
     shown = list({of.name: of for of in (*filter(_is_listed, COLUMNS.values()), *options)}.values())
@@ -83,12 +56,10 @@ def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> J
 
 
 def _is_listed(of: Column) -> bool:
-    """Return whether a table of many runs has this column; each part's spread would be most of the answer."""
     return of.quantity is None or (of.place <= Place.FILE and of.quantity.of is None)
 
 
 def _options(entries: list[Entry]) -> list[Column]:
-    """Return the columns of all options that were given, and of the facts that people compare runs by."""
     given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where files go
     columns = [*map(column, sorted(given)), *COMPARED]
     return list({option.name: option for option in columns}.values())
@@ -107,13 +78,11 @@ def _listed(name: str, entry: Entry, columns: list[Column]) -> Json:
 
 
 def _stamp(folder: Path) -> str:
-    """Return a stamp that changes when there is something new to show of the run."""
     shown = (folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace"))
     return " ".join(str(path.stat().st_mtime_ns) for path in shown if path.exists())
 
 
 def _column(column: Column) -> Json:
-    """Return a column's name, title, meaning and group, and how its figures are shown."""
     of = column.quantity
     shown = None if of is None else {"unit": of.shown_unit, "scale": of.scale, "digits": of.digits}
     return {name: getattr(column, name) for name in ("name", "title", "meaning", "group")} | {"shown": shown}
@@ -132,11 +101,7 @@ def table_of(table: Table) -> Json:
 
 
 def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
-    """Return the page of the run ``name``: its table and lines as on the terminal, and every figure, by sections.
-
-    Raises:
-        RecordError: it is a cell that left no run.
-    """
+    """Return the page of the run ``name``: its table and lines as on the terminal, and every figure, by sections."""
     if (record := entry.record) is None:
         raise RecordError(f"{name}: not a run but a sweep")
     table = time_table(record)
@@ -151,14 +116,12 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "times": table_of(table),
         "steps": _steps(entry, most_steps),
         "owners": _owners(record),
-        "slack": slack_answer(record),
         "causes": _causes(record),
         "sections": [table_of(section) for section in sections(record)],
     }
 
 
 def _owners(record: RunRecord) -> Json | None:
-    """Return the actions of ``other`` in a step, with their display names."""
     owned = record.other_by_owner
     if owned is None:
         return None
@@ -167,7 +130,6 @@ def _owners(record: RunRecord) -> Json | None:
 
 
 def _causes(record: RunRecord) -> Json:
-    """Return bytes by cause, and by the part of the step in whose peak they are."""
     bytes_of: Json = {}
     for of in GROUPS["Memory by cause"]:
         if (value := of.get(record)) is not None:
@@ -176,10 +138,6 @@ def _causes(record: RunRecord) -> Json:
 
 
 def _steps(entry: Entry, most: int) -> Json:
-    """Return columns of the timed stages, means over the ranks, in SI; ``error`` where a file is missing or damaged.
-
-    Every ``every``-th of ``of`` steps is there; the first ``warmup`` of them are in no summary.
-    """
     record = entry.record
     if record is None or not record.steps:  # it never began a step
         return {"step": []}
@@ -208,7 +166,6 @@ def _steps(entry: Entry, most: int) -> Json:
 
 
 def _times(rows: Sequence[StepRow], clock: str) -> Json:
-    """Return columns of the parts that took time, and of the step; None where a device died before it said so."""
     known = [row.seconds is not None or clock == "host" for row in rows]
     columns = {
         part: [_short(row.time(part, clock)) if is_known else None for row, is_known in zip(rows, known, strict=True)]
@@ -218,7 +175,6 @@ def _times(rows: Sequence[StepRow], clock: str) -> Json:
 
 
 def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
-    """Return each odd step with its text and its time on both clocks."""
     rows = {row.step: row for row in steps}
     texts = {of.step: odd_text(of, len(record.rank_step_s) > 1) for of in record.odd_steps if of.step in rows}
     return [
@@ -229,7 +185,6 @@ def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
 
 
 def _short(seconds: float) -> float:
-    """Return ``seconds`` to a nanosecond."""
     # The other digits would be half of an answer's bytes.
     return round(seconds, 9)
 
@@ -244,7 +199,6 @@ _OF_KERNEL = ("phase", "kind", "name", "operator", "module", "module_type", "cal
 
 
 def _kernel_table(file: Path, most_rows: int | None) -> Json:
-    """Return the rows of one step, as ``report`` has them, and the answers; ``error`` where the file is damaged."""
     try:
         table = read_kernels(file)
     except RecordError as error:

@@ -61,11 +61,7 @@ def _search(name: str, record: ImproveRecord) -> Json:
 
 
 def memory(entry: Entry, most_places: int = 2000) -> Json:
-    """Return the run's memory timelines, in bytes at ``places`` on the axis of events, or ``why`` there are none.
-
-    Raises:
-        RecordError: a timeline is damaged.
-    """
+    """Return the run's memory timelines, in bytes at ``places`` on the axis of events, or ``why`` there are none."""
     timelines = read_timelines(entry.folder)
     why = "No memory timeline: the run was not planned (--check_memory=true does), or an older version wrote it."
     return {"why": None if timelines else why, "timelines": [_timeline(of, most_places) for of in timelines]}
@@ -92,11 +88,7 @@ def _headline(line: str) -> str:
 
 
 def ranks(entry: Entry) -> Json:
-    """Return a row for each rank in seconds of the mean step, or ``why`` there are none.
-
-    A row has the rank's ``own`` work in each of the ``phases``, how much that is ``above`` the fast ranks', its
-    waiting, and the excess ``by_column`` of the heat map, whose ``columns`` are their first steps.
-    """
+    """Return a row for each rank in seconds of the mean step, or ``why`` there are none."""
     record = entry.record
     if record is None or record.ranks is None:
         return {"why": "No ranks: a cell that left no run." if record is None else _no_ranks(record)}
@@ -139,13 +131,11 @@ def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Se
 
 
 def _in_order(known: Ranks) -> list[RankTimes]:
-    """Return the ranks in order; where the record has only some of them, those with most own work first."""
     whole = len(known.by_rank) == known.heard
     return sorted(known.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
 
 
 def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "") -> list[float]:
-    """Return the seconds of each rank less the median of the fast ones."""
     # The record has only the extremes of many ranks, and the median of all of them.
     if known is not None and len(known.by_rank) < known.heard:
         return [one - known.own[part].median_s for one in seconds]
@@ -156,7 +146,6 @@ def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "")
 
 
 def _heard(known: Ranks) -> str:
-    """Return how many ranks there are, and how many of them said when they came."""
     ranks = counted(known.world, "rank")
     return ranks if known.heard == known.world else f"{known.heard:,} of {ranks}"
 
@@ -207,7 +196,6 @@ def watch(entry: Entry, most_points: int = 500) -> Json:
 
 
 def _step_sketches(folder: Path, windows: Sequence[WatchWindow], most: int) -> list[tuple[int, Sketch]]:
-    """Return first steps with the distribution from there on, at most so many: from rows where all are kept."""
     rows = read_last_steps(folder)
     if len(rows) and (not windows or rows["step"][0] <= windows[0].first_step):
         return [

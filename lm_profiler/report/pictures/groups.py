@@ -66,10 +66,7 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
-    """Return what the entries differ in: options that were given, facts that people compare by, other options.
-
-    An unknown value, as of a run that died early, is no difference.
-    """
+    """Return what the entries differ in: options that were given, facts that people compare by, other options."""
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
     axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, merged.set_apart(entries)))}
     rows = merged.alone(entries)
@@ -77,7 +74,6 @@ def varying(entries: Sequence[Entry]) -> list[Column]:
 
 
 def _word(of: Column, entry: Entry, bare: bool = False) -> str:
-    """Return a fact of ``entry`` for people: ``bf16-mixed``, ``compiled``, ``batch 4``; numbers may be ``bare``."""
     value, title = of.get(entry), of.title.rpartition(".")[2]
     if value is None:
         return f"no {title}" if merged.unset(entry, of) else f"{title} unknown"

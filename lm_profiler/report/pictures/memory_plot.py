@@ -23,11 +23,7 @@ _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
 def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
-    """Draw each of ``timelines`` in a panel under its name, side by side and to one scale.
-
-    Raises:
-        UsageError: there are none, or too many for a picture.
-    """
+    """Draw each of ``timelines`` in a panel under its name, side by side and to one scale."""
     if not 0 < len(timelines) <= _MOST_PANELS:
         raise UsageError(
             f"plot: expected 1 to {_MOST_PANELS} memory timelines, given {len(timelines) or 'none'}; "
@@ -51,7 +47,6 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
 
 
 def _draw(axes: Axes, timeline: MemoryTimeline, size: float) -> Sequence[str]:
-    """Draw the stack, the phases behind it and the mark at the peak; return the causes that have an area."""
     places, curves = timeline.curves()
     # The level holds until the next event: drawn as steps.
     heights = [[of / size for of in curve] for curve in curves.values()]
@@ -79,7 +74,6 @@ def _draw(axes: Axes, timeline: MemoryTimeline, size: float) -> Sequence[str]:
 
 
 def _list(axes: Axes, timeline: MemoryTimeline) -> None:
-    """List the largest allocations that are alive at the peak."""
     axes.axis("off")
     rows = [["at the peak", "cause", "shape, dtype", "made by"], *map(_row, timeline.largest)]
     at = (0.0, 0.14, 0.31, 0.55)

@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.analysis.trace.collective_times import collective_calls, compute_spans
-from lm_profiler.analysis.trace.intervals import gaps_between, union_of
-from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
+from lm_profiler.analysis.trace.kernel_sums import collective_calls, compute_spans
+from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
@@ -39,11 +38,7 @@ class _Lanes:
 
 
 def overlap(groups: Sequence[Group]) -> Figure:
-    """Draw a panel for each group's first run: of each of its first ranks, compute and communication.
-
-    Raises:
-        UsageError: no run has a trace with collectives.
-    """
+    """Draw a panel for each group's first run: of each of its first ranks, compute and communication."""
     known = [(group, lanes) for group in groups if (lanes := _lanes_of(group.entries[0]))]
     if not known:
         raise UsageError("plot: expected runs of several ranks with traces, given none; `fit` makes one")
@@ -72,13 +67,11 @@ def _draw(axes: Any, lanes: Sequence[_Lanes]) -> None:
 
 
 def _shows(of: _Lanes, part: str) -> bool:
-    """Return whether the phase is wide enough to be seen: a hundredth of what computes."""
     spent = {name: sum(length for _, length in spans) for name, spans in of.compute.items()}
     return spent.get(part, 0.0) > 0.01 * sum(spent.values())
 
 
 def _lanes_of(entry: Entry) -> list[_Lanes]:
-    """Return the lanes of the run's first ranks; none where a trace is missing, damaged or without collectives."""
     works: dict[int, TracedWork] = {}
     for rank in range(_MOST_RANKS):
         with suppress(OSError, ValueError):
@@ -87,14 +80,14 @@ def _lanes_of(entry: Entry) -> list[_Lanes]:
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:
         return []
-    begins = [work.steps[-1].start for work in works.values()]
+    begins = [work.packed.steps[-1].start for work in works.values()]
     # Clocks of several machines have nothing in common: there each rank begins at 0.
     first = min(begins, default=0) if ranks.host_count == 1 else None
     return [_lanes(rank, work, first) for rank, work in works.items()]
 
 
 def _lanes(rank: int, work: TracedWork, first_ns: int | None) -> _Lanes:
-    begin, end, _ = work.steps[-1]
+    begin, end, _ = work.packed.steps[-1]
     zero, shortest = begin if first_ns is None else first_ns, (end - begin) // _FINEST
     starts, ends = compute_spans(work)
     calls = collective_calls(work)
@@ -104,7 +97,7 @@ def _lanes(rank: int, work: TracedWork, first_ns: int | None) -> _Lanes:
         return [((start - zero) * 1e-6, (stop - start) * 1e-6) for start, stop in each if stop > start]
 
     compute: dict[str, list[Span]] = {}
-    for phase in work.phases:
+    for phase in work.packed.phases:
         if begin <= phase.start < end:
             busy = union_of(starts, [stop + shortest for stop in ends], phase.start, phase.end)
             compute.setdefault(phase.name, []).extend(spans(*busy))

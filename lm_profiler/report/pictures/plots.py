@@ -87,12 +87,10 @@ def _explained(steps: Sequence[Estimate], named: range) -> list[str]:
 
 
 def _reach(step: Estimate) -> float:
-    """Return how far to the right a bar reaches with its interval, in ms."""
     return (step.high or step.value or 0.0) * TIMES["step"].scale
 
 
 def _said(step: Estimate, ended: str) -> str:
-    """Return the text beside a bar, on two lines where it is long."""
     if step.value is None:
         return shortened(ended)
     ms = TIMES["step"].show(step.value, digits=1)
@@ -112,32 +110,13 @@ _DASHES = ("-", "--", ":")
 
 
 def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = None) -> None:
-    """Draw ``entries`` against ``by`` into ``path``, whose suffix says the format.
-
-    ``phases``: the median step, cut into its parts; ``waterfall``: from the ideal step to the measured one; ``steps``:
-    the time of every step, warm-up shaded; ``memory``: the peak; ``attention``: what forward leaves for backward, of
-    attention alone its scores and outputs; ``tokens`` a second; ``mfu``; ``overlap``: a traced step of several ranks,
-    compute and communication. Bars of error are 95 % intervals. A run that
-    has no figure stands there with the word for what became of it. ``by`` is an option or a fact; where it is None, one
-    that varies.
-
-    Raises:
-        UsageError: an unknown kind, suffix or ``by``, or nothing to draw.
-        OSError: ``path`` cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw ``entries`` against ``by`` into ``path``, whose suffix says the format."""
     expect_one_of(KINDS, "plot", kind)
     save_figure(lambda: draw(kind, entries, by), path)
 
 
 def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
-    """Draw what the one of ``searches`` found into ``path``: the step after each change that was kept.
-
-    Raises:
-        UsageError: an unknown suffix, no search or several, or one that kept nothing.
-        OSError: ``path`` cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw what the one of ``searches`` found into ``path``: the step after each change that was kept."""
     if len(searches) != 1:
         raise UsageError(
             f"plot: expected one folder of `lm_profiler improve`, given {len(searches) or 'none'}; name one"
@@ -146,23 +125,12 @@ def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
 
 
 def save_timelines(timelines: Mapping[str, MemoryTimeline], path: Path) -> None:
-    """Draw the memory ``timelines``, each under its name, side by side into ``path``.
-
-    Raises:
-        UsageError: an unknown suffix, no timeline or too many.
-        OSError: ``path`` cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw the memory ``timelines``, each under its name, side by side into ``path``."""
     save_figure(lambda: memory_timelines(timelines), path)
 
 
 def check_picture(path: Path) -> None:
-    """Check that a picture can be drawn into ``path``, by its suffix.
-
-    Raises:
-        UsageError: an unknown suffix.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Check that a picture can be drawn into ``path``, by its suffix."""
     expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     require("matplotlib", "plot")
 
@@ -185,11 +153,7 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
-    """The figure that ``save_plot`` saves.
-
-    Raises:
-        UsageError: there is no run, ``by`` is no option and no fact, or no run has the figure.
-    """
+    """The figure that ``save_plot`` saves."""
     if not entries:
         raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
     if kind == "phases":
@@ -209,7 +173,6 @@ _WIDTH, _MOST_TICKS = 7.2, 24
 
 
 def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
-    """Draw ``figure`` against the first column, a line for each combination of the others."""
     assert figure.quantity is not None
     figures = [estimated(group.entries, figure) for group in groups]
     if all(of.value is None for of in figures):
@@ -238,7 +201,6 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, color: str, **look: Any) -> None:
-    """Draw a point for each figure, and a cross on the axis where there is none."""
     x, y, *around = known_points(points, scale)
     axes.errorbar(x, y, yerr=around, color=color, capsize=3, **look)
     missing = [x for x, figure in points if figure.value is None]
@@ -247,7 +209,6 @@ def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, co
 
 
 def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
-    """Return a line on how each group ended that has no point, or a point of some of its repeats only."""
     told = []
     for group, figure in zip(groups, figures, strict=True):
         if word := trouble(group.entries) or ("unknown" if figure.value is None else ""):
@@ -256,7 +217,6 @@ def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
 
 
 def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
-    """Draw a tick at each value that was run."""
     # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
     if numbers and 0 < 4 * min(ticks.values()) <= max(ticks.values()):
         axes.set_xscale("log", base=2)

@@ -37,7 +37,6 @@ def steps(groups: Sequence[Group]) -> Figure:
 
 
 def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
-    """Draw a panel for each run, each with its own scale of time."""
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
     figure, grid = new_figure(_WIDTH, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
@@ -56,14 +55,12 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
 
 
 def _called(group: Group, entry: Entry) -> str:
-    """Return the name that tells a run from all others."""
     if entry.cell is not None:
         return group.told + (f" (repeat {entry.cell.repeat})" if entry.cell.repeat else "")
     return group.told if len(group.entries) == 1 else f"{group.told} ({COLUMNS['name'].get(entry)})"
 
 
 def _series(entry: Entry) -> list[StepRow]:
-    """Return the warm-up and measured steps, averaged over the ranks; none if they cannot be read."""
     # Other stages are not timed, and a device that died never said how long its last steps took.
     try:
         timed = entry.rows.of_stages("warmup", "measure")
@@ -103,7 +100,6 @@ def _panel(axes: Axes, entry: Entry) -> None:
 
 
 def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
-    """Draw a ring around each odd step, and the cause beside the worst ones."""
     if not odd:
         return
     scale = TIMES["step"].scale
@@ -124,7 +120,6 @@ def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
 
 
 def _scale(axes: Axes, ms: Sequence[float]) -> None:
-    """Scale the axis from 0, so that lengths can be compared, or by logarithm where one step is far slower."""
     if min(ms) > 0 and max(ms) > _LINEAR * median(ms):
         from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
@@ -137,7 +132,6 @@ def _scale(axes: Axes, ms: Sequence[float]) -> None:
 
 
 def _together(runs: Sequence[tuple[str, Entry]]) -> Figure:
-    """Draw many runs in one panel: those whose steps differ most in colour with their names, the others grey."""
     figure, axes = new_figure(_WIDTH, 5.0)
     scale = TIMES["step"].scale
     known = [(name, rows) for name, entry in runs if (rows := _series(entry))]
@@ -163,7 +157,6 @@ def _together(runs: Sequence[tuple[str, Entry]]) -> Figure:
 
 
 def _thin(axes: Axes, lines: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """Draw a thin grey line for each run that has no name."""
     from matplotlib.collections import LineCollection
 
     opacity = max(0.08, min(0.6, 30 / max(1, len(lines))))
@@ -172,6 +165,5 @@ def _thin(axes: Axes, lines: Sequence[Sequence[tuple[int, float]]]) -> None:
 
 
 def _uneven(rows: Sequence[StepRow]) -> float:
-    """Return the slowest measured step over the median one; 1 where none was measured."""
     seconds = [row.time("step") for row in rows if row.stage == "measure"]
     return max(seconds) / median(seconds) if seconds and median(seconds) else 1.0

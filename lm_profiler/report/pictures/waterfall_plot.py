@@ -58,11 +58,7 @@ class _Panel:
 
 
 def waterfalls(groups: Sequence[Group]) -> Figure:
-    """Draw two panels a row, with the same terms and scale of time, and below them why other runs have none.
-
-    Raises:
-        UsageError: no run has a waterfall, or more have one than there is room for.
-    """
+    """Draw two panels a row, with the same terms and scale of time, and below them why other runs have none."""
     runs = [(group.told + _repeat(entry), entry) for group in groups for entry in group.entries]
     panels = [_panel_of(name, entry) for name, entry in runs if entry.record is not None and entry.record.waterfall]
     without = [(name, why) for name, entry in runs if (why := _why_not(entry))]
@@ -115,14 +111,12 @@ def _draw(panels: Sequence[_Panel], without: Sequence[str]) -> Figure:
 
 
 def _terms(panels: Sequence[_Panel]) -> list[str]:
-    """Return all terms that occur, in the order of a waterfall; those of a later version before the unexplained."""
     occurring = dict.fromkeys(rung.term.name for panel in panels for rung in panel.rungs)
     known = [name for name in TERMS if name in occurring]
     return [*known[:-1], *(name for name in occurring if name not in TERMS), *known[-1:]]
 
 
 def _bars(axes: Axes, panel: _Panel, rows: Mapping[str, int]) -> None:
-    """Draw each term in the colours of its phases, with thin lines from one bar to the next."""
     ends = [*(rows[rung.term.name] for rung in panel.rungs[1:]), rows[_STEP]]
     for rung, below in zip(panel.rungs, ends, strict=True):
         row, end = rows[rung.term.name], (rung.start_s + rung.term.seconds) * _SCALE
@@ -142,7 +136,6 @@ def _bars(axes: Axes, panel: _Panel, rows: Mapping[str, int]) -> None:
 
 
 def _stack(axes: Axes, row: int, start_s: float, pieces: Mapping[str, float]) -> None:
-    """Draw the ``pieces`` of a bar one after the other; those of no known phase are hatched."""
     for part, seconds in pieces.items():
         of = {"color": PART_COLOURS[part]} if part else {"facecolor": "#DDDDDD", "edgecolor": PALE, "hatch": "////"}
         look: dict[str, Any] = {"lw": 0, **of}
@@ -151,7 +144,6 @@ def _stack(axes: Axes, row: int, start_s: float, pieces: Mapping[str, float]) ->
 
 
 def _end(panels: Sequence[_Panel], width: float) -> float:
-    """Return where the axis of ``width`` inches ends, so that the texts behind the bars stay within the figure."""
     said = [told for panel in panels for told in panel.said.values()]
     ends = (end_s * _SCALE * width / max(width - 0.2 - inches([text]), 1.0) for end_s, text in said)
     return max(ends) or 1.0
@@ -161,11 +153,7 @@ _WAY_WIDTH = 7.2
 
 
 def way_down(record: ImproveRecord) -> Figure:
-    """Draw a bar for each step of a search; behind it, pale, what the change saved, and over its end the interval.
-
-    Raises:
-        UsageError: nothing was kept.
-    """
+    """Draw a bar for each step of a search; behind it, pale, what the change saved, and over its end the interval."""
     way = record.way
     if not way:
         raise UsageError(f"plot: expected a search that kept a change, given {record.name}: {headline(record)}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.analysis.again import Change
+from lm_profiler.analysis.conclude import Change
 from lm_profiler.record.quantities import counted
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 

@@ -80,7 +80,6 @@ def ci_text(figures: Sequence[CiFigure], kind: CiFormat) -> str:
 
 
 def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]]]:
-    """Bencher Metric Format (bencher.dev, "Bencher Metric Format"): times in nanoseconds as ``latency``."""
     measures = {"s": ("latency", 1e9), "1/s": ("throughput", 1.0), "bytes": ("memory", 1.0)}
     content: dict[str, dict[str, Mapping[str, float]]] = {}
     for each in figures:
@@ -92,7 +91,6 @@ def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]
 
 
 def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float]]:
-    """The ``customSmallerIsBetter`` list of github-action-benchmark; tokens/s, of which more is better, stay out."""
     content = []
     for each in figures:
         if each.of.unit == "1/s":
@@ -106,7 +104,6 @@ def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float
 
 
 def _junit(figures: Sequence[CiFigure]) -> str:
-    """JUnit's XML: a test for each figure, which fails where B is slower or needs more, or where a run failed."""
     failures = sum(each.failure is not None for each in figures)
     suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures))
     for each in figures:
@@ -134,7 +131,6 @@ def github_summary(comparison: Comparison) -> str:
 
 
 def _chart(comparison: Comparison) -> str:
-    """Return a Mermaid chart of the phases that matter: a bar is A, the line is B."""
     parts = [row for row in comparison.phases if max(row.a_s, row.b_s) >= 0.01 * comparison.step.a_s]
     names = ", ".join(f'"{TIMES[row.part].title}"' for row in parts)
     sides = [row.a_s for row in parts], [row.b_s for row in parts]
@@ -145,14 +141,7 @@ def _chart(comparison: Comparison) -> str:
 
 
 def tell_github(comparison: Comparison, environment: Mapping[str, str]) -> str:
-    """Append the summary and the outputs to the files that GitHub names; return the annotation, a line for stdout.
-
-    Args:
-        environment: ``GITHUB_STEP_SUMMARY`` and ``GITHUB_OUTPUT`` name the files; either may be missing.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Append the summary and the outputs to the files that GitHub names; return the annotation, a line for stdout."""
     interval, verdict = comparison.step.interval, comparison.step.verdict
     ends = {} if interval is None else {"ratio": interval.ratio, "low": interval.low, "high": interval.high}
     outputs = "".join(f"{name}={value}\n" for name, value in {"verdict": verdict, **ends}.items())

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from math import ceil
 from typing import Any
 
-from lm_profiler.analysis.compare.comparison import Comparison, Compilation, MemoryChange, PartChange, RateChange
+from lm_profiler.analysis.compare.comparison import Comparison, MemoryChange, PartChange, RateChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
-from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity, duration_text
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
@@ -61,7 +60,6 @@ def rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | MemoryChange) -> list[str]:
-    """Return the texts of one row; times have no unit, which the header names."""
     shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
     title = of.title if of.unit == "s" else of.heading
     share = change.of_step if isinstance(change, PartChange) else None
@@ -70,10 +68,8 @@ def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | M
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return lines on the verdict, the cost of compilation, what to be careful with, and how to be surer."""
+    """Return lines on the verdict, what to be careful with, and how to be surer."""
     lines = [f"verdict: {verdict_line(comparison)}"]
-    if comparison.compilation is not None:
-        lines.append(f"compilation: {_compilation_line(comparison.compilation)}")
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
         f"note: {_SURE} confidence for the step's interval, and for those of all its parts together; "
@@ -98,20 +94,7 @@ def verdict_line(comparison: Comparison) -> str:
     return f"{line}, of which {named}" if named else line
 
 
-def _compilation_line(of: Compilation) -> str:
-    other = "A" if of.compiled == "B" else "B"
-    if of.cost_s <= 0.0:
-        return f"{of.compiled}'s first steps took no longer than {other}'s: it was compiled before, or elsewhere"
-    line = f"{of.compiled}'s first steps cost {duration_text(of.cost_s)} more than {other}'s"
-    if of.paid_back_steps is None:
-        return f"{line}; no saving per step is certain, so the break-even point is unknown"
-    steps, low, high = (f"{ceil(n):,}" for n in of.paid_back_steps)
-    saved = TIMES["step"].show(of.saved_s)
-    return f"{line}; saving {saved} a step, it breaks even after {steps} steps [{low}, {high}]"
-
-
 def _small(row: PartChange) -> bool:
-    """Return whether the part moves the step by less than counts as a change, whatever its own verdict."""
     return row.of_step is not None and abs(row.of_step) < MARGIN
 
 
@@ -129,7 +112,6 @@ def _how_to_be_sure(comparison: Comparison) -> str:
 
 
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
-    """Return the ratio with its interval; empty where there is none, or advice where it is unknown."""
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))

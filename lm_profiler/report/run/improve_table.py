@@ -84,13 +84,11 @@ def saved_text(of: Tried) -> str:
 
 
 def _ms(seconds: float, digits: int) -> str:
-    """Return milliseconds; what rounds to 0 has no sign."""
     # Adding 0.0 turns -0.0 into 0.0.
     return ms_text(round(seconds, digits + 3) + 0.0, digits)
 
 
 def _row(of: Tried) -> list[TableCell]:
-    """Return a cell for each of ``TRIED_COLUMNS``."""
     step = "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
     at_most = "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
     memory = "" if of.a_bytes is None or of.b_bytes is None else _bytes_from_to(of.a_bytes, of.b_bytes)
@@ -129,7 +127,6 @@ def _share(share: float) -> str:
 
 
 def _lines(record: ImproveRecord) -> Iterator[str]:
-    """Yield how the search ended, why changes were not kept, and what the kept ones may change."""
     yield _end(record)
     if record.first_s is not None and not record.way:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
@@ -145,7 +142,6 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
 
 
 def _memory_line(final: Final) -> Iterator[str]:
-    """Yield a line on the peak where it differs by more than counts as the SAME for times."""
     first, last = final.first_bytes, final.final_bytes
     if first is not None and last is not None and abs(last - first) > MARGIN * first:
         yield f"memory {_bytes_from_to(first, last)}"

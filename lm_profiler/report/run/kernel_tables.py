@@ -36,7 +36,6 @@ def kernel_answers(
 
 
 def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
-    """Return the traced time of forward, beside what was ``timed_s`` without a profiler."""
     traced_s = _phases_s(table, ["forward"]) if "forward" in table.phases else 0.0
     if not traced_s:
         return []
@@ -51,7 +50,6 @@ def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]
 
 
 def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the kernel that takes most of each pass, and of the step, summed over its callers."""
     answers, names = [], list[str]()
     for part, phases in (*((phase, [phase]) for phase in _PASSES), ("the step", list(table.phases))):
         sums = _by_name(row for row in table.rows if row.phase in phases)
@@ -68,7 +66,6 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
 
 
 def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
-    """Return the seconds and the calls of each kernel, by its name."""
     sums: dict[str, tuple[float, int]] = {}
     for row in rows:
         total_s, count = sums.get(row.name, (0.0, 0))
@@ -80,7 +77,6 @@ _SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and t
 
 
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the kernels of forward that multiply no matrices, and take more than ``_SIGNIFICANT`` of it."""
     rows = (row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention"))
     sums = sorted(_by_name(rows).items(), key=lambda item: -item[1][0])
     whole_s = _phases_s(table, ["forward"]) if sums else 0.0
@@ -109,7 +105,6 @@ SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponen
 
 
 def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
-    """Return what takes time in the attention of a phase; None where no module and no kernel is called attention."""
     types = [(row.module, row.module_type) for row in table.rows if row.module and row.module_type]
     own = {module for module, type_ in types if _ATTENTION.search(type_)}
     below = tuple(f"{module}." for module in own)
@@ -146,7 +141,6 @@ def _total(rows: Iterable[KernelRow]) -> float:
 
 
 def _ms_with_unit(table: KernelTable, seconds: float) -> str:
-    """Return the time of one step, given that of all steps."""
     return TIMES["step"].show(seconds / table.steps)
 
 
@@ -191,7 +185,6 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
 
 
 def _by_kind(table: KernelTable) -> Table:
-    """Return a row for each phase and for the step, and a column for each kind that occurs, the largest first."""
     sums = {kind: kind_s(table, table.phases, kind) for phase in table.phases.values() for kind in phase.kinds}
     kinds = sorted(sums, key=lambda kind: -sums[kind])
     totals = [*(sums[kind] for kind in kinds), sum(phase.idle_s for phase in table.phases.values())]
@@ -209,7 +202,6 @@ def _by_kind(table: KernelTable) -> Table:
 
 
 def _largest(table: KernelTable) -> Table:
-    """Return the largest kernels or operators."""
     # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
     name = "kernel" if table.source == "kernels" else "operator"
     rows = [

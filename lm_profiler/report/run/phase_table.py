@@ -43,7 +43,6 @@ def step_line(record: RunRecord) -> str:
 
 
 def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
-    """Return the texts of the row of ``part``; with ``host``, the last one is the time on the host's clock."""
     time = record.time[part]
     mean_s, step_s = time.mean or 0.0, record.time["step"].mean
     digits = _digits(mean_s)
@@ -77,5 +76,4 @@ def floor_texts(floor: Floor | None) -> list[str]:
 
 
 def _digits(seconds: float) -> int:
-    """Return how many digits behind the point show a time in ms with three or four significant digits."""
     return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1

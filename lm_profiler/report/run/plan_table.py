@@ -38,14 +38,12 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
 
 
 def _without(causes: MemoryCauses | None, workspaces: int | None) -> MemoryCauses | None:
-    """Return ``causes`` with the workspaces taken out of the rest."""
     if causes is None or causes.activations_and_rest is None:
         return causes
     return causes.model_copy(update={"activations_and_rest": causes.activations_and_rest - (workspaces or 0)})
 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
-    """Return lines on whether it fits, the largest run that does, the floor, and what is not counted."""
     reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
     lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {_verdict(planned, device)}"]
     largest = []
@@ -84,14 +82,12 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:
-    """Return whether the run fits, with the memory that surely holds it."""
     # The same figure as in the table of remedies; less memory may do, down to the peak.
     whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
     return f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
-    """Return lines on the least time of the step, and on the rates that it rests on."""
     if floors.seconds is None:
         return [f"floor of the step: unknown, as are the peaks of {device.name}"]
     rates = floors.rates
@@ -105,7 +101,6 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
 
 
 def _floor_ms(seconds: float) -> str:
-    """Return milliseconds with a digit behind the point, or three significant digits below 10 ms."""
     return f"{seconds * 1e3:,.1f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
@@ -125,7 +120,6 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
 
 
 def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
-    """Return a cell for each column; empty where its value is unknown."""
 
     def cell(of: Quantity) -> TableCell:
         value = of.get(values)
@@ -137,6 +131,5 @@ def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableC
 def _known(
     columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[Heading], list[list[TableCell]]]:
-    """Return headings and rows without the columns that are empty in all rows."""
     told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
     return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]

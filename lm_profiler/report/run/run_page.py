@@ -24,7 +24,6 @@ from lm_profiler.record.text import short_path
 from lm_profiler.report.run.phase_table import phase_table, step_line
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import list_table, sections, shown
-from lm_profiler.report.run.slack_lines import slack_lines
 from lm_profiler.report.run.verdict import findings_lines, odd_lines, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall_text import why_lines
 from lm_profiler.report.tables.table import Table, ms_text, text_table
@@ -35,10 +34,7 @@ _SAID = 0.05  # the share of the step from which ``other`` is broken down at a r
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
-    """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died.
-
-    With ``verbose`` the table has all lines of ``summary_lines``, without only those of ``end_lines``.
-    """
+    """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died."""
     audit = Table()
     if record.numerics is not None:
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
@@ -67,7 +63,6 @@ def end_lines(record: RunRecord) -> list[str]:
         *_memory(record)[:1],
         *waits,
         *other,
-        *slack_lines(record),  # who asked for delays wants to see them
         *odd_lines(record)[:1],
         *(f"note: {note}" for note in record.notes),
         *failure_lines(record),
@@ -123,7 +118,6 @@ def summary_lines(record: RunRecord) -> list[str]:
         *step_lines(record),
         *ranks_lines(record),
         *why_lines(record),
-        *slack_lines(record),
         *_waits(record),
         *odd_lines(record),
         *other_lines(record),
@@ -136,7 +130,6 @@ def summary_lines(record: RunRecord) -> list[str]:
 
 
 def _memory(record: RunRecord) -> list[str]:
-    """Return the peaks of the run, the peak of each phase where the device tells, and the causes of the highest."""
     of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
     at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"
     causes = [of for of in GROUPS["Memory by cause"] if of.of == at and of.get(record)]
@@ -150,7 +143,6 @@ def _memory(record: RunRecord) -> list[str]:
 
 
 def _planned(record: RunRecord) -> list[str]:
-    """Return the planned peak, and how the measured one compares."""
     if record.planned is None:
         return []
     if record.planned.peak is None:
@@ -168,7 +160,6 @@ def _planned(record: RunRecord) -> list[str]:
 
 
 def _waits(record: RunRecord) -> list[str]:
-    """Return a line on the code that makes the host wait for the device, the most frequent first."""
     waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
     told = [
         f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]
@@ -189,7 +180,6 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def _rates(record: RunRecord) -> list[str]:
-    """Return tokens/s with their interval, or samples/s where tokens are unknown."""
     for what in ("tokens", "samples"):
         rate, count = QUANTITIES[f"{what}_per_s"], QUANTITIES[f"{what}_per_step"].get(record)
         if count is not None:
@@ -199,7 +189,6 @@ def _rates(record: RunRecord) -> list[str]:
 
 
 def _utilisation(record: RunRecord) -> list[str]:
-    """Return the utilisation against the datasheet and against the measured matmul rate; none on a shared machine."""
     use = record.utilisation
     if use is None or record.contended:
         return []
@@ -227,10 +216,7 @@ _ACTIONS_SHOWN = 4
 
 
 def other_lines(record: RunRecord) -> list[str]:
-    """Return a line with the measured ``other``, and with what it was while each action was timed, by its actions.
-
-    The actions add up to the second figure: timing each of them takes some time itself.
-    """
+    """Return a line with the measured ``other``, and with what it was while each action was timed, by its actions."""
     owned = record.other_by_owner
     if owned is None or not owned.actions:
         return []

@@ -33,7 +33,6 @@ def waterfall_tables(record: RunRecord) -> list[Table]:
 
 
 def _terms_table(fall: Waterfall) -> Table:
-    """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
     name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
     ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # one traced step, or an older record
     occurring = {
@@ -63,7 +62,6 @@ def _terms_table(fall: Waterfall) -> Table:
 
 
 def _largest_contributors(fall: Waterfall) -> Table:
-    """Return the largest contributors of each term, behind its title."""
     rows, left = [], 0
     for term in fall.terms:
         of_term = contributors(term, fall).rows
@@ -107,7 +105,6 @@ _LISTS_OF = {
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank", "ranks.collectives"),
-    "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = ("odd_steps", "step_counters")
 # the lists whose columns are left out where no row has a value
@@ -142,7 +139,6 @@ def sections(record: RunRecord) -> list[Table]:
 
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
-    """Return the tables of one group: its facts with their meanings, its lists, and its families."""
     alone = [of for of in group if of.of is None]
     several = _families(record, [of for of in group if of.of is not None])
     lists = [list_table(record, path) for path in _LISTS_OF.get(title, ())]
@@ -160,14 +156,12 @@ def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Se
 
 
 def _words(record: RunRecord, title: str) -> list[list[str]]:
-    """Return rows of what the record says of the model and the machine in words."""
     part: BaseModel | None = {"Model": record.model, "Machine": record.environment}.get(title)
     said = {} if part is None else {name: _said(value) for name, value in part.model_dump().items()}
     return [[name.replace("_", " "), text, ""] for name, text in said.items() if text]
 
 
 def _said(value: Any) -> str:
-    """Return ``value`` as text; empty for numbers, which are figures of their own."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_said(of)}" for name, of in value.items())
     if isinstance(value, list):
@@ -196,7 +190,6 @@ def list_table(record: RunRecord, path: str) -> Table:
 
 
 def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
-    """Return the cell of one column in one row of the list at ``path``."""
     value = of.get(row)
     if value is None and path in _SPARSE:  # the row of counters without a step holds the usual ones
         return TableCell(None, "median" if of.name == "step" else "")
@@ -204,7 +197,6 @@ def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
-    """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
     cells: dict[str, dict[str, str]] = {}
     for of in group:
         part = of.of or of.path.split(".")[1]
@@ -217,7 +209,6 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
 
 
 def _cell(record: RunRecord, of: Quantity) -> str:
-    """Return one figure of a family: times with four digits in the title's unit; empty for no time and no memory."""
     value = of.get(record)
     if value is None or (not value and of.shown_unit):
         return ""

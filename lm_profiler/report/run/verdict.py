@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import Finding, OddStep, RunRecord, Steadiness, StepLevel, Telemetry, Verdict, worst_first
@@ -42,7 +42,6 @@ def bound_text(verdict: Verdict) -> str:
 
 
 def _because(verdict: Verdict) -> str:
-    """Return the sentence that ``verdict.because`` names, with its figures."""
     # All sentences are formed, most of them with facts that this verdict does not have.
     facts = defaultdict(float, verdict.facts)
     share = "" if verdict.share is None else f"{verdict.share:.0%}"
@@ -110,7 +109,6 @@ def step_lines(record: RunRecord) -> list[str]:
 
 
 def _course(of: Steadiness) -> list[str]:
-    """Return phrases on the trend or the levels, and on the steps that the figures are of."""
     if of.rise:
         return [f"the level {'rises' if of.rise > 0 else 'falls'} by {abs(of.rise):.1%} over the run"]
     if len(of.levels) < 2:
@@ -135,7 +133,6 @@ def _warmed(of: Steadiness) -> list[str]:
 
 
 def _parts(of: Steadiness) -> str:
-    """Return the mean step as a sum: ``step: 119.6 ms = 117.4 level + 2.2 every 5th step (+11 %)``."""
     parts = [(of.level_s or 0.0, "level")]
     if (pattern := of.pattern) is not None:
         which = ordinal(pattern.every) if len(pattern.slow) == 1 else f"{len(pattern.slow)} of {pattern.every}"
@@ -153,7 +150,6 @@ def ordinal(number: int) -> str:
 
 
 def _words(steadiness: Steadiness) -> str:
-    """Return the words for the run's steps, the gravest first."""
     if steadiness.word is None:
         return "too few steps to tell whether it is steady"
     text = ", ".join(steadiness.words)
@@ -189,7 +185,6 @@ def odd_text(odd: OddStep, ranks: bool = False) -> str:
 
 
 def _clock(telemetry: Telemetry | None) -> list[str]:
-    """Return a phrase on a GPU that was slow or throttled, which makes all other figures slow."""
     if telemetry is None:
         return []
     reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""

@@ -30,11 +30,7 @@ def is_watched(folder: Path) -> bool:
 
 
 def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
-    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks.
-
-    Raises:
-        RecordError: a file of it is damaged.
-    """
+    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks."""
     status, windows, told = read_status(folder), read_windows(folder), read_events(folder)
     ranks = [read_status(folder, rank) for rank in ranks_watched(folder)]
     return [
@@ -65,7 +61,6 @@ def _memory(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
 
 
 def _ledger(status: WatchStatus) -> Table:
-    """Return the terms of the wall time, the largest first."""
     rows = [
         [what, f"{seconds:,.1f}", f"{seconds / status.wall_s:.1%}" if status.wall_s else ""]
         for what, seconds in sorted(status.ledger.items(), key=lambda each: -each[1])
@@ -74,7 +69,6 @@ def _ledger(status: WatchStatus) -> Table:
 
 
 def _phases(windows: Sequence[WatchWindow]) -> list[Table]:
-    """Return the step and its parts over all windows, and the mean of the first and the last of them."""
     if not windows:
         return []
     rows = []

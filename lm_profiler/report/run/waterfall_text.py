@@ -104,7 +104,6 @@ def term_texts(fall: Waterfall) -> dict[str, str]:
 
 
 def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
-    """Return ``seconds`` in ms with as many digits as ``total_s``; the texts add up to that of ``total_s``."""
     # The largest-remainder method: round all down, then give the missing units to those that lost most.
     digits = digits_of(total_s)
     units = [value * TIMES["step"].scale * 10**digits for value in seconds]
@@ -118,10 +117,7 @@ def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
 
 
 def why_lines(record: RunRecord) -> list[str]:
-    """Return the mean step as a sum in one line, and the places where most could be saved in another.
-
-    A run that planned a trace and has no waterfall gets the reason; other runs without one get no line.
-    """
+    """Return the mean step as a sum in one line, and the places where most could be saved in another."""
     fall = record.waterfall
     if fall is not None and record.contended:
         return ["why: not told, because other programs lengthened what it is taken apart from"]
@@ -136,7 +132,6 @@ def why_lines(record: RunRecord) -> list[str]:
 
 
 def _small_together(fall: Waterfall) -> list[tuple[str, str]]:
-    """Return titles and ms: the ideal, the others by their size, the small ones as one, and the unexplained."""
     between = [rung for rung in rungs(fall) if rung.term.name not in ("ideal", "unexplained")]
     small = [rung for rung in between if rung.term.seconds < _SMALL * fall.step_s]
     ranked = sorted((r for r in between if len(small) < 2 or r not in small), key=lambda rung: -rung.term.seconds)
@@ -168,7 +163,6 @@ def unsure(fall: Waterfall) -> str:
 
 
 def _to_win(fall: Waterfall) -> list[str]:
-    """Return a line with the one or two highest ceilings, each with its largest contributor; none where all are low."""
     if reason := unsure(fall):
         return [f"could save: {reason}"]
     ceilings = [(term.at_most_s, term) for term in fall.terms if term.at_most_s is not None]
@@ -183,7 +177,6 @@ def _to_win(fall: Waterfall) -> list[str]:
 
 
 def _told(of: Contributor, digits: int) -> str:
-    """Return a contributor in words: ``model.blocks.*.attn 38.0 ms: 21 ms in 96 elementwise kernels``."""
     # Without a module it is often a call of the driver within an operator, whose own name is the news.
     name = shortened(of.module) if of.module else shortened(of.what, 72)
     told = f"{name} {ms_text(of.seconds, digits)} ms"
@@ -196,7 +189,6 @@ def no_waterfall(record: RunRecord) -> str:
 
 
 def _missing(record: RunRecord) -> str:
-    """Return the first thing that a waterfall would have needed, and how to get it."""
     if record.status != "ok":
         failed = record.failure
         why = f": {failed.type} in {failed.where}" if failed is not None else ""
@@ -229,5 +221,4 @@ def _why_no_flops(record: RunRecord) -> str:
 
 
 def _noted(record: RunRecord, *subjects: str) -> bool:
-    """Return whether a note says that one of ``subjects`` is unknown, and why."""
     return any(note.startswith(f"{subject} unknown: ") for note in record.notes for subject in subjects)

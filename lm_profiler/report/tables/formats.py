@@ -46,11 +46,7 @@ _OPENS = re.compile(r"&(?=#?\w+;)|<")
 
 
 def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> str:
-    """Return ``tables`` one below the other in the format ``kind``, a blank line before each title.
-
-    Raises:
-        KeyError: it is no format of text.
-    """
+    """Return ``tables`` one below the other in the format ``kind``, a blank line before each title."""
     if kind == "terminal":
         return "".join("\n" * bool(at and table.title) + terminal(table, file) for at, table in enumerate(tables))
     return "\n".join(_TEXT[kind](table) for table in tables)
@@ -74,7 +70,6 @@ def _piped(table: Table) -> list[str]:
 
 
 def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
-    """Return the titles and the rows, escaped and padded to the widths of their columns."""
     texts = [[escape(heading.title) for heading in table.headings]]
     texts += [[escape(cell.text) for cell in row] for row in table.rows]
     widths = [max(len(column[0]) + 2, *map(len, column)) for column in zip(*texts, strict=True)]
@@ -83,13 +78,11 @@ def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
 
 
 def _markdown(text: str) -> str:
-    """Return ``text`` with everything escaped that Markdown would read as markup."""
     # Angle brackets become entities: not every Markdown takes a backslash before one.
     return _OPENS.sub(lambda match: _ENTITIES[match[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
 
 
 def _listed(lines: Sequence[str]) -> list[str]:
-    """Return ``lines`` as a list, in which lines that begin with blanks are one level deeper."""
     shown = [
         " " * 4 * line[:1].isspace() + "- " + _LEADS.sub(r"\1\\", _markdown(line.strip())) for line in lines if line
     ]
@@ -114,17 +107,13 @@ def latex(table: Table) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return ``text`` with everything escaped that LaTeX would read as markup."""
     text = plain(text).translate(_LATEX)
     # At the beginning of a row, after two backslashes or a rule, a bracket would open an argument.
     return f"{{[}}{text[1:]}" if text.startswith("[") else text
 
 
 def typst(table: Table) -> str:
-    """Return a ``table``, for use with ``#include``; the lines around it are comments.
-
-    Cells are strings and not markup: only quotation marks and backslashes mean something in them.
-    """
+    """Return a ``table``, for use with ``#include``; the lines around it are comments."""
     above, below = ([f"// {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
     titles, *rows = (f"{', '.join(row)}" for row in _form(table, _typst))
     sides = ", ".join("right" if heading.figures else "left" for heading in table.headings)
@@ -151,11 +140,7 @@ def _typst(text: str) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """Return a header and a line for each row.
-
-    Text that a spreadsheet would take for a formula, because it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
-    carriage return and is no number, has an apostrophe before it, as is usual (OWASP, "CSV Injection").
-    """
+    """Return a header and a line for each row."""
     fields = table.fields()
     text = io.StringIO()
     # csv quotes a field for the characters of its line's end only: with CRLF a bare carriage return is quoted as well.
@@ -207,12 +192,10 @@ def parquet(table: Table) -> bytes:
 
 
 def _scalar(value: Any) -> Any:
-    """Return ``value``; lists and mappings, which an option may be, become JSON."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
 
 
 def _one_type(values: list[Any]) -> list[Any]:
-    """Return ``values``, as text where they are of several types, which a column of Parquet cannot hold."""
     types = {type(value) for value in values if value is not None}
     return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
 

@@ -15,10 +15,7 @@ from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column,
 
 
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
-    """Return ``value`` of the runs by the facts ``down`` and ``across``.
-
-    A cell says in a word why it has no figure; a combination that was not planned is empty.
-    """
+    """Return ``value`` of the runs by the facts ``down`` and ``across``."""
     rows, columns = by_facts(entries, down), by_facts(entries, across)
     cells = by_facts(entries, [*down, *across])
     titles = [" ".join(fact_text(fact(group, of)) for of in across) or "unknown" for group in columns.values()]
@@ -54,7 +51,6 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
 
 
 def _apart(titles: Sequence[str]) -> list[str]:
-    """Return ``titles`` with numbers behind repeated ones: facts of different types may read alike."""
     return [title if titles.index(title) == at else f"{title} ({at})" for at, title in enumerate(titles)]
 
 
@@ -85,11 +81,7 @@ def names(entries: Sequence[Entry]) -> list[str]:
 
 
 def wide(entries: Sequence[Entry]) -> Table:
-    """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone.
-
-    A sweep's repeats are rows of their own, and so are training and the forward pass alone, and each cut of the steps
-    after another warm-up.
-    """
+    """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
     types = device_names(entries)
     # Attention alone has a width and no size.
     alone = all(COLUMNS["size"].get(of) is None and COLUMNS["d_model"].get(of) is not None for of in entries)
@@ -134,13 +126,11 @@ def _wide_times(entry: Entry) -> dict[str, TableCell]:
 
 
 def _held(entry: Entry) -> dict[str, TableCell]:
-    """Return the memory of the module, after forward and after backward, and what each of the two added."""
     held = {title: COLUMNS[name].get(entry) for title, name in _HELD.items()}
     return {title: TableCell(n, "" if n is None else _mib(n)) for title, n in held.items()}
 
 
 def _mib(count: float) -> str:
-    """Return bytes in MiB, to a kilobyte where there are few."""
     return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
 
 
@@ -167,10 +157,7 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
 
 
 def devices(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and devices across: the mean forward pass, and forward with backward.
-
-    Where a size ran the forward pass alone as well, `forward` is that; training's forward pass is left out.
-    """
+    """Return sizes down and devices across: the mean forward pass, and forward with backward."""
     cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
     down = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)]
     rows, across = by_facts(entries, down), by_facts(entries, [COLUMNS["device"]])
@@ -199,11 +186,7 @@ MODES = {"forward": "forward", "forward_backward": "forward + backward", "step":
 
 
 def modes(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps.
-
-    A mode is timed by the runs that do no more than that: forward alone is `validate`, forward + backward has no
-    optimizer. Where none does, it is that part of a longer step.
-    """
+    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
     apart = apart_by([[entry] for entry in entries])
     told = [of for of in apart if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
     repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
@@ -246,7 +229,6 @@ _DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["f
 
 
 def _short(device: str) -> str:
-    """Return a type of device as people write it: CPU, CUDA, MPS."""
     return device.upper() if device in ("cpu", "cuda", "mps", "xpu") else device
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm_profiler.record.figure import UNITS
-from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.figure import Figure
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.report.tables.table import Table, TableCell, figure, headings_of
 
-_RATE = (*UNITS["GB/s"][:3], 3)
-SIZE = Quantity("size_bytes", "size", "bytes", "MB", 1e-6, 3, "bytes of all ranks' parts together")
-MEDIAN = Quantity("median_s", "median", *UNITS["ms"], "median of the repeats, each the slowest rank's")
-MEAN = Quantity("mean_s", "mean", *UNITS["ms"], "mean of the repeats with its 95 % interval")
-ALGORITHM = Quantity("algbw_bytes_per_s", "algbw", *_RATE, "size over the median")
-BUS = Quantity("busbw_bytes_per_s", "busbw", *_RATE, "algbw times what nccl-tests says a link carries")
-_REPEATS = Quantity("repeats", "repeats", *UNITS["count"], "how often it was timed")
-_FACTS = tuple(Quantity(name, name, *UNITS["text"], "") for name in ("backend", "processes", "collective"))
+SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
+MEDIAN = Figure("median", "ms", "median of the repeats, each the slowest rank's", "median_s")
+MEAN = Figure("mean", "ms", "mean of the repeats with its 95 % interval", "mean_s")
+ALGORITHM = Figure("algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s")
+BUS = Figure("busbw", "GB/s of a link", "algbw times what nccl-tests says a link carries", "busbw_bytes_per_s")
+_REPEATS = Figure("repeats", "count", "how often it was timed", "repeats")
+_FACTS = tuple(Figure(name, "text", "", name) for name in ("backend", "processes", "collective"))
 _IN_PARTS = ("all_gather", "reduce_scatter")
 
 

@@ -69,10 +69,7 @@ def alone(entries: Iterable[Entry]) -> list[Merged]:
 
 
 def differs(rows: Sequence[Merged], of: Column) -> bool:
-    """Return whether ``rows`` differ in a fact; rows with the same mixture of values do not.
-
-    An option that was not set is a difference, an unknown value is none.
-    """
+    """Return whether ``rows`` differ in a fact; rows with the same mixture of values do not."""
     known = distinct(fact(row, of) for row in rows)
     return len(known) > 1 or (bool(known) and any(fact(row, of) is None and unset(row[0], of) for row in rows))
 

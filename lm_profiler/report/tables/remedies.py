@@ -16,10 +16,7 @@ _MOST = 5  # the most runs that a table gives advice for
 
 
 def remedies(entries: Sequence[Entry]) -> list[str]:
-    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options.
-
-    The run itself asked the planner and recorded the answer. Where it did not, the line says how to ask.
-    """
+    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options."""
     advice: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         if lines := tuple(_remedies(entry)):
@@ -42,7 +39,6 @@ def _remedies(entry: Entry) -> Iterator[str]:
 
 
 def _command(entry: Entry) -> str:
-    """Return the call of ``entry`` on its own, without the options that a sweep adds to keep its cells apart."""
     if entry.cell is None:
         return entry.record.command if entry.record is not None else ""
     own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
@@ -58,11 +54,7 @@ Checkpoints = Mapping[tuple[int, ...], Sequence[Entry]]
 
 
 def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
-    """Return, for cells of a sweep that differ in their checkpoints alone, a line that names the smallest peak.
-
-    Peaks are the allocator's, or planned where no cell has one. Neighbours are the next smaller and larger that were
-    tried. The cost is the ratio of step times against no checkpoints, with its interval.
-    """
+    """Return, for cells of a sweep that differ in their checkpoints alone, a line that names the smallest peak."""
     alike: dict[tuple[object, ...], dict[tuple[int, ...], list[Entry]]] = {}
     for entry in entries:
         if entry.cell is not None and _EVERY in entry.overrides:
@@ -94,7 +86,6 @@ def _best(checkpoints: Checkpoints) -> str | None:
 
 
 def _peaks(checkpoints: Checkpoints, name: str) -> dict[tuple[int, ...], int]:
-    """Return the largest peak among the repeats of each that has one."""
     of = QUANTITIES[name]
     known = {every: [of.get(e.record) for e in cells if e.record is not None] for every, cells in checkpoints.items()}
     return {every: max(filter(None, of_cells)) for every, of_cells in known.items() if any(of_cells)}

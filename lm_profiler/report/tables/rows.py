@@ -15,10 +15,7 @@ _MOST_REASONS, _MOST_NAMES = 20, 3
 
 
 def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
-    """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended.
-
-    ``by`` are the facts that the entries were grouped by. What all rows share is shown once, above.
-    """
+    """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended."""
     usual = _figures(groups)
     main = [of for of in usual if _known(groups, of)]
     names = by or naming(groups)
@@ -138,7 +135,6 @@ def _some(words: Sequence[str]) -> str:
 
 
 def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
-    """Return the table of these groups and columns; ``short`` figures are shown without their interval."""
     headings = [heading(of, groups) for of in columns]
     cells = [[cell(group, of, of not in short) for of in columns] for group in groups]
     if any(len(group) > 1 for group in groups):
@@ -150,7 +146,6 @@ def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[
 
 
 def _known_facts(groups: Sequence[Merged]) -> list[Column]:
-    """Return the facts that any run has, swept options among them."""
     swept = [column(name) for name in dict.fromkeys(name for group in groups for e in group for name in e.overrides)]
     *usual, last = FACTS
     own = [of for of in swept if of.name not in COLUMNS]
@@ -158,7 +153,6 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
 
 
 def _figures(groups: Sequence[Merged]) -> list[Column]:
-    """Return the main figures, with the host's peak of memory as well where a run has no device."""
     entries = [entry for group in groups for entry in group]
     allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
     memory = [peak_memory(entries)]
@@ -168,7 +162,6 @@ def _figures(groups: Sequence[Merged]) -> list[Column]:
 
 
 def _is_time(of: Column) -> bool:
-    """Return whether None means that a run has no such phase, rather than unknown."""
     return of.quantity is not None and of.quantity.unit == "s"
 
 
@@ -177,7 +170,6 @@ def _known(groups: Sequence[Merged], of: Column) -> bool:
 
 
 def _how(groups: Sequence[Merged], table: Table) -> list[str]:
-    """Return a line on how runs were merged, or on what the intervals are."""
     if any(len(group) > 1 for group in groups):
         return [HOW_MERGED]
     intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)

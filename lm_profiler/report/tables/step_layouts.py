@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from lm_profiler.analysis.steps.cuts import Steps, steps_after
+from lm_profiler.analysis.steps.summaries import Steps, steps_after
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
@@ -41,7 +41,6 @@ def blocks(entries: Sequence[Entry]) -> Table:
 
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
-    """Return a banner with what all of the blocks below share."""
     given = {} if cut is None else {"warm-up": cut.warmup, "steps": cut.steps}
     facts = [f"{title} {value}" for title, value in given.items() if value is not None]
     for of in map(COLUMNS.__getitem__, ("device", "verb", "batch_size", "context_length", "precision")):
@@ -131,7 +130,6 @@ def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None =
 def _cuts(
     runs: Sequence[tuple[Entry, Sequence[int]]], parts: Sequence[str], count: int | None
 ) -> Iterator[tuple[int, str, int, TimeSummary]]:
-    """Yield each part that occurred, by the place of its run, after each setting; forward + backward where both did."""
     for at, (entry, settings) in enumerate(runs):
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in parts:

@@ -78,7 +78,6 @@ class Table:
 
 
 def _unicode(value: Any) -> Any:
-    """Return ``value`` such that UTF-8 can hold it: a folder's name may be of bytes that are no text."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 

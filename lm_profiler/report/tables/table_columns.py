@@ -57,7 +57,6 @@ def preset_of(size: Any) -> TransformerConfig | None:
 
 
 def _dimension(name: str) -> Callable[[Entry], Any]:
-    """Return a function that reads a dimension of the model: the config's, or else the preset's."""
 
     def get(entry: Entry) -> Any:
         given = entry.option(f"model.{name}")
@@ -172,11 +171,7 @@ def peak_memory(entries: Sequence[Entry]) -> Column:
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
-    """Return the columns called ``names``: facts, figures, or options of ``entries``.
-
-    Raises:
-        UsageError: there is no such column, and no run has such an option.
-    """
+    """Return the columns called ``names``: facts, figures, or options of ``entries``."""
     columns = [column(name) for name in names]
     asked = [of.name for of in columns if of.name not in COLUMNS]
     known = {path for entry in entries for path in _paths(entry)} if asked else set()
@@ -205,7 +200,6 @@ def every_column() -> list[Table]:
 
 
 def _paths(entry: Entry) -> Iterator[str]:
-    """Yield the path of each option that was given or is in the config, and the paths above it."""
     yield from entry.overrides
     for path in flat(entry.config or {}):
         yield from itertools.accumulate(path.split("."), "{}.{}".format)

@@ -35,11 +35,7 @@ def terminal(table: Table, file: TextIO | None = None) -> str:
 
 
 def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iterator[str]:
-    """Yield the lines of ``table``, no wider than ``most`` if its figures allow it; figures are never shortened.
-
-    Columns of text are folded, the widest first, where that keeps the table in one piece. Otherwise they are folded to
-    half of ``most``, and the table comes in pieces, each with the first column and its own titles.
-    """
+    """Yield the lines of ``table``, no wider than ``most`` if its figures allow it; figures are never shortened."""
     if table.title:
         yield _styled(plain(table.title), "bold", coloured)
     yield from (plain(line).rstrip() for line in table.above)
@@ -57,7 +53,6 @@ def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iter
 
 
 def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
-    """Return the widths of the columns after folding text, if that is needed and possible."""
     narrower, text = list(widths), [at for at, figures in enumerate(right) if not figures]
     excess = sum(widths) + _GAP * (len(widths) - 1) - most
     while excess > 0 and any(narrower[at] > _LEAST for at in text):
@@ -69,7 +64,6 @@ def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
 
 
 def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield the columns of each piece that fits into ``most``, the first column always among them."""
     shown = [0] if widths else []
     for at in range(1, len(widths)):
         if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
@@ -81,7 +75,6 @@ def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Return ``text`` in lines no wider than ``width``."""
     if cell_len(text) <= width:
         return [text]
     # textwrap counts characters, not cells: text with wide letters is cut anywhere instead of at spaces.
@@ -89,7 +82,6 @@ def _fold(text: str, width: int) -> list[str]:
 
 
 def _line(texts: Sequence[str], parts: Sequence[tuple[int, bool, str]], coloured: bool) -> str:
-    """Return one line; each of ``parts`` is its column's width, whether it is right-aligned, and its style."""
     padded = []
     for text, (width, right, style) in zip(texts, parts, strict=True):
         blank, shown = " " * (width - cell_len(text)), _styled(text, style, coloured)

@@ -17,8 +17,8 @@ from tensorboard.errors import InvalidArgumentError, NotFoundError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
 from werkzeug.wrappers import Request, Response
 
-from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.files import only_below
@@ -94,7 +94,6 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
 
 
 def _kept_here(handler: Handler) -> Handler:
-    """Return ``handler`` with headers that keep pages from elsewhere from framing its answers or loading them."""
 
     def sending(request: Request) -> Response:
         response = handler(request)
@@ -138,7 +137,6 @@ def run(logdir: Path, name: str) -> Json:
 
 
 def _entry(logdir: Path, name: str) -> Entry:
-    """Return the run in one folder, an unfinished one with the figures of its steps so far."""
     inside(logdir, f"{name}/run.json")
     collection = with_unfinished(collect([logdir / name]))
     if not collection.entries:
@@ -173,11 +171,7 @@ def kernels(logdir: Path, name: str) -> Json:
 
 
 def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
-    """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them.
-
-    Raises:
-        UsageError: they are no two sides of a comparison.
-    """
+    """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them."""
     side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
     first = side_a[0].record if side_a else None
     compared = compare(side_a, side_b, known_spread(None if first is None else first.environment))
@@ -186,7 +180,6 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
 
 
 def _has_traces(logdir: Path, name: str) -> bool:
-    """Return whether the run has a folder of traces; raise NotFoundError where that is a link out of the log folder."""
     return os.path.lexists(inside(logdir, name) / "trace") and inside(logdir, f"{name}/trace").is_dir()
 
 

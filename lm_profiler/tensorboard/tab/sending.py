@@ -27,11 +27,7 @@ _TYPES = {
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the real path of ``name`` below ``root``, with links followed.
-
-    Raises:
-        NotFoundError: there is none, or it lies outside ``root`` (by ``..``, an absolute path or a link).
-    """
+    """Return the real path of ``name`` below ``root``, with links followed."""
     try:
         path = (root / name).resolve(strict=True)
         path.relative_to(root.resolve(strict=True))
@@ -41,11 +37,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Send the file ``name`` below ``root`` in pieces as the browser takes them: it is never whole in memory.
-
-    Raises:
-        NotFoundError: as ``inside``, or it is no file.
-    """
+    """Send the file ``name`` below ``root`` in pieces as the browser takes them: it is never whole in memory."""
     path = inside(root, name)
     if not path.is_file():
         raise NotFoundError(f"{name!r}: not a file")
@@ -59,11 +51,7 @@ def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | N
 
 
 def wheel_folder(package: str) -> Path:
-    """Return the folder of an installed package, without importing it.
-
-    Raises:
-        NotFoundError: it is not installed.
-    """
+    """Return the folder of an installed package, without importing it."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise NotFoundError(f"{package} is not installed")

@@ -20,13 +20,11 @@ from scripts import SUPPORT
 from warm import run, run_ranks
 
 from benchmarks.free_port import free_port
-from lm_profiler.analysis.again import concluded_again
-from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
-from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.analysis.why.slack_model import Experiment, plan
-from lm_profiler.callbacks.measured import Measured
+from lm_profiler.analysis.steps.summaries import BatchCount
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.outcome import messages
 from lm_profiler.callbacks.outcome.gather import Exchange, merge, with_clocks
 from lm_profiler.callbacks.outcome.messages import packed, unpacked
@@ -146,23 +144,6 @@ def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> N
     assert [row.step for row in rows if row.rank == 1] == [1, 2]
 
 
-@pytest.mark.parametrize("how", ["delays", "delays, breaks"])
-def test_ranks_that_are_delayed_keep_in_step(how: str, tmp_path: Path) -> None:
-    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), how)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
-    record = read_run(folder)
-    assert record.status == "ok"
-    assert record.steps["whatif"] == 132
-    of_ranks = [[row.stage for row in read_steps(folder / "steps.csv") if row.rank == rank] for rank in (0, 1)]
-    assert (of_ranks[0] == of_ranks[1]) is (how == "delays")
-    assert (record.slack is not None) is (how == "delays")
-    if record.slack is not None:  # sleeps take no time on a clock that stands still
-        never = "slack of backward, forward, optimizer unknown: no delay was ever taken there"
-        assert never in record.notes
-    assert any(note.startswith("slack unknown") for note in record.notes) is (how != "delays")
-
-
 def measured(rank: int, peak: int) -> Measured:
     row = StepRow(1, "measure", None, tuple(float(rank) for _ in TIMED), rank=rank)
     return Measured(
@@ -182,18 +163,6 @@ def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
     assert merged.part_peaks == {"forward": (7, None, None)}
     assert merged.notes == ["of all", "of 0", "of 1"]
     assert merged.between_steps_s == 0.5
-
-
-def test_what_delays_cost_is_known_where_all_ranks_had_the_same_plan() -> None:
-    blocks = plan(["forward"], 100, 2, 0)
-    own, same = (Experiment(blocks, [delay_s] * len(blocks), 0) for delay_s in (0.1, 0.2))
-    other = Experiment(blocks[1:], own.delays_s[1:], 0)
-    ranks = [replace(measured(rank, 5), experiment=each) for rank, each in enumerate((own, same))]
-    assert merge(ranks).experiment == own
-    for different in (other, None):
-        merged = merge([ranks[0], replace(ranks[1], experiment=different)])
-        assert merged.experiment is None
-        assert merged.notes[-1].startswith("slack unknown")
 
 
 def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
@@ -346,13 +315,13 @@ def test_what_several_ranks_say_is_one_note_of_them_all() -> None:
         ["rank 2: of some", "rank 2: its own"],
         ["rank 3: the same", "rank 3: of some"],
     ]
-    merged = merge([Measured((), {}, notes=notes) for notes in said])
+    merged = merge([Measured(notes=notes) for notes in said])
     assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
 
 
 def test_what_steps_take_of_each_rank_comes_together() -> None:
     counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
-    sent = [Measured((), {}, batch_counts=[own]) for own in counts]
+    sent = [Measured(batch_counts=[own]) for own in counts]
     assert merge([sent[0], unpacked(packed(sent[1]), 1)]).batch_counts == counts
 
 

@@ -10,8 +10,7 @@ from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.callbacks.outcome.run_files import second_place, with_rows_left_behind, without_steps
 from lm_profiler.record.quantities import TIMED
-from lm_profiler.record.step_files import begin_rows, rank_file
-from lm_profiler.record.steps import StepRow, append_steps
+from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
 
 def test_of_nodes_without_a_common_folder_the_ranks_are_named_by_host(tmp_path: Path) -> None:

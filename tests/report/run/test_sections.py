@@ -47,7 +47,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 def full() -> RunRecord:
     """Every field set; a run on a device, so that there are two clocks."""
     record: RunRecord = filled(RunRecord, itertools.count(10_001))
-    names = ("warmup", "measure", "collectives", "whatif", "actions", "memory", "trace")
+    names = ("warmup", "measure", "collectives", "actions", "memory", "trace")
     stages = {stage: n for n, stage in enumerate(names, 20_001)}
     return record.model_copy(update={"steps": stages, "steps_planned": stages, "time": in_order(record.time)})
 
