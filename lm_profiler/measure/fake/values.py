@@ -183,6 +183,8 @@ def answer_with_unknown() -> None:
     FakeTensor.__float__ = lambda tensor: float(tensor.item())  # type: ignore[method-assign]
     for choose in (max, min):
         setattr(builtins, choose.__name__, _choosing_with_unknown(choose))
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _making_from_unknown(getattr(torch, name)))
     for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
         taken = _always_finite(answer, getattr(torch, name))
         setattr(torch, name, taken)
@@ -222,6 +224,18 @@ def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return chosen
+
+
+def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``make``, which makes a tensor from numbers: some of them may be unknown."""
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        among = tree_leaves(data) if isinstance(data, (list, tuple)) else [data]
+        if any(isinstance(leaf, Unknown) for leaf in among):
+            return Unknown.__torch_function__(make, (), (data, *args), kwargs)
+        return make(data, *args, **kwargs)
+
+    return made
 
 
 def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
