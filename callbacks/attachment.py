@@ -37,10 +37,9 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.device.nvml import gpu_of
-from lm_profiler.measure.device.telemetry import TelemetrySampler
+from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import probe_of
-from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
+from lm_profiler.measure.memory.storage_notes import MarksHeard
 from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
 _NO_STEP = "the loader is empty, or every batch is skipped"

@@ -27,12 +27,11 @@ from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
-from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.device.ceilings import known_ceiling, known_copy_rate
 from lm_profiler.measure.device.contention import contention
-from lm_profiler.measure.device.environment import cpu_cores, environment, matrix_units
-from lm_profiler.measure.device.kept_ceilings import known_ceiling, known_copy_rate
-from lm_profiler.measure.device.precision import float32_matmul_precision
+from lm_profiler.measure.device.environment import cpu_cores, environment, float32_matmul_precision, matrix_units
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES

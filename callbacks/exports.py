@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.callbacks.profiling_options import ExportOptions
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks.chunks import TimedSteps
+from lm_profiler.measure.clocks.steps import TimedSteps
 from lm_profiler.record.figure import Place
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import QUANTITIES

@@ -24,13 +24,11 @@ from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.profiling_options import WatchOptions
 from lm_profiler.measure.boundary import said
-from lm_profiler.measure.clocks.chunks import ChunkReader, TimedSteps
+from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import Raw, Reading
-from lm_profiler.measure.memory.limits import left_bytes
+from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
+from lm_profiler.measure.memory.peaks import left_bytes
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED

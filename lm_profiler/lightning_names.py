@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_profiler.torch_names import PrivateName, lightnings
+from lm_profiler.torch_names import PrivateName
 
 LIGHTNINGS = "2.6.6"  # versions of Lightning that have these names, as tests have seen
 
 
 def _name(path: str, purpose: str, without: str) -> PrivateName:
-    return lightnings(PrivateName(path, purpose, without, LIGHTNINGS))
+    return PrivateName(path, purpose, without, LIGHTNINGS, "Lightning")
 
 
 # Profiler actions: the names that Lightning's loops pass to ``trainer.profiler``. They count steps.

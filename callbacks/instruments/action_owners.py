@@ -25,7 +25,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
-from lm_profiler.measure.counts.thread_times import ThreadTimes, thread_times
+from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
 

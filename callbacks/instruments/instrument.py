@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.device.contention import CpuUse
-from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops
 
 

@@ -12,16 +12,14 @@ from torch.optim import Optimizer
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.storage_notes import TensorsSeen
-from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.record.steps import Peaks
-from lm_profiler.torch_names import storage_key
 
 
 @dataclass(eq=False)
@@ -37,7 +35,7 @@ class MemoryReader(Instrument):
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does
     heard: Callable[..., object] | None = None
-    storage: Callable[[Any], int] = storage_key  # returns the identity of a storage for ``heard``
+    storage: Callable[[Any], int] = id  # returns the identity of a storage for ``heard``
     name = "memory"
     _set_up: MemoryCauses | None = None
     _seen: TensorsSeen | None = None

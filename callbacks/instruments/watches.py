@@ -13,15 +13,13 @@ from lightning.pytorch import Trainer
 from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.boundary import Guard, say
-from lm_profiler.measure.counts.ready_batches import ready_batches
 from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.counts.step_reader import Beside, StepReader, ready_batches, step_counters
 from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import CpuUseReader
-from lm_profiler.measure.device.telemetry import TelemetrySampler
+from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
-from lm_profiler.measure.memory.snapshot_timeline import MarksHeard, timeline_of
+from lm_profiler.measure.memory.storage_notes import MarksHeard, timeline_of
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.run import LoaderFacts
 from lm_profiler.usage_error import UsageError

@@ -17,12 +17,10 @@ from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
 from lm_profiler.callbacks.instruments.sent_step import SentStep
 from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.copies.module_copy import UncopyableError
-from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.copies.module_copies import UncopyableError
+from lm_profiler.measure.counts.flops import StepFlops, UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
-from lm_profiler.measure.counts.step_flops import StepFlops
-from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
 from lm_profiler.processes.child import Child, Named, NoAnswer
 from lm_profiler.record.run import Flops, Verb
 from lm_profiler.torch_names import tree_leaves

@@ -21,7 +21,6 @@ from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.torch_names import missing
 
 _DRY = 1000  # batches in a row without a step, times those of a step, that show that a loader has nothing to train on
 
@@ -183,7 +182,7 @@ class PhaseProfiler(Profiler):
         if absent is None or self.left <= 0:
             return False
         self.is_sure, self.left = True, 0
-        self._part.failed(missing(absent.path))
+        self._part.failed(absent.missing())
         self.done()
         if self.ends:
             self._leave()

@@ -24,7 +24,7 @@ from lm_profiler.analysis.ranks.rank_timeline import with_waits
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.measure.boundary import said
-from lm_profiler.measure.device.telemetry import together
+from lm_profiler.measure.device.nvml import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import UNKNOWN, StepTable, largest

@@ -15,7 +15,7 @@ from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
-from lm_profiler.rehearse.ranks import SHARDED
+from lm_profiler.rehearse.strategies import SHARDED
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again for the largest batch where it is refused

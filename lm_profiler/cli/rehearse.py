@@ -15,8 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.capacities import ANY_GPU, largest_that_fits
-from lm_profiler.analysis.plan.planned import SETTINGS, Planned
+from lm_profiler.analysis.plan.planned import ANY_GPU, SETTINGS, Planned, largest_that_fits
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.surroundings import quiet
@@ -28,16 +27,14 @@ from lm_profiler.cli.trainer_cli import (
     trainer_error,
 )
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
-from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
-from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.parts import full_name
-from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeDevice, FakeStrategy, SilentLogger, Size
-from lm_profiler.rehearse.ranks import fake_strategy
+from lm_profiler.rehearse.loop import BeforeSteps, RehearsedSizes, SilentLogger, Sizes, reason_of
+from lm_profiler.rehearse.strategies import AS_WIDE, FakeDevice, FakeStrategy, Size, fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -112,9 +109,8 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     given = full_name(cli.config[cli.verb].trainer.precision)
-    return Planned(
-        peaks=step.peaks,
-        causes=step.causes,
+    return replace(
+        step,
         batch=strategy.samples,
         context=context,
         largest=largest[0] if largest else None,
@@ -122,7 +118,6 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         work=_scaled_work(cli, step.work, gpu is not None or compiled),
         float32=float32_matmul_precision(),
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
-        held=step.held,
         model=facts.model_copy(update={"precision": given, "compiled": compiled}),
         largest_unknown=None if largest else unknown,
         steps=[step.peak for step in rehearsal.seen],
@@ -133,7 +128,6 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         sent=_all_sent(cli, strategy, step.sent),
         split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
-        timeline=step.timeline,
     )
 
 
@@ -189,9 +183,7 @@ def _planned(
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
         raise Unfit from None  # autograd does not work in a fork of a process that used it: see "Autograd and Fork"
-    # Before any code of the user runs: no file may be written, and torch has to be patched before it is used.
-    leave_files()
-    prepare(gpu)
+    prepare(gpu)  # before any code of the user runs
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))

@@ -31,7 +31,6 @@ from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
 from lm_profiler.record.calls import by_name
 from lm_profiler.record.run import Verb
-from lm_profiler.torch_names import missing
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
@@ -161,7 +160,7 @@ class OptionsCLI(LightningCLI):
     def __init__(self, call: Call) -> None:
         self.call = call
         if RUN_VERB.of_or(LightningCLI) is None:
-            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {missing(RUN_VERB.path)}")
+            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}")
         verb = cast(Verb, call.arguments[0])
         classes = {key: _class_at(call.class_of(key), key) for key in OURS}
         self._classes = {key: path for key in OURS if classes[key] is not None and (path := call.class_of(key))}

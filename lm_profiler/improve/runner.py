@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lm_profiler.improve.cell_calls import setting_of
 from lm_profiler.improve.cells import Interrupted
-from lm_profiler.processes.cell_server import CellServer
+from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text

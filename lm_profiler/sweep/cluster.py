@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.processes.cell_server import CellServer
+from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import require
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.outcome import Ended, record_outcome

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm_profiler.processes.cell_server import CellEnded, CellServer
+from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_outcome
 from lm_profiler.sweep.sweep_folder import clear

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from lm_profiler.measure.device.precision import Switches
+from lm_profiler.measure.device.environment import Switches
 from lm_profiler.models.attention import attention_function
 from lm_profiler.models.config import preset
 from lm_profiler.models.transformer import Transformer

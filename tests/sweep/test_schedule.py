@@ -10,7 +10,7 @@ import pytest
 from by_hand import leave_record, plan
 from told import Told
 
-from lm_profiler.processes.cell_server import CellEnded, CellStarted
+from lm_profiler.processes.fork_server import CellEnded, CellStarted
 from lm_profiler.record.sweep import read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, Schedule
 

@@ -30,7 +30,7 @@ from lm_profiler.improve.report_builder import Account
 from lm_profiler.improve.runner import ImproveDisplay, Runner
 from lm_profiler.improve.searching import search
 from lm_profiler.measure.boundary import say
-from lm_profiler.processes.cell_server import CellServer, ServerError
+from lm_profiler.processes.fork_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve

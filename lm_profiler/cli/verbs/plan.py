@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
-from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
+from lm_profiler.analysis.plan.planned import ANY_GPU, Capacity, Planned, capacity, fits, planned_floors
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries

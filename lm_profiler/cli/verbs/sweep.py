@@ -19,7 +19,7 @@ from lm_profiler.cli.options import UNKNOWN, read_config, told_in
 from lm_profiler.cli.verbs.shared import show
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
-from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
+from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_profiler.analysis.plan.capacities import Capacity
-from lm_profiler.analysis.plan.planned import Planned, PlannedFloors, fits
+from lm_profiler.analysis.plan.planned import Capacity, Planned, PlannedFloors, fits
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.record.quantities import (
     FLOOR,

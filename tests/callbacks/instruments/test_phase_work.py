@@ -21,7 +21,7 @@ from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.profiling_options import Launch, MemoryOptions, StageOptions, TraceOptions
-from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.record.run import Flops, RunRecord
 from lm_profiler.training import LanguageModel
 
@@ -220,8 +220,7 @@ def work_of(record: RunRecord) -> dict[str, Any]:
 def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4096 columns, beyond its caches; held against what the card is measured to do, or its sheet."""
     from lm_profiler.callbacks import collect
-    from lm_profiler.measure.device.ceiling import matmul_ceiling
-    from lm_profiler.measure.device.copy_rate import copy_rate
+    from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 
     monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
     monkeypatch.setattr(collect, "known_copy_rate", copy_rate)

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from lm_profiler.measure.device import copy_rate as module
-from lm_profiler.measure.device.copy_rate import copy_rate
+from lm_profiler.measure.device import ceilings as module
+from lm_profiler.measure.device.ceilings import copy_rate
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -47,7 +47,7 @@ def test_the_process_grows_by_64_mib_at_most() -> None:
     code = """
 from resource import RUSAGE_SELF, getrusage
 import torch
-from lm_profiler.measure.device.copy_rate import copy_rate
+from lm_profiler.measure.device.ceilings import copy_rate
 copy_rate(torch.device("cpu"), buffer_bytes=4096)
 before = getrusage(RUSAGE_SELF).ru_maxrss
 assert copy_rate(torch.device("cpu")) > 0

@@ -15,10 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, DATA, END, FORWARD, LEAVE, OPTIMIZER, ZERO_GRAD
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.step_flops import StepFlops
-from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.counts.flops import StepFlops
+from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.levels import LevelsReader
-from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer
 

@@ -1,26 +1,136 @@
-"""Finds what a precision does to a step: its actual dtypes, and how far its results are from float32's.
+"""Copies modules for steps that do not train them, and finds what a precision does to the numbers of a step.
 
-The step runs twice on copies of the module, once as it is trained and once in float32: the same weights and batch, cast
-up exactly, in eval mode (two precisions draw different dropout masks from one seed), eagerly, with the same seeds.
+The audit runs the step twice on copies of the module, once as it is trained and once in float32: the same weights and
+batch, cast up exactly, in eval mode (two precisions draw different dropout masks from one seed), eagerly, with the same
+seeds.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import copy
+import dataclasses
+import io
+import random
+import types
+import warnings
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, sqrt
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from lm_profiler.measure.copies.module_copy import ModuleCopy, seed, undisturbed
-from lm_profiler.measure.device.precision import Switches, operators_with_precision
+from lm_profiler.measure.device.environment import Switches, operators_with_precision
 from lm_profiler.record.run import NumericsFacts, NumericsKind
-from lm_profiler.torch_names import tree_leaves
+from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
+
+_UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class UncopyableError(Exception):
+    pass
+
+
+class ModuleCopy:
+    """Copies modules, containers, tensors and random generators; everything else is shared with the original.
+
+    Modules are copied as pickle does (``__getstate__``): metrics rewrap their methods, and a LightningModule drops its
+    trainer. A deepcopy would copy data sets and loggers too, and fail at locks and files. What occurs twice is copied
+    once, which keeps weights tied. The copy runs eagerly and without module hooks: FSDP2 gathers the real weights in
+    hooks, and users' hooks store what they see. ``tensor`` copies the data of one tensor; ``device`` takes the place of
+    every device that the module remembers.
+    """
+
+    def __init__(self, tensor: Callable[[Tensor], Tensor], device: torch.device | None = None) -> None:
+        self._tensor = tensor
+        self._device = device
+        self._made: dict[int, tuple[Any, Any]] = {}  # keep the original alive so that its id() is not reused
+
+    def __call__(self, value: Any) -> Any:
+        """Return the copy of a module or a batch; raises UncopyableError for ScriptModules, DDP and FSDP."""
+        if id(value) in self._made:
+            return self._made[id(value)][1]
+        if isinstance(value, Tensor):
+            made = self._tensor(value).requires_grad_(value.requires_grad)
+            is_parameter = isinstance(value, nn.Parameter)
+            return self._keep(value, nn.Parameter(made, value.requires_grad) if is_parameter else made)
+        if isinstance(value, nn.Module):
+            return self._module(value)
+        if isinstance(value, torch.device):
+            return self._device or value
+        if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
+            return types.MethodType(value.__func__, self(value.__self__))
+        return self._container(value)
+
+    def _keep(self, original: Any, made: Any) -> Any:
+        self._made[id(original)] = original, made
+        return made
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in _UNCOPYABLE:
+            raise UncopyableError(f"a {type(module).__name__} cannot be copied")
+        clone: nn.Module = self._keep(module, object.__new__(type(module)))
+        # A parametrized module refuses to be pickled.
+        state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
+        # Without its compiled call the copy runs eagerly.
+        clone.__setstate__({key: self(value) for key, value in state.items() if key != COMPILED_CALL.name})
+        for name in _HOOKS:
+            clone.__dict__[name] = OrderedDict()
+        return clone
+
+    def _container(self, value: Any) -> Any:
+        # Exact types only: a subclass may refuse writes. Kept before they are filled, since they may contain
+        # themselves.
+        if type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict):
+            made = self._keep(value, copy.copy(value))
+            made.update((key, self(value[key])) for key in value)
+        elif type(value) in (list, deque):
+            made = self._keep(value, copy.copy(value))
+            made.clear()
+            made.extend(map(self, value))
+        elif isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_make")):
+            made = getattr(value, "_make", tuple)(map(self, value))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            made = self._keep(value, copy.copy(value))
+            for each in dataclasses.fields(value):
+                object.__setattr__(made, each.name, self(getattr(value, each.name)))  # frozen ones too
+        elif type(value) in _GENERATORS:
+            made = self._keep(value, copy.deepcopy(value))
+        else:
+            made = value
+        return made
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Within this context steps of a copy of ``module`` run eagerly; random states and stdout stay as they are."""
+    cuda = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def seed() -> None:
+    """Seed all of the process's random generators, so that two steps draw the same numbers."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
 
 # (module, batch) to the loss, or to a mapping with the loss under ``"loss"``
 Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
@@ -37,20 +147,13 @@ def audit(
     """Run ``step(copy, batch)`` and the backward pass of its loss, in this precision and in float32, and compare.
 
     The module, its gradients, buffers and the random states stay as they are. On ``device`` it needs the memory of one
-    more step of float32 weights and gradients; results are compared on the host. Module hooks do not run.
-
-    Args:
-        module: As it is trained, its weights in the dtypes that the precision gave them.
-        step: For example ``lambda m, b: m.training_step(b, 0)``. It must reach the weights through its arguments.
-        batch: Tensors within dicts, lists, tuples and dataclasses, on any device.
-        device: Where to run.
-        precision: The context of the forward pass, such as autocast.
-        loss_scale: The loss is multiplied by it before backward, as a gradient scaler does; gradients are divided.
+    more step of float32 weights and gradients; results are compared on the host. Module hooks do not run. ``step`` must
+    reach the weights through its arguments; ``precision`` is the context of its forward pass, such as autocast. The
+    loss is multiplied by ``loss_scale`` before backward, as a gradient scaler does.
 
     Raises:
         UncopyableError: The module cannot be copied.
         ValueError: ``step`` gives no loss that can be differentiated.
-        Exception: Whatever else it raises.
     """
     with undisturbed(module), torch.enable_grad():
         as_it_is = _run(_copy(module, None, device), step, _copy(batch, None, device), precision, loss_scale)
@@ -165,7 +268,6 @@ def _compare(seen: _Seen, reference: _Seen) -> NumericsFacts:
 
 
 def _squares(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Return the summed squares of the differences, and of the reference, over the tensors that both have."""
     norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
     pairs = [(ours[name], reference[name]) for name in ours.keys() & reference.keys()]
     return sum(norm(a - b).item() ** 2 for a, b in pairs), sum(norm(b).item() ** 2 for _, b in pairs)
