@@ -17,10 +17,9 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.tables.formats import markdown, render
+from lm_profiler.report.tables.formats import markdown, plain, render
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, peak_memory
-from lm_profiler.report.tables.terminal import plain
 
 # The suffix of the file. It lies beside that of the run's steps: in a folder of its own it would be a second run.
 SUFFIX = ".summary"

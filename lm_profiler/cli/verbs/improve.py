@@ -38,7 +38,7 @@ from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS
 from lm_profiler.usage_error import UsageError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.table import Heading, Table, TableCell
-from lm_profiler.report.tables.terminal import terminal
 
 EXAMPLES = """\
 for your own model under your own precision:

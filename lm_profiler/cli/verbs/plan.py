@@ -24,8 +24,8 @@ from lm_profiler.report.pictures.memory_plot import named
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
 from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.plan_table import plan_table, remedy_table
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:

@@ -28,11 +28,8 @@ from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
-from lm_profiler.report.tables.layouts import devices, modes, pivot, wide
-from lm_profiler.report.tables.merged import by_facts, repeats_together
-from lm_profiler.report.tables.remedies import best_checkpoints, remedies
-from lm_profiler.report.tables.rows import raw_rows, rows
-from lm_profiler.report.tables.step_layouts import blocks, warmup_rows, warmups
+from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmup_rows, warmups, wide
+from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import Column, columns_named, every_column
 from lm_profiler.usage_error import UsageError

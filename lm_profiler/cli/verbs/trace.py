@@ -14,7 +14,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.watch_files import TraceRequest, ranks_watched, read_status, request_file
 from lm_profiler.report.run.kernel_tables import kernel_tables
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\

@@ -18,7 +18,7 @@ from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.watch_files import STATUS, read_status
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
-from lm_profiler.report.tables.terminal import lines, terminal
+from lm_profiler.report.tables.formats import lines, terminal
 from lm_profiler.usage_error import UsageError, expect
 
 EXAMPLES = """\

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.report.tables.merged import Estimate
+from lm_profiler.report.tables.rows import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import Any
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
-from lm_profiler.report.tables import merged
-from lm_profiler.report.tables.merged import Merged, distinct, estimated
+from lm_profiler.report.tables import rows as merged
+from lm_profiler.report.tables.rows import Merged, distinct, estimated
 from lm_profiler.report.tables.table import fact_text, is_number
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, column, columns_named
 from lm_profiler.usage_error import UsageError

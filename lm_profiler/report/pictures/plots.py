@@ -30,7 +30,7 @@ from lm_profiler.report.pictures.memory_plot import memory_timelines
 from lm_profiler.report.pictures.overlap_plot import overlap
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.pictures.waterfall_plot import waterfalls, way_down
-from lm_profiler.report.tables.merged import Estimate, estimated
+from lm_profiler.report.tables.rows import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
 from lm_profiler.usage_error import UsageError, expect, expect_one_of

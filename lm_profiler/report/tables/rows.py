@@ -1,15 +1,170 @@
-"""The table of runs: a row for each run, cell with its repeats, or group; a column for each fact or figure."""
+"""The table of runs: a row for each run, cell with its repeats, or group; a column for each fact or figure.
+
+Below it stand commands for runs that did not fit, and the best of a sweep's checkpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from lm_profiler.record.quantities import MEMORY, Place
-from lm_profiler.report.tables import merged
-from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, distinct, fact, status
+from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
+from lm_profiler.record.calls import command_line
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, bytes_text
+from lm_profiler.record.run import RecordError, Status
+from lm_profiler.record.secrets import masked_line
+from lm_profiler.record.sweep import CellStatus
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
-from lm_profiler.report.tables.table_columns import COLUMNS, FACTS, Column, column, figures, peak_memory
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    COMPARED,
+    DIMENSIONS,
+    FACTS,
+    Column,
+    column,
+    figures,
+    peak_memory,
+    preset_of,
+)  # fmt: skip
+from lm_profiler.usage_error import UsageError
+
+Merged = Sequence[Entry]  # the entries of one row: at least one
+
+HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
+WORDS = {"oom": "OOM"}
+_STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of ``n`` runs in SI: one run's with its 95 % interval, or the median of several with the extremes."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+
+def counted(row: Merged) -> Merged:
+    """Return the runs that figures are of: those that ended well, or a single one however it ended."""
+    return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
+
+
+def estimated(row: Merged, of: Column) -> Estimate:
+    """Return the figure of the runs that count."""
+    known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
+    if not known:
+        return Estimate()
+    if len(known) == 1:
+        [(entry, value)] = known
+        low, high = of.interval(entry) or (None, None)
+        return Estimate(value, low, high, 1)
+    values = [value for _, value in known]
+    return Estimate(statistics.median(values), min(values), max(values), len(values))
+
+
+def fact(row: Merged, of: Column) -> Any:
+    """Return the value that the entries share; where they differ, their values as text; None where none is known."""
+    values = distinct(map(of.get, row))
+    if len(values) > 3:
+        return f"{values[0]} and {len(values) - 1} more"
+    return values[0] if len(values) == 1 else ", ".join(map(str, values)) or None
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return the known ones of ``values``, each once, in order."""
+    # By repr: options may be lists and mappings, which cannot be hashed.
+    return list({repr(value): value for value in values if value is not None}.values())
+
+
+def alone(entries: Iterable[Entry]) -> list[Merged]:
+    """Return a row for each of ``entries``."""
+    return [[entry] for entry in entries]
+
+
+def differs(rows: Sequence[Merged], of: Column) -> bool:
+    """Return whether ``rows`` differ in a fact; rows with the same mixture of values do not."""
+    known = distinct(fact(row, of) for row in rows)
+    return len(known) > 1 or (bool(known) and any(fact(row, of) is None and unset(row[0], of) for row in rows))
+
+
+def set_apart(entries: Merged) -> list[str]:
+    """Return the options that all configs have, but not all with the same value."""
+    configs = [flat(entry.config) for entry in entries if entry.config is not None]
+    shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
+    told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
+    return [path for path in told if any(config[path] != configs[0][path] for config in configs)]
+
+
+def unset(entry: Entry, of: Column) -> bool:
+    """Return whether ``of`` is an option that the run is known not to have set."""
+    return of.option is not None and entry.config is not None and of.get(entry) is None
+
+
+def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
+    """Return whether ``of`` is a dimension that follows from the size of a preset, which has a column of its own."""
+    if of.name == "parameters":
+        return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
+    pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
+    return of.name in DIMENSIONS and all(value == getattr(preset_of(size), of.name, None) for size, value in pairs)
+
+
+def status(row: Merged, words: Mapping[str, str] = {}) -> str:
+    """Return ``ok``, or how many ended in which way; ``words`` replace statuses for people."""
+    endings = {words.get(entry.status, entry.status) for entry in row}
+    return endings.pop() if len(endings) == 1 else how_many(row, words)
+
+
+def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
+    """Return how many ended in which way, for people, the good ones first: ``1 OOM, 2 failed``."""
+    counts = Counter(entry.status for entry in row)
+    in_order = sorted(sorted(counts), key=lambda of: _STATUSES.index(of) if of in _STATUSES else len(_STATUSES))
+    return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in in_order)
+
+
+def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
+    """Return a row for each cell of a sweep with all its repeats, and one for each run elsewhere."""
+    cells: dict[object, list[Entry]] = {}
+    for entry in entries:
+        key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
+        cells.setdefault(key, []).append(entry)
+    return list(cells.values())
+
+
+def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
+    """Group the entries by their values of ``columns``, in the order of these."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
+        # Options may be lists and mappings, which cannot be keys.
+        groups.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
+    return groups
+
+
+def rank(value: Any) -> tuple[int, float, str]:
+    """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
+    if isinstance(value, (int, float)):
+        return 0, value, ""
+    if (size := preset_of(value)) is not None:
+        return 1, size.num_parameters(), value
+    return (3, 0, "") if value is None else (2, 0, str(value))
+
+
+def unlike(row: Merged) -> list[str]:
+    """Return the titles of the facts that figures depend on and in which the entries differ."""
+    if len(row) < 2:
+        return []
+    given = [name for entry in row for name in entry.overrides]
+    facts = [*COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
+    columns = {of.name: of for of in facts}
+    return [of.title for of in columns.values() if differs(alone(row), of)]
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
@@ -28,7 +183,7 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
     """Return the facts that tell the rows apart."""
-    return [of for of in _known_facts(groups) if merged.differs(groups, of) and not merged.told_by_size(groups, of)]
+    return [of for of in _known_facts(groups) if differs(groups, of) and not told_by_size(groups, of)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
@@ -50,7 +205,7 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """Return a line of the facts that are the same in all rows, and one of those that only some rows know."""
     everything = [entry for group in groups for entry in group]
-    facts = [of for of in _known_facts(groups) if of not in shown and not merged.differs(merged.alone(everything), of)]
+    facts = [of for of in _known_facts(groups) if of not in shown and not differs(alone(everything), of)]
     lines: dict[str, list[str]] = {"in all rows": [], "where known": []}
     for of in facts:
         text = f"{of.title} {_text(fact(everything, of), of)}"
@@ -99,7 +254,7 @@ def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
     """Return the cell of a fact or figure; empty where the run did not get that far or has no such phase."""
     if of.quantity is None:
         return fact_cell(group, of)
-    typical = merged.estimated(group, of)
+    typical = estimated(group, of)
     if typical.value is None:
         return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (typical.low, typical.high) if interval else (None, None)
@@ -118,7 +273,7 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     """Return notes for the reader: which rows mix unlike runs, and why some have no figures."""
     mixed: dict[str, list[str]] = {}
     for group in groups:
-        if differ := merged.unlike(group):
+        if differ := unlike(group):
             mixed.setdefault(", ".join(differ), []).append(label(group, apart))
     lines = [f"note: runs that differ in {facts} share a row: {_some(rows)}" for facts, rows in mixed.items()]
     ended = [(label(group, apart), entry) for group in groups for entry in group if entry.reason is not None]
@@ -140,7 +295,7 @@ def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[
     if any(len(group) > 1 for group in groups):
         headings.append(Heading("n", "n", figures=True))
         for group, row in zip(groups, cells, strict=True):
-            n = sum(entry.status == "ok" for entry in merged.counted(group))
+            n = sum(entry.status == "ok" for entry in counted(group))
             row.append(TableCell(n, str(n)))
     return Table(headings, cells)
 
@@ -174,3 +329,97 @@ def _how(groups: Sequence[Merged], table: Table) -> list[str]:
         return [HOW_MERGED]
     intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)
     return ["[ ]: 95 % interval of the mean"] * intervals
+
+
+# -- below the table ---------------------------------------------------------------------------------------------------
+
+_MOST = 5  # the most runs that a table gives advice for
+
+
+def remedies(entries: Sequence[Entry]) -> list[str]:
+    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options."""
+    advice: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        if lines := tuple(_remedies(entry)):
+            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end alike and are told once
+    shown = [line for lines in list(advice.values())[:_MOST] for line in lines]
+    return shown + [f"{len(advice) - _MOST} more did not fit"] * (len(advice) > _MOST)
+
+
+def _remedies(entry: Entry) -> Iterator[str]:
+    if entry.status not in ("oom", "refused"):
+        return
+    failure = entry.record.failure if entry.record is not None else None
+    if failure is not None and failure.remedies:
+        first, *others = failure.remedies
+        yield f"  would fit, as planned: {_command(entry)} {first}"
+        if others:
+            yield f"  or instead: {' or '.join(others)}"
+    elif (command := _command(entry).replace(" -m lm_profiler fit ", " -m lm_profiler plan ", 1)) != _command(entry):
+        yield f"  what would fit: {command}"
+
+
+def _command(entry: Entry) -> str:
+    if entry.cell is None:
+        return entry.record.command if entry.record is not None else ""
+    own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
+    return command_line(masked_line(own))
+
+
+_EVERY = "model.checkpoint_every"
+
+# cells that differ in nothing else, by the blocks of a checkpoint and those nested in it; () is none
+Checkpoints = Mapping[tuple[int, ...], Sequence[Entry]]
+
+
+def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
+    """Return, for cells of a sweep that differ in their checkpoints alone, a line that names the smallest peak."""
+    alike: dict[tuple[object, ...], dict[tuple[int, ...], list[Entry]]] = {}
+    for entry in entries:
+        if entry.cell is not None and _EVERY in entry.overrides:
+            rest = tuple((name, value) for name, value in sorted(entry.overrides.items()) if name != _EVERY)
+            every = entry.option(_EVERY)
+            key = (every,) if isinstance(every, int) else tuple(every or ())
+            alike.setdefault((entry.sweep, *rest), {}).setdefault(key, []).append(entry)
+    several = len(alike) > 1
+    lines = ((_best(of), next(iter(of.values()))[0].overrides) for of in alike.values())
+    return [_of(overrides) * several + line for line, overrides in lines if line]
+
+
+def _of(overrides: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in overrides.items() if name != _EVERY) + ": "
+
+
+def _best(checkpoints: Checkpoints) -> str | None:
+    allocated = _peaks(checkpoints, "allocated_peak_bytes")
+    word, peaks = ("measured", allocated) if allocated else ("planned", _peaks(checkpoints, "planned_peak_bytes"))
+    tried = sorted(peaks)
+    if len(tried) < 2:
+        return None
+    best = min(tried, key=lambda every: peaks[every])  # of equal ones the first, which is none where that is as good
+    at = tried.index(best)
+    others = [every for every in tried[max(at - 1, 0) : at + 2] if every not in (best, ())]
+    beside = [f"{_named(every)} {bytes_text(peaks[every])}" for every in [()] * (best != () in peaks) + others]
+    line = f"checkpoint_every={_named(best)} has the smallest peak ({word}), {bytes_text(peaks[best])}"
+    return f"{line}; {', '.join(beside)}{_cost(checkpoints, best)}"
+
+
+def _peaks(checkpoints: Checkpoints, name: str) -> dict[tuple[int, ...], int]:
+    of = QUANTITIES[name]
+    known = {every: [of.get(e.record) for e in cells if e.record is not None] for every, cells in checkpoints.items()}
+    return {every: max(filter(None, of_cells)) for every, of_cells in known.items() if any(of_cells)}
+
+
+def _named(every: tuple[int, ...]) -> str:
+    return "null" if not every else str(every[0]) if len(every) == 1 else str([*every])
+
+
+def _cost(checkpoints: Checkpoints, best: tuple[int, ...]) -> str:
+    good = {every: [cell for cell in checkpoints.get(every, ()) if cell.status == "ok"] for every in ((), best)}
+    if not best or not all(good.values()):
+        return ""
+    try:
+        ratio = compare(good[()], good[best]).step.interval
+    except (RecordError, UsageError):
+        return ""
+    return "" if ratio is None else f"; its step takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of null's"

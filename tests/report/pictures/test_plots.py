@@ -23,7 +23,7 @@ from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading, Odd
 from lm_profiler.record.steps import StepRow, write_steps
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot
-from lm_profiler.report.tables.merged import unlike
+from lm_profiler.report.tables.rows import unlike
 
 
 @pytest.fixture
