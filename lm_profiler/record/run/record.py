@@ -11,20 +11,8 @@ from pydantic import Field, field_validator
 from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.files import Newer, Part, read_as
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
+from lm_profiler.record.run import machine
 from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict, Waterfall
-from lm_profiler.record.run.machine import (
-    Contention,
-    Environment,
-    Floor,
-    MemoryFacts,
-    ModelFacts,
-    PlannedMemory,
-    Rates,
-    Settings,
-    Sync,
-    Telemetry,
-    Utilisation,
-)  # fmt: skip
 from lm_profiler.record.run.ranks import Ranks
 
 
@@ -52,16 +40,12 @@ class Throughput(Part):
     """Throughput of all ranks at the mean step; tokens are None where the module does not say how many a batch has."""
 
     tokens_per_s: float | None = figure(
-        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation, the slowest rank's", goes_by_step=True,
+        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation the slowest rank's", goes_by_step=True,
         place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
     )  # fmt: skip
     tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
-    samples_per_s: float | None = figure(
-        "samples/s", "samples/s", "samples of a step / its time", goes_by_step=True, default=None
-    )
-    samples_per_step: int | None = figure(
-        "samples/step", "count", "rows of a step's batches on all ranks, the mean", default=None
-    )
+    samples_per_s: float | None = figure("samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None)
+    samples_per_step: int | None = figure("samples/step", "count", "rows of batches on all ranks, mean", default=None)
 
 
 class StepLevel(Part):
@@ -160,18 +144,10 @@ class StepCounters(Part):
     fault_s: float | None = figure("faults", "ms", "the most that page faults took", default=None)
     minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
     major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
-    voluntary_switches: float | None = figure(
-        "switches", "count", "how often a thread waited for something", default=None
-    )
-    involuntary_switches: float | None = figure(
-        "involuntary", "count", "how often a thread lost a CPU it still wanted", default=None
-    )
-    alloc_retries: float | None = figure(
-        "retries", "count", "how often the allocator had to free its cache", default=None
-    )
-    new_segments: float | None = figure(
-        "segments", "count", "how often the allocator asked the driver for memory", default=None
-    )
+    voluntary_switches: float | None = figure("switches", "count", "waits of a thread for something", default=None)
+    involuntary_switches: float | None = figure("involuntary", "count", "CPUs lost, still wanted", default=None)
+    alloc_retries: float | None = figure("retries", "count", "of the allocator, which freed its cache", default=None)
+    new_segments: float | None = figure("segments", "count", "that the allocator asked the driver for", default=None)
     sm_clock_hz: float | None = figure("SM clock", "MHz", "of the GPU, during the step", default=None)
     throttled: list[str] | None = figure("throttled", "text", "what held that clock back", default=None)
 
@@ -184,15 +160,9 @@ class LoaderFacts(Part):
     """
 
     workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
-    ahead: int | None = figure(
-        "batches made ahead at most", "count", "by its workers, before one is taken", "loader_ahead"
-    )
-    ready_before: int | None = figure(
-        "batches ready at first", "count", "made and not taken where the measured steps began"
-    )
-    ready_after: int | None = figure(
-        "batches ready at last", "count", "made and not taken where the measured steps ended"
-    )
+    ahead: int | None = figure("batches prefetched at most", "count", "by its workers, none taken", "loader_ahead")
+    ready_before: int | None = figure("batches ready at first", "count", "made and not taken as measuring began")
+    ready_after: int | None = figure("batches ready at last", "count", "made and not taken as measuring ended")
 
     @property
     def used_up(self) -> int | None:
@@ -219,9 +189,7 @@ class OwnedTime(Part):
     seconds: float = figure("time", "ms", "of a mean step, without other actions inside of it")
     calls: float = figure("calls", "number", "in a mean step")
     in_steps: int = figure("in steps", "count", "of the steps that were timed by action, those in which it took time")
-    least_s: float | None = figure(
-        "at least", "ms", "in the step where it took least, over the share of such steps", default=None
-    )
+    least_s: float | None = figure("at least", "ms", "in the step where it took least, over their share", default=None)
 
     @property
     def name(self) -> str:
@@ -281,11 +249,9 @@ class OtherByOwner(Part):
     """
 
     steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")
-    seconds: float = figure(
-        "other, timed by action", "ms", "mean of other in those steps, on the host's clock", "owned_other_s"
-    )
+    seconds: float = figure("other, timed by action", "ms", "mean in those steps, on the host", "owned_other_s")
     measured_s: float | None = figure(
-        "other of rank 0", "ms", "mean of other in the measured steps of rank 0, on the host's clock", "rank_0_other_s",
+        "other of rank 0", "ms", "mean of its measured steps, on the host", "rank_0_other_s",
         default=None,
     )  # fmt: skip
     actions: list[OwnedTime]
@@ -315,9 +281,8 @@ class RunRecord(Part):
     # options that the command line gave beside the config file, by their name without the dashes
     overrides: dict[str, str] = Field(default_factory=dict)
     config: dict[str, Any] | None
-    environment: Environment | None = within(group="Machine", default=None)
-    model: ModelFacts | None = within(group="Model", default=None)
-    # how many steps each stage finished
+    environment: machine.Environment | None = within(group="Machine", default=None)
+    model: machine.ModelFacts | None = within(group="Model", default=None)
     steps: dict[str, int] = figure(
         "{word} steps", "count", "steps of the {word} stage", "steps_{key}", keys=STAGES, default_factory=dict
     )
@@ -325,17 +290,12 @@ class RunRecord(Part):
         "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
     )  # fmt: skip
-    # the run's first step, compilation and lazy initialisation included
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
-    # time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work
-    between_steps_s: float | None = figure(
-        "between steps", "ms", "time of the measure stage in no step: validation, epoch ends", default=None
-    )
+    between_steps_s: float | None = figure("between steps", "ms", "in no step: validation, epoch ends", default=None)
     between: list[BetweenSteps] = Field(default_factory=list)  # what that time went to, the longest first
     # per part, step and forward_backward, each or none: on the device's stream, or the host where there is none
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
-    # shares of each part in the mean step, which add up to 1, and of forward_backward
     shares: dict[str, float] = figure(
         "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
@@ -347,21 +307,21 @@ class RunRecord(Part):
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
     loader: LoaderFacts | None = within(group="Steps", default=None)  # None for verbs other than fit
     # None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own
-    planned: PlannedMemory | None = within(group="Planned memory", default=None)
-    memory: MemoryFacts | None = within(group="Memory", default=None)
+    planned: machine.PlannedMemory | None = within(group="Planned memory", default=None)
+    memory: machine.MemoryFacts | None = within(group="Memory", default=None)
     throughput: Throughput | None = within(group="Throughput", default=None)
     steadiness: Steadiness | None = within(group="Steadiness", default=None)
-    utilisation: Utilisation | None = within(group="Use of the hardware", default=None)
+    utilisation: machine.Utilisation | None = within(group="Use of the hardware", default=None)
     # the rates that the figures are compared with
-    rates: Rates | None = within(group="Use of the hardware", default=None)
+    rates: machine.Rates | None = within(group="Use of the hardware", default=None)
     # the least time on rank 0's device of each phase that occurred in a step of the memory stage
-    floors: dict[str, Floor] = within(
+    floors: dict[str, machine.Floor] = within(
         group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
     )  # fmt: skip
-    telemetry: Telemetry | None = within(group="GPU", default=None)
-    contention: Contention | None = within(group="What else used the machine", default=None)
-    syncs: list[Sync] | None = None  # None where nothing waits for a device, or none was looked for
+    telemetry: machine.Telemetry | None = within(group="GPU", default=None)
+    contention: machine.Contention | None = within(group="What else used the machine", default=None)
+    syncs: list[machine.Sync] | None = None  # None where nothing waits for a device, or none was looked for
     # None where no step was timed action by action
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
     # what rank 0's training thread did in each phase of those steps; empty where the system does not say
@@ -372,7 +332,7 @@ class RunRecord(Part):
     # the lines of the program with most of the time that is not torch's, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
     numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None where the precision was not audited
-    settings: Settings | None = None
+    settings: machine.Settings | None = None
     # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
         group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
@@ -382,8 +342,7 @@ class RunRecord(Part):
     findings: list[Finding] = Field(default_factory=list)
     verdict: Verdict | None = within(group="How it ended", default=None)
     # None where no peak is known, or no step was traced
-    waterfall: Waterfall | None = within(group="Waterfall", default=None)
-    """None where no delays were asked for."""
+    waterfall: Waterfall | None = within(group="Waterfall", name="waterfall_{name}", default=None)
     # None for a single rank, or where nothing says who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
     # what a reader must know before using the figures; shown under the table
