@@ -17,12 +17,10 @@ from lm_profiler.record.entry import Collection, Entry, collect
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.pictures.memory_plot import named
+from lm_profiler.report.pictures.over_time import named, unreadable
 from lm_profiler.report.pictures.plots import TIMELINE, WAY_DOWN, save_plot, save_timelines, save_way_down
-from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.allocation_tables import allocation_tables
-from lm_profiler.report.run.changes import changes_table
-from lm_profiler.report.run.ci import CiFormat, ci_text, measured_by
+from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.run.run_page import run_page

@@ -15,7 +15,7 @@ from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, WAY_DOWN
-from lm_profiler.report.run.ci import CiFormat
+from lm_profiler.report.run.comparison_table import CiFormat
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect

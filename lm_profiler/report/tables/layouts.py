@@ -12,26 +12,8 @@ from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.tables.rows import (
-    HOW_MERGED,
-    WORDS,
-    Merged,
-    apart_by,
-    by_facts,
-    called,
-    cell,
-    distinct,
-    fact,
-    fact_cell,
-    heading,
-    how_many,
-    naming,
-    notes,
-    rank,
-    same_in_all,
-    status,
-    told,
-)  # fmt: skip
+from lm_profiler.report.tables import rows as merged
+from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, figure
 from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 
@@ -42,7 +24,7 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
     rows, columns = by_facts(entries, down), by_facts(entries, across)
     cells = by_facts(entries, [*down, *across])
-    titles = [" ".join(fact_text(fact(group, of)) for of in across) or "unknown" for group in columns.values()]
+    titles = [" ".join(fact_text(merged.fact(group, of)) for of in across) or "unknown" for group in columns.values()]
     named = [heading(of, list(rows.values())) for of in down]
     taken = [*(of.name for of in named), *titles]  # facts of different types may read alike: those have numbers
     titles = [t if taken.index(t) == at else f"{t} ({at})" for at, t in enumerate(titles, len(named))]
@@ -52,9 +34,10 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
         for row, group in rows.items()
     ]
     shown = heading(value, []).title
-    merged = any(len(group) > 1 for group in cells.values())
-    above = [f"{shown}: {HOW_MERGED}" if merged else f"{shown}: mean [95 % interval]" if value.quantity else shown]
-    return Table(headings, body, above, notes(list(cells.values()), [*down, *across]))
+    how = ": mean [95 % interval]" if value.quantity else ""
+    if any(len(group) > 1 for group in cells.values()):
+        how = f": {merged.HOW_MERGED}"
+    return Table(headings, body, [shown + how], merged.notes(list(cells.values()), [*down, *across]))
 
 
 def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
@@ -66,12 +49,12 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
     good = [entry for entry in group if entry.status == "ok"]
     ran = [entry for entry in group if entry.status != "not run"]
     if not good:
-        word = distinct(entry.status for entry in (ran or group))[0]
-        return TableCell(text=WORDS.get(word, word), status=status(ran or group))
-    typical = cell(good, value, interval)
+        word = merged.distinct(entry.status for entry in (ran or group))[0]
+        return TableCell(text=merged.WORDS.get(word, word), status=merged.status(ran or group))
+    typical = merged.cell(good, value, interval)
     n = f" n={len(good)}" if len(good) > 1 else ""
     failed = [entry for entry in ran if entry.status != "ok"]
-    return replace(typical, text=typical.text + n + (f" ({how_many(failed)})" if failed else ""))
+    return replace(typical, text=typical.text + n + (f" ({merged.how_many(failed)})" if failed else ""))
 
 
 # -- names of runs -----------------------------------------------------------------------------------------------------
@@ -91,10 +74,9 @@ def model_name(entry: Entry) -> str:
 
 def names(entries: Sequence[Entry]) -> list[str]:
     """Return a name for each entry: its model, the other facts that tell it apart, and its run if they do not."""
-    apart = [of for of in apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
-    labels = [
-        ", ".join([model_name(entry), *filter(None, (told(of, of.get(entry)) for of in apart))]) for entry in entries
-    ]
+    apart = [of for of in merged.apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
+    facts = ([merged.told(of, of.get(entry)) for of in apart] for entry in entries)
+    labels = [", ".join(filter(None, [model_name(of), *told])) for of, told in zip(entries, facts, strict=True)]
     alike = Counter(labels)
     return [
         f"{name}, {entry.name}" if alike[name] > 1 and name != entry.name else name
@@ -153,7 +135,7 @@ def wide(entries: Sequence[Entry]) -> Table:
     headings = [Heading(title, title, title not in _WORDS) for title in columns]
     each = [[entry] for entry in entries]
     body = [[cell_of(entry) for cell_of in columns.values()] for entry in entries]
-    return Table(headings, body, below=notes(each, called(naming(each))))
+    return Table(headings, body, below=merged.notes(each, merged.called(naming(each))))
 
 
 def _word(value: object) -> TableCell:
@@ -189,7 +171,7 @@ def devices(entries: Sequence[Entry]) -> Table:
     rows, across = by_facts(entries, down), by_facts(entries, [device])
     cells = by_facts(entries, [*down, device])
     types = device_names(entries)
-    kinds = [types[fact(group, device)] for group in across.values()]
+    kinds = [types[merged.fact(group, device)] for group in across.values()]
     titles = [kind.upper() if kind in ("cpu", "cuda", "mps", "xpu") else kind for kind in kinds]
     headings = [
         *(Heading(name, name, figures=name != "Size") for name in ("Size", *DIMENSIONS, *cut)),
@@ -203,9 +185,9 @@ def devices(entries: Sequence[Entry]) -> Table:
         body.append([*(fact_cell(group, of) for of in down), _parameters(group), *times])
     groups = list(cells.values())
     shown = [*down, device]
-    how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "means"]
-    same = same_in_all(groups, [*shown, COLUMNS["parameters"]])
-    return Table(headings, body, same, [*how, *notes(groups, shown)])
+    how = [merged.HOW_MERGED if any(len(group) > 1 for group in groups) else "means"]
+    same = merged.same_in_all(groups, [*shown, COLUMNS["parameters"]])
+    return Table(headings, body, same, [*how, *merged.notes(groups, shown)])
 
 
 def _milliseconds(group: Merged, of: Column) -> TableCell:
@@ -217,7 +199,7 @@ def _milliseconds(group: Merged, of: Column) -> TableCell:
 
 
 def _parameters(group: Merged) -> TableCell:
-    counts = distinct(parameters(entry, embedding=False) for entry in group)
+    counts = merged.distinct(parameters(entry, embedding=False) for entry in group)
     if len(counts) != 1:
         return TableCell()
     return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")
@@ -231,15 +213,15 @@ _NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameter
 def modes(entries: Sequence[Entry]) -> Table:
     """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
     each = [[entry] for entry in entries]
-    told = [of for of in apart_by(each) if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
+    told = [of for of in merged.apart_by(each) if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
     repeat = [COLUMNS["repeat"]] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
     down = list(dict.fromkeys((COLUMNS["size"], COLUMNS["parameters"], *told, *repeat)))
     rows = list(by_facts(entries, down).values())
     headings = [heading(of, rows) for of in down]
     headings += [Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", True) for part, title in MODES.items()]
     body = [[*(fact_cell(group, of) for of in down), *(_mode_cell(group, part) for part in MODES)] for group in rows]
-    above = ["mean ± standard deviation of the steps", *same_in_all(rows, [*down, *_NOT_OF_MODES])]
-    return Table(headings, body, above, notes(each, called(naming(each))))
+    above = ["mean ± standard deviation of the steps", *merged.same_in_all(rows, [*down, *_NOT_OF_MODES])]
+    return Table(headings, body, above, merged.notes(each, merged.called(naming(each))))
 
 
 def _mode(entry: Entry) -> str:
@@ -256,7 +238,7 @@ def _mode_cell(group: Merged, part: str) -> TableCell:
         return TableCell()
     mean, std = (COLUMNS[f"{part}{which}_s"].get(does[0]) for which in ("", "_std"))
     if mean is None:
-        return TableCell(text=WORDS.get(does[0].status, does[0].status), status=does[0].status)
+        return TableCell(text=merged.WORDS.get(does[0].status, does[0].status), status=does[0].status)
     shown = [_STEP.show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None]
     others = f" (of {len(same)})" if (same := [of for of in does if _mode(of) == _mode(does[0])])[1:] else ""
     return TableCell(mean, " ± ".join(shown) + others)
@@ -273,7 +255,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
     """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
     above: list[str] = []
     rows = []
-    ordered = sorted(entries, key=lambda entry: rank(COLUMNS["warmup_steps"].get(entry)))
+    ordered = sorted(entries, key=lambda entry: merged.rank(COLUMNS["warmup_steps"].get(entry)))
     for cut, group in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
         named = list(group)
         above += _banner([entry for entry, _ in named], cut)
@@ -290,8 +272,8 @@ def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
     facts = [f"{title} {value}" for title, value in given.items() if value is not None]
     for of in map(COLUMNS.__getitem__, _SHARED):
         values = [of.get(entry) for entry in entries]
-        if None not in values and len(distinct(values)) == 1:
-            facts.append(told(of, values[0]))
+        if None not in values and len(merged.distinct(values)) == 1:
+            facts.append(merged.told(of, values[0]))
     text = ", ".join(facts)
     rule = "=" * min(len(text), 80)
     return [rule, text, rule, ""]
@@ -302,7 +284,7 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     params = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
     lines = [f"{size.upper()} MODEL{name[len(size) :]}", f"Parameters: {params}"]
     if entry.status != "ok":
-        word = WORDS.get(entry.status, entry.status)
+        word = merged.WORDS.get(entry.status, entry.status)
         lines.append(f"{word}: {entry.reason}" if entry.reason else word)
     if steps is None:
         return lines
@@ -336,7 +318,7 @@ def _mean_std(time: TimeSummary, sign: str) -> str:
 def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
     facts = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
     if steps is None:
-        return [*facts, *[TableCell(text=WORDS.get(entry.status, entry.status), status=entry.status)] * 2]
+        return [*facts, *[TableCell(text=merged.WORDS.get(entry.status, entry.status), status=entry.status)] * 2]
     times = (steps.times[part] for part in ("forward", "backward"))
     return [*facts, *(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell() for time in times)]
 
@@ -367,7 +349,7 @@ def warmups(runs: Cuts, count: int | None = None) -> Table:
         facts = [*(fact_cell(alone[at], of) for of in apart), TableCell(part, TIMES[part].title)]
         body.append([*facts, _word(setting), _word(time.n), mean, std, median, cv])
     headings = [*(heading(of, alone) for of in apart), Heading("part", "part"), *_HEADINGS]
-    return Table(headings, body, same_in_all(alone, apart), [_MEANING])
+    return Table(headings, body, merged.same_in_all(alone, apart), [_MEANING])
 
 
 def warmup_rows(runs: Cuts, count: int | None = None) -> Table:

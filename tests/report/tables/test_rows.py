@@ -11,7 +11,7 @@ from tabled import run
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.sweep import Cell
-from lm_profiler.report.pictures.groups import grouped
+from lm_profiler.report.pictures.drawing import grouped
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import pivot
 from lm_profiler.report.tables.rows import by_facts, raw_rows, repeats_together, rows
