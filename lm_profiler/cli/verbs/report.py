@@ -19,10 +19,10 @@ from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.over_time import named, unreadable
 from lm_profiler.report.pictures.plots import TIMELINE, WAY_DOWN, save_plot, save_timelines, save_way_down
-from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
+from lm_profiler.report.run.plan_table import allocation_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.formats import FOR_PROGRAMS

@@ -19,16 +19,16 @@ from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMES, bytes_tex
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord, Waterfall
 from lm_profiler.record.watch_files import Sketch, WatchWindow, read_events, read_last_steps, read_status, read_windows
 from lm_profiler.report.page.answers import Json, table_of
-from lm_profiler.report.run.allocation_tables import allocation_tables
 from lm_profiler.report.run.improve_table import improve_table, way_texts
+from lm_profiler.report.run.plan_table import allocation_tables
 from lm_profiler.report.run.rank_lines import communication_lines, who_waits
-from lm_profiler.report.run.sections import contributors, known_table
+from lm_profiler.report.run.sections import known_table
 from lm_profiler.report.run.watch_tables import event_text, is_watched, watch_tables
 from lm_profiler.report.run.waterfall_text import (
     Rung,
     ceiling_text,
+    contributors,
     no_waterfall,
-    not_drawn,
     of_the_step,
     rungs,
     step_text,
@@ -232,7 +232,6 @@ def why(entry: Entry) -> Json:
         "terms": [_term(rung, fall) for rung in rungs(fall)],
         "facts": table_of(known_table(record, GROUPS["Waterfall"])),
         "to_win": unsure(fall) or "a ceiling, never a gain",
-        "not_drawn": not_drawn(fall),
         "notes": fall.notes,
     }
 

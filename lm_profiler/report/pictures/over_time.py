@@ -21,7 +21,7 @@ from lm_profiler.record.steps import StepRow
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures import drawing
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS, Group, new_figure, wrapped
-from lm_profiler.report.run.allocation_tables import made_by
+from lm_profiler.report.run.plan_table import made_by
 from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.usage_error import UsageError
 

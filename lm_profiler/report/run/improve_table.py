@@ -62,7 +62,7 @@ def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
 
 
 def _around(low_s: float | None, high_s: float | None, digits: int) -> str:
-    return "" if low_s is None or high_s is None else f"[{_ms(low_s, digits)}, {_ms(high_s, digits)}]"
+    return "" if low_s is None or high_s is None else f"[{ms_text(low_s, digits)}, {ms_text(high_s, digits)}]"
 
 
 def ratio_text(ratio: float) -> str:
@@ -80,12 +80,7 @@ def saved_text(of: Tried) -> str:
     if of.saved_s is None or of.a_s is None:
         return ""
     digits = digits_of(of.a_s)
-    return f"{_ms(of.saved_s, digits)} {_around(of.low_s, of.high_s, digits)}".rstrip()
-
-
-def _ms(seconds: float, digits: int) -> str:
-    # Adding 0.0 turns -0.0 into 0.0.
-    return ms_text(round(seconds, digits + 3) + 0.0, digits)
+    return f"{ms_text(of.saved_s, digits)} {_around(of.low_s, of.high_s, digits)}".rstrip()
 
 
 def _row(of: Tried) -> list[TableCell]:

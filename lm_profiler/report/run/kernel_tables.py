@@ -17,20 +17,15 @@ _PASSES = ("forward", "backward")
 def kernel_answers(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[tuple[str, str]]:
-    """Return questions and answers: forward's time, the largest kernel of each pass and of the step, what takes
-    forward's time beside matmuls, the matmuls' share, softmax inside attention.
-
-    Names come from the table's rows alone, without those that were left out (``rest``).
-
-    Args:
-        table: the kernels.
-        forward_s: the mean of the forward pass as it was timed without a profiler.
-        head_width: numbers in a query of one head of attention.
-    """
+    """Return questions about the kernels and answers; ``forward_s`` is the forward pass as timed without a profiler."""
+    # Names come from the table's rows alone, without those that were left out (``rest``).
     if not _phases_s(table, table.phases):
         return []  # nothing was traced
     answers = [*_forward(table, forward_s), *_largest_of_passes(table), *_beside_matmuls(table)]
-    answers.append(("matrix products", _matmul(table)))
+    products = _shares(table, "matmul")
+    if any("attention" in phase.kinds for phase in table.phases.values()):
+        products += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
+    answers.append(("matrix products", products))
     lines = ((phase, _attention(table, phase, head_width)) for phase in _PASSES)
     return answers + [(f"attention, {phase}", line) for phase, line in lines if line]
 
@@ -40,9 +35,8 @@ def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]
     if not traced_s:
         return []
     kind = "kernels" if table.source == "kernels" else "operators"
-    line = (
-        f"{_ms_with_unit(table, traced_s)} traced, {kind} {_ms_with_unit(table, table.phases['forward'].busy_s)} of it"
-    )
+    busy = _ms_with_unit(table, table.phases["forward"].busy_s)
+    line = f"{_ms_with_unit(table, traced_s)} traced, {kind} {busy} of it"
     if timed_s:
         timed = TIMES["step"].show(timed_s)
         line += f"; {timed} timed without a profiler, {traced_s / table.steps / timed_s:.2f} times as long traced"
@@ -86,13 +80,6 @@ def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
         if total_s > _SIGNIFICANT * whole_s
     ]
     return [("beside matrix products in forward", ", ".join(large))] if large else []
-
-
-def _matmul(table: KernelTable) -> str:
-    line = _shares(table, "matmul")
-    if any("attention" in phase.kinds for phase in table.phases.values()):
-        line += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
-    return line
 
 
 def _shares(table: KernelTable, kind: Kind) -> str:

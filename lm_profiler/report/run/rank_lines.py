@@ -8,7 +8,7 @@ from statistics import median
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RANK_PARTS, Floor, RankFinding, Ranks, RankSpread, RunRecord, SlowRank
 from lm_profiler.record.text import ranks_text
-from lm_profiler.report.run.phase_table import table_of
+from lm_profiler.report.run.sections import table_of
 from lm_profiler.report.tables.table import Table, ms_text
 
 WAITING = "waiting"

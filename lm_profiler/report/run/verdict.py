@@ -57,7 +57,7 @@ def _because(verdict: Verdict) -> str:
         "compute": f"{share} of the step is forward, backward and optimizer (optimizer {facts['optimizer']:.0%})"
         + (f", at {facts['utilisation']:.0%} of what the machine can reach" if "utilisation" in facts else ""),
         "outside": f"{facts['outside']:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
-        "small operators": f"{_percent(facts['utilisation'])} of what the machine can reach, so the time goes to small "
+        "small operators": f"{percent(facts['utilisation'])} of what the machine can reach, so the time goes to small "
         "operators or memory, not to arithmetic",
         "shared": f"{facts['working']:.0%} of the step is forward, backward and optimizer; how well they use the "
         "machine cannot be told while others use it",
@@ -66,7 +66,8 @@ def _because(verdict: Verdict) -> str:
     return texts.get(verdict.because or "", verdict.because or "")
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share in whole per cent."""
     return "less than 1%" if share < 0.01 else f"{share:.0%}"
 
 

@@ -89,7 +89,7 @@ def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:
     """Return a table of texts; the first ``left`` columns are left-aligned, the others figures."""
     headings = [Heading(title, title, at >= left) for at, title in enumerate(titles)]
-    return Table(headings, [[TableCell(text, text) for text in row] for row in rows], **of_table)
+    return Table(headings, [list(map(text_cell, row)) for row in rows], **of_table)
 
 
 def fact_text(value: Any) -> str:
@@ -109,14 +109,23 @@ def figure(of: Quantity, value: float | None, low: float | None = None, high: fl
     return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)
 
 
+def text_cell(text: str | None, style: str = "") -> TableCell:
+    """Return a cell whose value is its text; empty for None."""
+    return TableCell(text, text or "", style=style)
+
+
 def digits_of(step_s: float) -> int:
     """Return how many digits behind the point show this step in ms with four significant digits."""
     return len(TIMES["step"].rounded(step_s).partition(".")[2])
 
 
 def ms_text(seconds: float, digits: int | None = None) -> str:
-    """Return a time in ms without its unit; without ``digits``, to a microsecond or three significant digits."""
-    if digits is None:
-        ms = abs(seconds * TIMES["step"].scale)
-        digits = 3 if ms < 1 else 2 if ms < 10 else 1
-    return TIMES["step"].show(seconds, unit=False, digits=digits)
+    """Return a time in ms without its unit; without ``digits`` behind the point, with four significant ones."""
+    digits = digits_of(seconds) if digits is None else digits
+    # Adding 0.0 turns -0.0 into 0.0: what rounds to 0 has no sign.
+    return TIMES["step"].show(round(seconds, digits + 3) + 0.0, unit=False, digits=digits)
+
+
+def share_text(share: float | None) -> str:
+    """Return a share in per cent with a digit behind the point; empty where it is unknown."""
+    return "" if share is None else f"{share:.1%}"

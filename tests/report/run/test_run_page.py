@@ -26,8 +26,8 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.run.phase_table import floor_texts
 from lm_profiler.report.run.run_page import end_tables, other_lines, summary_lines
+from lm_profiler.report.run.sections import floor_texts
 from lm_profiler.report.tables.formats import lines
 
 NEVER = TimeSummary(
