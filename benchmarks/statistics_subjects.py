@@ -43,13 +43,13 @@ class Now:
         return fit(times)
 
     def word(self, times: Times) -> str | None:
-        from lm_profiler.analysis.steps.steadiness import word_of
+        from lm_profiler.analysis.steps.step_model import word_of
 
         return word_of(self._model(times))
 
     def tells_change(self, times: Times) -> bool:
         """Or leaves steps out as warm-up, which is told too."""
-        from lm_profiler.analysis.steps.steadiness import word_of
+        from lm_profiler.analysis.steps.step_model import word_of
 
         model = self._model(times)
         return word_of(model) in ("slowing", "unsettled") or model.cut > 0

@@ -11,12 +11,11 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.conclude import main_precision, torch_name
+from lm_profiler.analysis.conclude import main_precision
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.analysis.hardware.device_rates import matmul_dtype
-from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.steps.batch_counts import mean_counts
-from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.hardware.roofline import Work, matmul_dtype, torch_name
+from lm_profiler.analysis.steps.summaries import mean_counts
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.sent_step import without_data

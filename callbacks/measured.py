@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.memory.traffic import StepTraffic

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.marks.between import CHECKPOINT, Passed, between_steps, outside_of
 from lm_profiler.callbacks.measured import Measured

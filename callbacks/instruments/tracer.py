@@ -38,7 +38,7 @@ class TraceOptions:
     Args:
         steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
             0 for no trace.
-        record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and tiles.
+        record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and FLOPs.
         with_stack: Keep the Python stacks (large).
         profile_memory: Keep allocations (large).
         nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; of our own model with attention=math

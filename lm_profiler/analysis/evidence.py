@@ -17,11 +17,11 @@ from pydantic import SkipValidation, TypeAdapter, ValidationError
 
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
-from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -49,7 +49,7 @@ from lm_profiler.record.run import (
     ThreadUse,
     Verb,
 )
-from lm_profiler.record.steps import Peaks, StepTable, read_rows
+from lm_profiler.record.steps import Peaks, read_rows
 
 EVIDENCE_FILE = "evidence.json.gz"
 
@@ -136,11 +136,7 @@ _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own."""
     content = TypeAdapter(Evidence).dump_json(evidence, exclude=_KEPT_ELSEWHERE)
     write_whole(folder / EVIDENCE_FILE, gzip.compress(content, compresslevel=5, mtime=0))
 
@@ -167,11 +163,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
-    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step.
-
-    Raises:
-        RecordError: it is not whole, or cannot be read.
-    """
+    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step."""
     if not path.exists():
         return None, None
     try:
@@ -182,8 +174,3 @@ def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from None
     return kernel_table(work), traced_of(work)
-
-
-def rows_of(evidence: Evidence) -> StepTable:
-    """Return the rows as one table."""
-    return StepTable.of(evidence.rows)

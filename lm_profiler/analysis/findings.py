@@ -10,11 +10,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from lm_profiler.analysis.remedies.catalogue import likely_share
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import LIGHTNING, OURS, Finding, FindingName, PythonTime, RunRecord, Settings
+from lm_profiler.record.run import (
+    LIGHTNING,
+    OURS,
+    Finding,
+    FindingName,
+    OwnedTime,
+    PythonTime,
+    RunRecord,
+    Settings,
+)
 
 WORTH = 0.05  # the share of the step that a finding must save at least to be told
 
@@ -43,14 +52,9 @@ class Known:
         return sum(self.mean_s(part) for part in PARTS) if self.contended else self.mean_s("step")
 
     @cached_property
-    def steps(self) -> int:
-        """The number of measured steps, whatever the figures are of."""
-        return self.record.steps.get("measure", 0)
-
-    @cached_property
     def whole_s(self) -> float:
         """The mean step with its part of what lies between steps."""
-        return self.step_s + self.scale * (self.record.between_steps_s or 0.0) / max(self.steps, 1)
+        return self.step_s + self.each_s(self.record.between_steps_s or 0.0)
 
     @cached_property
     def scale(self) -> float:
@@ -68,18 +72,34 @@ class Known:
         return self.record.environment is not None and self.record.environment.device_type != "cpu"
 
     def mean_s(self, part: str, clock: str = "time") -> float:
-        """Return the mean seconds of ``part`` on one clock; on a busy machine the 5th percentile, which nothing else
-        made longer."""
+        """Return the mean seconds of ``part``; on a busy machine the 5th percentile, which nothing else made longer."""
         time = getattr(self.record, clock).get(part)
         return 0.0 if time is None else (time.p5 if self.contended else time.mean) or 0.0
 
     def host_s(self, part: str) -> float:
         return self.mean_s(part, "host_time")
 
-    def term_s(self, *names: str) -> float | None:
-        """Return the seconds of these terms of the waterfall; None where there is none."""
+    def each_s(self, seconds: float) -> float:
+        """Return a measured step's part of ``seconds`` that passed between steps."""
+        return self.scale * seconds / max(self.record.steps.get("measure", 0), 1)
+
+    def term_s(self, *names: str) -> float:
+        """Return the seconds of these terms of the waterfall; 0 where there is none."""
         fall = self.record.waterfall
-        return None if fall is None else self.scale * sum(term.seconds for term in fall.terms if term.name in names)
+        return 0.0 if fall is None else self.scale * sum(term.seconds for term in fall.terms if term.name in names)
+
+    def actions(self, mine: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
+        """Return those of the owned actions of ``other`` that are ``mine``."""
+        owned = self.record.other_by_owner
+        return [] if owned is None else [of for of in owned.actions if mine(of)]
+
+    def line(self, phase: str, seconds: float) -> dict[str, Any]:
+        """Return the line of the program that most of ``seconds`` of a phase were spent in, if one was."""
+        rows = [row for row in self.record.python_times if row.phase == phase]
+        longest = max(rows, key=lambda row: row.seconds, default=None)
+        if longest is None or longest.seconds < 0.5 * seconds:
+            return {}
+        return {"owner": longest.function, "file": longest.file, "line": longest.line, "what": longest.what}
 
     def finding(self, name: FindingName, saves_s: float, may: bool = False, **more: Any) -> Finding:
         share = saves_s / self.whole_s if self.whole_s > 0.0 else 0.0
@@ -111,79 +131,55 @@ def _ranks(known: Known) -> Iterator[Finding]:
 
 def _input(known: Known) -> Iterator[Finding]:
     """Find batches that come late. The loader sleeps or has an empty queue, which no other program fakes."""
-    settings, data = known.settings, known.record.time.get("data")
-    waited_s, copied_s = known.mean_s("data"), known.mean_s("transfer")
-    loader = known.record.loader
-    facts = {name: float(value) for name in ("num_workers", "cores") if (value := getattr(settings, name)) is not None}
+    waited_s, data, loader = known.mean_s("data"), known.record.time.get("data"), known.record.loader
     if data is not None and waited_s:
         empty = loader is not None and bool(loader.workers) and not loader.ready_after
         use = known.record.thread_use.get("data")
-        asleep = use is not None and use.wall_s > 0.0 and use.asleep_s >= 0.5 * use.wall_s
-        asleep_s = 0.0 if use is None else use.asleep_s  # no other program makes a thread sleep
+        wall_s, asleep_s = (0.0, 0.0) if use is None else (use.wall_s, use.asleep_s)
+        asleep = wall_s > 0.0 and asleep_s >= 0.5 * wall_s
         saves_s = max(waited_s, min(asleep_s, data.mean or 0.0)) if empty or asleep else waited_s
         steady = known.record.steadiness
         now_and_then = (data.median or 0.0) < WORTH * known.step_s and (steady is None or steady.pattern is None)
-        yield known.finding(
-            "input",
-            saves_s,
-            now_and_then,
-            low_s=data.mean_low,
-            high_s=data.mean_high,
-            phase="data",
-            facts=facts,
-            **_line(known, "data", saves_s),
-        )
-    if copied_s:
-        pinned = {} if settings.pin_memory is None else {"pinned": float(settings.pin_memory)}
-        yield known.finding("transfer", copied_s, phase="transfer", facts=pinned)
+        more = {"low_s": data.mean_low, "high_s": data.mean_high, "phase": "data", **known.line("data", saves_s)}
+        yield known.finding("input", saves_s, now_and_then, **more)
+    yield known.finding("transfer", known.mean_s("transfer"), phase="transfer")
 
 
 def _between(known: Known) -> Iterator[Finding]:
-    """Find validation, checkpoints and the turn of an epoch: seconds per step, whether or not they are of a step's
-    time."""
-    names: dict[str, FindingName] = {"validation": "validation", "checkpoint": "checkpoint", "epoch": "epoch"}
-    workers = known.settings.num_workers
+    """Find validation, checkpoints and the turn of an epoch, whether or not they are of a step's time."""
     for of in known.record.between:
-        if of.what not in names:
-            continue
-        facts = {"seconds": of.seconds, "times": float(of.times), "steps": float(known.steps)}
-        if workers is not None:
-            facts["workers"] = float(workers)
-        each_s = known.scale * of.seconds / max(known.steps, 1)
-        yield known.finding(names[of.what], each_s, facts=facts)
+        if of.what in ("validation", "checkpoint", "epoch"):
+            yield known.finding(cast(FindingName, of.what), known.each_s(of.seconds))
 
 
 def _owners(known: Known) -> Iterator[Finding]:
     """Find whose ``other`` is: callbacks, loggers, hooks of the module. Checkpoints are told by themselves."""
-    owned = known.record.other_by_owner
-    if owned is None:
-        return
     checkpoints = any(of.what == "checkpoint" for of in known.record.between)
+
+    def theirs(of: OwnedTime) -> bool:
+        saves = checkpoints and (of.owner.endswith("Checkpoint") or of.action == "save_checkpoint")
+        return of.owner != OURS and not _of_the_loop(of) and not saves
+
     by_owner: defaultdict[str, float] = defaultdict(float)
     longest: dict[str, str] = {}
-    measured_s = known.host_s("other")
-    for of in owned.actions:
-        if of.owner == OURS or (of.owner == LIGHTNING and of.action != "logged metrics"):
-            continue
-        if checkpoints and (of.owner.endswith("Checkpoint") or of.action == "save_checkpoint"):
-            continue
+    for of in known.actions(theirs):
         by_owner[of.owner] += of.least_s if known.contended and of.least_s is not None else of.seconds
         longest.setdefault(of.owner, of.name)
     theirs_s = sum(by_owner.values())
     # Some come every few steps: the measured steps tell how long ``other`` is, the timed ones how it divides.
-    scale = min(measured_s / theirs_s, 1.0) if theirs_s > 0.0 else 1.0
+    scale = min(known.host_s("other") / theirs_s, 1.0) if theirs_s > 0.0 else 1.0
     for owner, seconds in by_owner.items():
         logs = owner.endswith(_LOGGERS) or owner == LIGHTNING
-        where = _line(known, "other", seconds) if not logs else {}
-        own = {key: value for key, value in where.items() if key != "owner"}
-        yield known.finding(
-            "logging" if logs else "owner", seconds * scale, phase="other", **{**own, "owner": longest[owner]}
-        )
+        where = {"phase": "other", **({} if logs else known.line("other", seconds)), "owner": longest[owner]}
+        yield known.finding("logging" if logs else "owner", seconds * scale, **where)
+
+
+def _of_the_loop(of: OwnedTime) -> bool:
+    return of.owner == LIGHTNING and of.action != "logged metrics"
 
 
 def _python(known: Known) -> Iterator[Finding]:
-    """Find functions of the program that sleep, compute outside of torch, or call torch too often, each in its
-    phase."""
+    """Find functions of the program that sleep, compute outside of torch, or call torch too often."""
     if known.on_device and not _waits_for_host(known):
         return
     by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
@@ -191,22 +187,16 @@ def _python(known: Known) -> Iterator[Finding]:
         if row.phase in _COMPUTE:
             by_function[row.phase, row.file, row.function].append(row)
     for (phase, file, function), rows in by_function.items():
-        longest, phase_s = max(rows, key=_outside_torch), known.mean_s(phase)
-        seconds = min(sum(map(_outside_torch, rows)), phase_s)
+        longest = max(rows, key=_outside_torch)
+        seconds = min(sum(map(_outside_torch, rows)), known.mean_s(phase))
         waits_s = sum(row.seconds for row in rows if "." in row.what)
         use = known.record.thread_use.get(phase)
         sleeps = use is not None and waits_s > 0.5 * seconds and use.asleep_s >= 0.5 * waits_s
         name: FindingName = "sleep" if sleeps else "logging" if longest.what == LIGHTNING else "python"
-        place: dict[str, Any] = {
-            "phase": phase,
-            "owner": function,
-            "file": file,
-            "line": longest.line,
-            "what": longest.what,
-        }
         # Of what the clock says of a function of C, other programs may have a part.
         may = known.contended and not sleeps and waits_s > 0.5 * seconds
-        yield known.finding(name, seconds, may, facts={"phase_s": phase_s, "calls": float(longest.calls)}, **place)
+        place = {"phase": phase, "owner": function, "file": file, "line": longest.line, "what": longest.what}
+        yield known.finding(name, seconds, may, facts={"calls": float(longest.calls)}, **place)
 
 
 def _outside_torch(row: PythonTime) -> float:
@@ -235,7 +225,7 @@ def _pattern(known: Known) -> Iterator[Finding]:
     told = [*_owners(known), *_between(known)] if part == "other" else []
     if part in ("data", "transfer") or any(of.share >= WORTH for of in told):
         return
-    facts = {"every": float(steady.pattern.every), "extra": steady.pattern.extra}
+    facts = {"every": float(steady.pattern.every)}
     yield known.finding("pattern", known.scale * steady.pattern_s, phase=part, facts=facts)
 
 
@@ -265,29 +255,20 @@ def _sync(known: Known) -> Iterator[Finding]:
     waits = [] if gaps is None else [of.seconds for of in gaps.contributors if "ync" in of.what or "cpy" in of.what]
     worst = max(syncs, key=lambda sync: sync.count)
     where: dict[str, Any] = {"file": worst.file, "line": worst.line, "what": worst.call or worst.function}
-    facts = {"lines": float(len(syncs)), "count": float(worst.count)}
-    yield known.finding("sync", sum(waits), facts=facts, **where)
+    yield known.finding("sync", sum(waits), **where)
 
 
 def _small_batch(known: Known) -> Iterator[Finding]:
     """Find what a step costs whatever the batch: twice the batch halves it for each sample."""
-    gaps_s = max((known.term_s("gaps") or 0.0) - sum(finding.saves_s for finding in _python(known)), 0.0)
-    fixed_s = sum(known.host_s(part) for part in _FIXED) + gaps_s + _lightning_s(known)
+    gaps_s = max(known.term_s("gaps") - sum(finding.saves_s for finding in _python(known)), 0.0)
+    loop_s = sum(of.seconds for of in known.actions(_of_the_loop))
+    fixed_s = sum(known.host_s(part) for part in _FIXED) + gaps_s + loop_s
     free = known.settings.memory_free_share
     if fixed_s < _MUCH_FIXED * known.step_s or (free is not None and free < 0.1):
         return
-    facts = {"fixed_s": fixed_s}
-    for name in ("tokens_per_batch", "samples_per_batch"):
-        if (count := getattr(known.settings, name)) is not None:
-            facts[name] = float(count)
+    counts = {name: getattr(known.settings, name) for name in ("tokens_per_batch", "samples_per_batch")}
+    facts = {name: float(count) for name, count in counts.items() if count is not None}
     yield known.finding("small_batch", min(fixed_s, known.step_s) / 2.0, may=True, facts=facts)
-
-
-def _lightning_s(known: Known) -> float:
-    owned = known.record.other_by_owner
-    if owned is None:
-        return 0.0
-    return sum(of.seconds for of in owned.actions if of.owner == LIGHTNING and of.action != "logged metrics")
 
 
 def _optimizer(known: Known) -> Iterator[Finding]:
@@ -312,11 +293,10 @@ def _compile(known: Known) -> Iterator[Finding]:
 
 
 def _precision(known: Known) -> Iterator[Finding]:
+    settings, use = known.settings, known.record.utilisation
     products_s = known.term_s("ideal", "slow_products", "clock")
-    if products_s is None:
-        use = known.record.utilisation
-        products_s = 0.0 if use is None else (use.of_ceiling or use.hfu or 0.0) * known.step_s
-    settings = known.settings
+    if known.record.waterfall is None and use is not None:
+        products_s = (use.of_ceiling or use.hfu or 0.0) * known.step_s
     if settings.precision == "float64" or str(settings.precision).startswith("64"):
         yield known.finding("double", products_s)
     elif settings.full_precision and settings.half_precision:
@@ -328,26 +308,17 @@ def _precision(known: Known) -> Iterator[Finding]:
 def _recomputation(known: Known) -> Iterator[Finding]:
     free = known.settings.memory_free_share
     if known.settings.checkpointing and (free is None or free >= 0.3):
-        yield known.finding("recomputation", known.term_s("recomputation") or 0.0, may=free is None)
+        yield known.finding("recomputation", known.term_s("recomputation"), may=free is None)
 
 
 def _communication(known: Known) -> Iterator[Finding]:
     exposed_s = sum(known.record.ranks.exposed_s.values()) if known.record.ranks is not None else 0.0
-    yield known.finding("communication", exposed_s or known.term_s("communication") or 0.0, may=True)
+    yield known.finding("communication", exposed_s or known.term_s("communication"), may=True)
 
 
 def _waits_for_host(known: Known) -> bool:
     """Return whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
-    return (known.term_s("gaps") or 0.0) >= 0.1 * known.step_s
-
-
-def _line(known: Known, phase: str, seconds: float) -> dict[str, Any]:
-    """Return the line of the program that most of ``seconds`` of a phase were spent in, if one was."""
-    rows = [row for row in known.record.python_times if row.phase == phase]
-    longest = max(rows, key=lambda row: row.seconds, default=None)
-    if longest is None or longest.seconds < 0.5 * seconds:
-        return {}
-    return {"owner": longest.function, "file": longest.file, "line": longest.line, "what": longest.what}
+    return known.term_s("gaps") >= 0.1 * known.step_s
 
 
 FINDINGS: Sequence[Look] = (

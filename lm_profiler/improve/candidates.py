@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.analysis.hardware.device_rates import Dtype, peak
+from lm_profiler.analysis.hardware.roofline import Dtype, peak
 from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.analysis.remedies.catalogue import tried_on
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, FirstRun, Hardware, name_of

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.improve.trials import Ran
-from lm_profiler.analysis.steps.batch_counts import lasting_step_s
+from lm_profiler.analysis.steps.summaries import lasting_step_s
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import RecordError
 from lm_profiler.record.run import RunRecord

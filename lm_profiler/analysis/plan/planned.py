@@ -8,8 +8,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from lm_profiler.analysis.hardware.device_rates import matmul_dtype, rates_of
-from lm_profiler.analysis.hardware.roofline import Work, floor_of
+from lm_profiler.analysis.hardware.roofline import Work, floor_of, matmul_dtype, rates_of
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
 

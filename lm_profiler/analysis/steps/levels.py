@@ -1,8 +1,10 @@
-"""Changes of level under autocorrelated noise: the segmentation of a series with the best marginal likelihood.
+"""The course of a series under autocorrelated noise: levels, a line or a decay; and what repeats in it.
 
 A series is taken to be piecewise constant, or one straight line, or a level plus an excess that dies away, with AR(1)
 noise whose coefficient is unknown: likelihoods are averaged over it, so that a series that wanders is not taken for one
 that jumps. Noise is estimated within the segments, never from data that still contain the change.
+
+A pattern is that every p-th value is higher, two levels in turn, or a saw-tooth.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ _BURST_BONUS = 1.5  # a burst has one level less than two changes have
 _NEAR, _LOCAL_T = 12, 4.0  # values on each side of a change, and how far apart their levels are, in standard errors
 _LINE_COSTS = 5.0  # what a line or a decay must raise twice the log likelihood by: simulated
 _NEVER = 1e300
-_LONGEST = 400  # of more values, means of a few at once are searched: the search is quadratic
+_MOST_VALUES = 400  # of more values, means of a few at once are searched: the search is quadratic
+
+_LONGEST_PERIOD = 50
+_REPEATS = 3  # of the period, at least
+_FEWEST_SLOW = 4  # steps that differ, at least
+_NEEDED = 28.0  # what the two classes of phases must gain: simulated, see benchmarks/statistics
+_AS_GOOD = 0.7  # of the best split's gain: the shortest such period is the pattern's
+_TICK = 0.06  # of a step: a larger difference is no clock's tick
+_CLIP = 4.0  # standard deviations that one step may count for: two spikes make no pattern
+_LOWER = 0.5146  # mean of the lower three quarters of |normal|
 
 
 @dataclass(frozen=True)
@@ -44,16 +55,11 @@ class Levels:
         """(n,) the course itself."""
         return np.repeat(self.levels, np.diff(self.edges)) + self.shape
 
-    @property
-    def rise(self) -> float:
-        """The last value of a line or decay less its first."""
-        return float(self.shape[-1] - self.shape[0])
-
 
 def course_of(y: Series, smallest: float) -> Levels:
     """Return the course of ``y``, a logarithm without odd values; a trend smaller than ``smallest`` counts as none."""
     n = y.size
-    few = -(-n // _LONGEST)
+    few = -(-n // _MOST_VALUES)
     means = y[: n // few * few].reshape(-1, few).mean(axis=1)
     cuts, gain = _segments(means, smallest)
     shape_gain, decay, short = _shape(means)
@@ -102,8 +108,7 @@ def _segments(y: Series, smallest: float) -> tuple[list[int], float]:
 
 
 def _clear(y: Series, cuts: Sequence[int], smallest: float) -> list[int]:
-    """Return those of ``cuts`` that are large enough, and not explained by noise, which may be larger there than
-    elsewhere."""
+    """Return those of ``cuts`` that are large enough, and not explained by the noise around them."""
     cuts = list(cuts)
     while cuts:
         edges = [0, *cuts, y.size]
@@ -126,19 +131,13 @@ def _clearness(y: Series, begin: int, at: int, end: int, smallest: float) -> flo
 
 @dataclass(frozen=True)
 class _Costs:
-    """Sums of squares of every segment [s, e) of a series under AR(1) noise that begins anew at each change.
-
-    Attributes:
-        n: values of the series.
-        stay: 1 - phi squared.
-        squares, sums, weights: (n, n + 1) a segment's y'y, 1'y and 1'1 in the metric of the noise.
-    """
+    """Sums of squares of every segment [s, e) of a series under AR(1) noise that begins anew at each change."""
 
     n: int
-    stay: float
-    squares: Series
-    sums: Series
-    weights: Series
+    stay: float  # 1 - phi squared
+    squares: Series  # (n, n + 1) a segment's y'y in the metric of the noise
+    sums: Series  # 1'y
+    weights: Series  # 1'1
 
     @classmethod
     def of(cls, y: Series, phi: float) -> _Costs:
@@ -162,11 +161,10 @@ class _Costs:
 
     @property
     def _left(self) -> Series:
-        """(n, n + 1) what a segment's own mean leaves of its squares."""
         return np.where(self._long_enough, self.squares - self.sums**2 / self.weights, np.inf)
 
     def segmentations(self, most: int) -> tuple[list[float], list[list[int]]]:
-        """The score of the best segmentation with 0 to ``most`` changes, and where these are."""
+        """Return the score of the best segmentation with 0 to ``most`` changes, and where these are."""
         n, left, log_weights = self.n, self._left, np.log(self.weights)
         best, log_weight = left[0], log_weights[0].copy()
         back: list[NDArray[np.intp]] = []
@@ -189,7 +187,7 @@ class _Costs:
         return scores, ways_of
 
     def burst(self) -> tuple[float, list[int]]:
-        """The score of the best segment that has one level before and after it, and where it is."""
+        """Return the score of the best segment that has one level before and after it, and where it is."""
         n = self.n
         outer = [
             sums[0, :n, None] + np.append(sums[:, n], 0.0)[None, :] for sums in (self.squares, self.sums, self.weights)
@@ -252,3 +250,95 @@ def _shapes(n: int) -> tuple[Series, Series]:
     taus = [0.0, *(tau for tau in (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 96.0) if tau <= n / 4)]
     some = np.stack([t - (n - 1) / 2.0 if tau == 0.0 else np.exp(-t / tau) for tau in taus])
     return np.array(taus), np.asarray(some / np.sqrt((some**2).mean(axis=1, keepdims=True)))
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What repeats after ``every`` values."""
+
+    every: int
+    offsets: Series  # (every,) what each phase lies above the base, as a logarithm; 0 for the base
+
+    def repeated(self, n: int) -> Series:
+        """(n,) the pattern itself, from phase 0 on."""
+        return self.offsets[np.arange(n) % self.every]
+
+
+def noise_of(differences: Series) -> float:
+    """Return the standard deviation of values whose ``differences`` these are.
+
+    It is told by the lower three quarters of them, which neither spikes nor changes of level reach (von Neumann 1941).
+    For a coarse clock it is half a tick at least; it is never less than ``FINEST``.
+    """
+    ordered = np.sort(np.abs(differences))
+    lower = ordered[: max(1, 3 * ordered.size // 4)]
+    tick = ordered[np.searchsorted(ordered, FINEST) :][:1]
+    # Of a coarse clock most differences are none, as they are where a few steps differ from equal ones.
+    ticking = bool(tick.size) and lower[lower.size // 2] < FINEST and tick[0] <= _TICK
+    return max(float(lower.mean()) / _LOWER / math.sqrt(2.0), FINEST, float(tick[0]) / 2.0 if ticking else 0.0)
+
+
+def pattern_of(residuals: Series, smallest: float) -> Pattern | None:
+    """Return the pattern of ``residuals``, logarithms about their level; None where none is as large as ``smallest``.
+
+    Epoch folding: for every period the phases are split into two classes, the one with most phases being the base. The
+    split counts by the square of its t statistic, less what choosing it among all splits and periods gives for nothing.
+    What a split leaves is split again, so that a saw-tooth has as many levels as it needs.
+    """
+    r = residuals.copy()
+    splits = [_best_split(r, p) for p in range(2, min(r.size // _REPEATS, _LONGEST_PERIOD) + 1)]
+    most = max((split.gain for split in splits), default=-math.inf)
+    best = next((split for split in splits if split.gain >= _AS_GOOD * most), _NO_SPLIT)  # not its multiples
+    every, offsets = best.every, np.zeros(max(best.every, 1))
+    for _ in range(every):
+        if best.gain < _NEEDED or not _is_apart(r, best):
+            break
+        phase = np.arange(r.size) % every
+        mine = np.isin(phase, best.phases)
+        by = float(np.median(r[mine]) - np.median(r[~mine]))
+        if abs(by) < smallest / 2:
+            break
+        r[mine] -= by  # what is left is split again
+        offsets[list(best.phases)] += by
+        best = _best_split(r, every)
+    if np.ptp(offsets) < smallest:
+        return None
+    base = offsets.min() if every == 2 else float(np.median(offsets))
+    return Pattern(every, offsets - base)
+
+
+@dataclass(frozen=True)
+class _Split:
+    gain: float
+    every: int
+    phases: tuple[int, ...]
+
+
+_NO_SPLIT = _Split(-math.inf, 0, ())
+
+
+def _best_split(r: Series, p: int) -> _Split:
+    n = r.size
+    noise = noise_of(r[p:] - r[:-p])  # the pattern cancels out
+    phase = np.arange(n) % p
+    medians = np.median(r[: n // p * p].reshape(-1, p), axis=0)
+    z = np.clip((r - np.median(medians)) / noise, -_CLIP, _CLIP)
+    order = np.argsort(medians)
+    sums, counts = np.bincount(phase, z, p)[order], np.bincount(phase, minlength=p)[order]
+    below, steps = np.cumsum(sums)[:-1], np.cumsum(counts)[:-1]
+    t = (sums.sum() - below) / (n - steps) - below / steps
+    # What the best of so many splits gains by chance alone: longer periods have more of them.
+    free = 2.0 * np.log([p * math.comb(p, k) for k in range(1, p)])
+    gain = t**2 / (1.0 / steps + 1.0 / (n - steps)) - free
+    at = int(gain.argmax())
+    fewer_above = 2 * (at + 1) >= p
+    phases = order[at + 1 :] if fewer_above else order[: at + 1]
+    return _Split(float(gain[at]), p, tuple(sorted(phases.tolist())))
+
+
+def _is_apart(r: Series, split: _Split) -> bool:
+    """Return whether three in four of the split's steps lie beyond nine in ten of the others, on one side of them."""
+    mine = np.isin(np.arange(r.size) % split.every, split.phases)
+    some, rest = r[mine], r[~mine]
+    beyond = max(int((some > np.quantile(rest, 0.9)).sum()), int((some < np.quantile(rest, 0.1)).sum()))
+    return beyond >= max(_FEWEST_SLOW, 0.75 * some.size)

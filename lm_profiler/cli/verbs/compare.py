@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, cast, get_args
 
-from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import Comparison, compare
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.verbs.report_options import write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK

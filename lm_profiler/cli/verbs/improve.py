@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.analysis.remedies.remedy import WITHOUT_CLIPPING

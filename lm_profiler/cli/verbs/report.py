@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from lm_profiler.analysis.again import concluded_again, with_unfinished
-from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
+from lm_profiler.analysis.conclude import concluded_again, with_unfinished
+from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.verbs.report_options import Options, writable, write, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import TransformerConfig, preset

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from lm_profiler.analysis.compare.ratio import detectable
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from lm_profiler.analysis.again import with_unfinished
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered

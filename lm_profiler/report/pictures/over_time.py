@@ -9,9 +9,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.analysis.trace.collective_times import collective_calls, compute_spans
-from lm_profiler.analysis.trace.intervals import gaps_between, union_of
-from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
+from lm_profiler.analysis.trace.kernel_sums import collective_calls, compute_spans
+from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline
@@ -310,14 +309,14 @@ def _lanes_of(entry: Entry) -> list[_Lanes]:
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:
         return []
-    begins = [work.steps[-1].start for work in works.values()]
+    begins = [work.packed.steps[-1].start for work in works.values()]
     # Clocks of several machines have nothing in common: there each rank begins at 0.
     first = min(begins, default=0) if ranks.host_count == 1 else None
     return [_lanes(rank, work, first) for rank, work in works.items()]
 
 
 def _lanes(rank: int, work: TracedWork, first_ns: int | None) -> _Lanes:
-    begin, end, _ = work.steps[-1]
+    begin, end, _ = work.packed.steps[-1]
     zero, shortest = begin if first_ns is None else first_ns, (end - begin) // _FINEST
     starts, ends = compute_spans(work)
     calls = collective_calls(work)
@@ -327,7 +326,7 @@ def _lanes(rank: int, work: TracedWork, first_ns: int | None) -> _Lanes:
         return [((start - zero) * 1e-6, (stop - start) * 1e-6) for start, stop in each if stop > start]
 
     compute: dict[str, list[Span]] = {}
-    for phase in work.phases:
+    for phase in work.packed.phases:
         if begin <= phase.start < end:
             busy = union_of(starts, [stop + shortest for stop in ends], phase.start, phase.end)
             compute.setdefault(phase.name, []).extend(spans(*busy))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from lm_profiler.analysis.again import Change
-from lm_profiler.analysis.compare.comparison import Comparison, Compilation, MemoryChange, PartChange, RateChange
+from lm_profiler.analysis.compare.comparison import Comparison, MemoryChange, PartChange, RateChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
+from lm_profiler.analysis.conclude import Change
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity, counted, duration_text
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity, counted
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
@@ -75,10 +74,8 @@ def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | M
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return lines on the verdict, the cost of compilation, what to be careful with, and how to be surer."""
+    """Return lines on the verdict, what to be careful with, and how to be surer."""
     lines = [f"verdict: {verdict_line(comparison)}"]
-    if comparison.compilation is not None:
-        lines.append(f"compilation: {_compilation_line(comparison.compilation)}")
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
         f"note: {_SURE} confidence for the step's interval, and for those of all its parts together; "
@@ -101,18 +98,6 @@ def verdict_line(comparison: Comparison) -> str:
     causes = [row for row in comparison.phases if not _small(row)][:_SHOWN]
     named = ", ".join(f"{TIMES[row.part].title} {row.of_step:+.1%}" for row in causes)
     return f"{line}, of which {named}" if named else line
-
-
-def _compilation_line(of: Compilation) -> str:
-    other = "A" if of.compiled == "B" else "B"
-    if of.cost_s <= 0.0:
-        return f"{of.compiled}'s first steps took no longer than {other}'s: it was compiled before, or elsewhere"
-    line = f"{of.compiled}'s first steps cost {duration_text(of.cost_s)} more than {other}'s"
-    if of.paid_back_steps is None:
-        return f"{line}; no saving per step is certain, so the break-even point is unknown"
-    steps, low, high = (f"{ceil(n):,}" for n in of.paid_back_steps)
-    saved = TIMES["step"].show(of.saved_s)
-    return f"{line}; saving {saved} a step, it breaks even after {steps} steps [{low}, {high}]"
 
 
 def _small(row: PartChange) -> bool:

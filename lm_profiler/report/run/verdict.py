@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import Finding, OddStep, RunRecord, Steadiness, StepLevel, Telemetry, Verdict, worst_first

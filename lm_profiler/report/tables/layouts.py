@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from lm_profiler.analysis.steps.cuts import Steps, steps_after
+from lm_profiler.analysis.steps.summaries import Steps, steps_after
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary

@@ -20,8 +20,8 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugi
 from werkzeug.utils import send_file
 from werkzeug.wrappers import Request, Response
 
-from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.files import RecordError, only_below

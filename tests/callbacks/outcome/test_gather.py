@@ -20,11 +20,10 @@ from scripts import SUPPORT
 from warm import run, run_ranks
 
 from benchmarks.free_port import free_port
-from lm_profiler.analysis.again import concluded_again
-from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import messages
 from lm_profiler.callbacks.outcome.gather import Exchange, merge, with_clocks

@@ -67,10 +67,10 @@ def test_a_real_copy_on_the_cpu() -> None:
 
 @pytest.mark.gpu
 def test_a_real_copy_on_a_gpu_stays_below_its_datasheet() -> None:
-    from lm_profiler.analysis.hardware.device_rates import bandwidth
+    from lm_profiler.analysis.hardware.roofline import bandwidth
 
     device = torch.device("cuda", 0)
     rate, sheet = copy_rate(device), bandwidth(torch.cuda.get_device_name(device))
     assert rate is not None
     assert rate > 1e10
-    assert sheet is None or 0.5 * sheet.bytes_per_s < rate < 1.05 * sheet.bytes_per_s
+    assert sheet is None or 0.5 * sheet.per_s < rate < 1.05 * sheet.per_s

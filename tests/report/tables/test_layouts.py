@@ -8,7 +8,7 @@ import pytest
 from stored_texts import assert_stored
 from tabled import run
 
-from lm_profiler.analysis.steps.cuts import cut_anew
+from lm_profiler.analysis.steps.summaries import cut_anew
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell

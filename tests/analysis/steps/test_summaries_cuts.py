@@ -9,7 +9,7 @@ import pytest
 from stored_texts import assert_stored
 from tabled import run, step_rows
 
-from lm_profiler.analysis.steps.cuts import cut_anew, readable, steps_after
+from lm_profiler.analysis.steps.summaries import cut_anew, readable, steps_after
 from lm_profiler.record.run import Steadiness
 from lm_profiler.record.steps import StepTable
 
@@ -57,11 +57,9 @@ def test_all_that_is_said_of_the_steps_is_of_the_cut():
 def test_a_cut_keeps_the_causes_of_its_slow_steps():
     own = run("a", [*[(0.1, 0.3)] * 14, (0.1, 1.3)])
     [(odd,)] = [entry.record.odd_steps for entry in cut_anew([own], [0], None)[0]]
-    for cause_s, explained in ((0.9, True), (0.4, False)):
-        told = odd.model_copy(update={"cause": "waiting for a CPU", "cause_s": cause_s, "rank": 0})
-        entry = replace(own, record=own.record.model_copy(update={"odd_steps": [told]}))
-        entry.__dict__["rows"] = own.rows
-        [cut], _ = cut_anew([entry], [2], None)
-        (again,) = cut.record.odd_steps
-        assert (again.cause, again.cause_s) == (("waiting for a CPU", cause_s) if explained else (None, None))
-        assert again.beside == (None if explained else "waiting for a CPU, 400 ms")
+    told = odd.model_copy(update={"cause": "waiting for a CPU", "cause_s": 0.9, "rank": 0})
+    entry = replace(own, record=own.record.model_copy(update={"odd_steps": [told]}))
+    entry.__dict__["rows"] = own.rows
+    [cut], _ = cut_anew([entry], [2], None)
+    (again,) = cut.record.odd_steps
+    assert (again.cause, again.cause_s, again.beside) == ("waiting for a CPU", 0.9, None)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lm_profiler.analysis.trace.intervals import gaps_between, shared_out
+from lm_profiler.analysis.trace.pieces import gaps_between, shared_out
 
 BEGIN, END = 10, 190
 

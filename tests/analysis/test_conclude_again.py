@@ -9,7 +9,7 @@ import pytest
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.analysis.again import concluded_again
+from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.evidence import EVIDENCE_FILE, read_evidence
 from lm_profiler.cli.main import main
 from lm_profiler.record.run import RecordError, RunRecord, read_run

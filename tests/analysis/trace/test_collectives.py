@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.analysis.ranks.exposed import communication_figures
-from lm_profiler.analysis.trace.collective_times import collective_calls, communication_of
+from lm_profiler.analysis.trace.kernel_sums import collective_calls, communication_of
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import traced_of
