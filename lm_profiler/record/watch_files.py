@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,22 +49,14 @@ class Sketch(Part):
             return Sketch()
         at = np.floor(np.log(np.maximum(known, 1e-9)) / math.log(_GROWTH)).astype(int)
         buckets = dict(zip(*(each.tolist() for each in np.unique(at, return_counts=True)), strict=True))
-        return Sketch(
-            count=known.size, sum=float(known.sum()), min=float(known.min()), max=float(known.max()), buckets=buckets
-        )
+        ends = {"min": float(known.min()), "max": float(known.max())}
+        return Sketch(count=known.size, sum=float(known.sum()), buckets=buckets, **ends)
 
     def merged(self, other: Sketch) -> Sketch:
         """Return the sketch of both."""
-        buckets = dict(self.buckets)
-        for at, count in other.buckets.items():
-            buckets[at] = buckets.get(at, 0) + count
-        return Sketch(
-            count=self.count + other.count,
-            sum=self.sum + other.sum,
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-            buckets=buckets,
-        )
+        buckets = dict(Counter(self.buckets) + Counter(other.buckets))
+        ends = {"min": min(self.min, other.min), "max": max(self.max, other.max)}
+        return Sketch(count=self.count + other.count, sum=self.sum + other.sum, buckets=buckets, **ends)
 
     @property
     def mean(self) -> float | None:
@@ -100,18 +93,11 @@ class WatchEvent(Part):
     step: int
     kind: Annotated[
         Literal[
-            "slow step",
-            "level",
-            "memory",
-            "stall",
-            "validation",
-            "checkpoints",
-            "epoch turn",
-            "rank late",
+            "slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn", "rank late",
             "silent rank",
         ],
         Newer,
-    ]
+    ]  # fmt: skip
     # the part of the step that differs most; None where the whole does, or where it is outside of steps
     part: str | None = None
     now: float  # what was seen, in seconds; bytes an hour of ``memory``

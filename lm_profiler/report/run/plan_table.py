@@ -116,7 +116,6 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
 
 
 def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
-
     def cell(of: Quantity) -> TableCell:
         value = of.get(values)
         return floor if of.name == FLOOR.name else TableCell(value, "" if value is None else of.show(value))

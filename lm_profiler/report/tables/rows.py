@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from lm_profiler.analysis.compare.comparison import compare
@@ -19,18 +20,9 @@ from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, bytes_text
 from lm_profiler.record.run import RecordError, Status
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.sweep import CellStatus
+from lm_profiler.report.tables import table_columns
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
-from lm_profiler.report.tables.table_columns import (
-    COLUMNS,
-    COMPARED,
-    DIMENSIONS,
-    FACTS,
-    Column,
-    column,
-    figures,
-    peak_memory,
-    preset_of,
-)  # fmt: skip
+from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, FACTS, Column, column, figures, preset_of
 from lm_profiler.usage_error import UsageError
 
 Merged = Sequence[Entry]  # the entries of one row: at least one
@@ -159,7 +151,7 @@ def unlike(row: Merged) -> list[str]:
     if len(row) < 2:
         return []
     given = [name for entry in row for name in entry.overrides]
-    facts = [*COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
+    facts = [*table_columns.COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
     columns = {of.name: of for of in facts}
     return [of.title for of in columns.values() if differs(alone(row), of)]
 
@@ -178,7 +170,10 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     table = _table(groups, shown, () if columns else main[1:])
     unknown = [of.title for of in usual if of not in main and not _is_time(of)] if columns is None else []
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
-    return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
+    how = [HOW_MERGED] if any(len(group) > 1 for group in groups) else []
+    if not how and any("[" in cell.text and cell.low for row in table.rows for cell in row):
+        how = ["[ ]: 95 % interval of the mean"]
+    return Table(table.headings, table.rows, above, [*how, *notes(groups, by or called(names))])
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
@@ -275,18 +270,16 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     for group in groups:
         if differ := unlike(group):
             mixed.setdefault(", ".join(differ), []).append(label(group, apart))
-    lines = [f"note: runs that differ in {facts} share a row: {_some(rows)}" for facts, rows in mixed.items()]
+    lines = []
+    for facts, rows in mixed.items():
+        others = f" and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else ""
+        lines.append(f"note: runs that differ in {facts} share a row: {'; '.join(rows[:_MOST_NAMES])}{others}")
     ended = [(label(group, apart), entry) for group in groups for entry in group if entry.reason is not None]
     reasons = list(dict.fromkeys(f"{row}: {WORDS.get(of.status, of.status)}: {of.reason}" for row, of in ended))
     if len(reasons) > _MOST_REASONS:
         more = len(reasons) - _MOST_REASONS
         reasons[_MOST_REASONS:] = [f"and {more} more; --columns name,status,reason shows all"]
     return lines + reasons
-
-
-def _some(words: Sequence[str]) -> str:
-    more = len(words) - _MOST_NAMES
-    return "; ".join(words[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
@@ -310,7 +303,7 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
 def _figures(groups: Sequence[Merged]) -> list[Column]:
     entries = [entry for group in groups for entry in group]
     allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
-    memory = [peak_memory(entries)]
+    memory = [table_columns.peak_memory(entries)]
     if any(entry.status == "ok" and allocated.get(entry) is None for entry in entries):
         memory = list(dict.fromkeys((*memory, resident)))
     return [of for of in figures(Place.TABLE) if of not in (allocated, resident)] + memory
@@ -322,13 +315,6 @@ def _is_time(of: Column) -> bool:
 
 def _known(groups: Sequence[Merged], of: Column) -> bool:
     return any(of.get(entry) is not None for group in groups for entry in group)
-
-
-def _how(groups: Sequence[Merged], table: Table) -> list[str]:
-    if any(len(group) > 1 for group in groups):
-        return [HOW_MERGED]
-    intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)
-    return ["[ ]: 95 % interval of the mean"] * intervals
 
 
 # -- below the table ---------------------------------------------------------------------------------------------------
@@ -349,21 +335,18 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
 def _remedies(entry: Entry) -> Iterator[str]:
     if entry.status not in ("oom", "refused"):
         return
+    command = "" if entry.record is None else entry.record.command
+    if entry.cell is not None:  # on its own, without the options that a sweep adds to keep its cells apart
+        own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
+        command = command_line(masked_line(own))
     failure = entry.record.failure if entry.record is not None else None
     if failure is not None and failure.remedies:
         first, *others = failure.remedies
-        yield f"  would fit, as planned: {_command(entry)} {first}"
+        yield f"  would fit, as planned: {command} {first}"
         if others:
             yield f"  or instead: {' or '.join(others)}"
-    elif (command := _command(entry).replace(" -m lm_profiler fit ", " -m lm_profiler plan ", 1)) != _command(entry):
-        yield f"  what would fit: {command}"
-
-
-def _command(entry: Entry) -> str:
-    if entry.cell is None:
-        return entry.record.command if entry.record is not None else ""
-    own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
-    return command_line(masked_line(own))
+    elif " -m lm_profiler fit " in command:
+        yield f"  what would fit: {command.replace(' -m lm_profiler fit ', ' -m lm_profiler plan ', 1)}"
 
 
 _EVERY = "model.checkpoint_every"
@@ -374,25 +357,24 @@ Checkpoints = Mapping[tuple[int, ...], Sequence[Entry]]
 
 def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
     """Return, for cells of a sweep that differ in their checkpoints alone, a line that names the smallest peak."""
-    alike: dict[tuple[object, ...], dict[tuple[int, ...], list[Entry]]] = {}
+    alike: dict[tuple[Path | None, str], dict[tuple[int, ...], list[Entry]]] = {}
     for entry in entries:
         if entry.cell is not None and _EVERY in entry.overrides:
-            rest = tuple((name, value) for name, value in sorted(entry.overrides.items()) if name != _EVERY)
+            rest = ", ".join(f"{name}={value}" for name, value in entry.overrides.items() if name != _EVERY)
             every = entry.option(_EVERY)
             key = (every,) if isinstance(every, int) else tuple(every or ())
-            alike.setdefault((entry.sweep, *rest), {}).setdefault(key, []).append(entry)
-    several = len(alike) > 1
-    lines = ((_best(of), next(iter(of.values()))[0].overrides) for of in alike.values())
-    return [_of(overrides) * several + line for line, overrides in lines if line]
-
-
-def _of(overrides: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in overrides.items() if name != _EVERY) + ": "
+            alike.setdefault((entry.sweep, rest), {}).setdefault(key, []).append(entry)
+    lines = {rest: _best(checkpoints) for (_, rest), checkpoints in alike.items()}
+    return [f"{rest}: " * (len(alike) > 1) + line for rest, line in lines.items() if line]
 
 
 def _best(checkpoints: Checkpoints) -> str | None:
-    allocated = _peaks(checkpoints, "allocated_peak_bytes")
-    word, peaks = ("measured", allocated) if allocated else ("planned", _peaks(checkpoints, "planned_peak_bytes"))
+    which, peaks = "", dict[tuple[int, ...], int]()
+    for word, name in {"planned": "planned_peak_bytes", "measured": "allocated_peak_bytes"}.items():
+        get = QUANTITIES[name].get
+        known = {every: [get(of.record) or 0 for of in cells if of.record] for every, cells in checkpoints.items()}
+        if found := {every: max(of_cells) for every, of_cells in known.items() if any(of_cells)}:
+            which, peaks = word, found
     tried = sorted(peaks)
     if len(tried) < 2:
         return None
@@ -400,14 +382,8 @@ def _best(checkpoints: Checkpoints) -> str | None:
     at = tried.index(best)
     others = [every for every in tried[max(at - 1, 0) : at + 2] if every not in (best, ())]
     beside = [f"{_named(every)} {bytes_text(peaks[every])}" for every in [()] * (best != () in peaks) + others]
-    line = f"checkpoint_every={_named(best)} has the smallest peak ({word}), {bytes_text(peaks[best])}"
+    line = f"checkpoint_every={_named(best)} has the smallest peak ({which}), {bytes_text(peaks[best])}"
     return f"{line}; {', '.join(beside)}{_cost(checkpoints, best)}"
-
-
-def _peaks(checkpoints: Checkpoints, name: str) -> dict[tuple[int, ...], int]:
-    of = QUANTITIES[name]
-    known = {every: [of.get(e.record) for e in cells if e.record is not None] for every, cells in checkpoints.items()}
-    return {every: max(filter(None, of_cells)) for every, of_cells in known.items() if any(of_cells)}
 
 
 def _named(every: tuple[int, ...]) -> str:

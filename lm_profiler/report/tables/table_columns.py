@@ -57,7 +57,6 @@ def preset_of(size: Any) -> TransformerConfig | None:
 
 
 def _dimension(name: str) -> Callable[[Entry], Any]:
-
     def get(entry: Entry) -> Any:
         given = entry.option(f"model.{name}")
         if given is not None:
