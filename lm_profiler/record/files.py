@@ -90,7 +90,6 @@ def only_below(root: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of the plain file ``path``."""
     root, real = _ROOT.get(), Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
         raise RecordError(f"{path}: cannot be read: it lies outside the folder")

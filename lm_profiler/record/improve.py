@@ -121,7 +121,6 @@ class ImproveRecord(Part):
 
 
 def read_improve(folder: Path) -> ImproveRecord:
-    """Read ``folder/improve.json``."""
     return read_as(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")
 
 

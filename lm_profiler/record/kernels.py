@@ -100,5 +100,4 @@ def kernel_files(folder: Path) -> list[Path]:
 
 
 def read_kernels(path: Path) -> KernelTable:
-    """Read the table in ``path``."""
     return read_as(path, KernelTable, "a table of kernels")

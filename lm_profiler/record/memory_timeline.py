@@ -79,16 +79,13 @@ class MemoryTimeline(Part):
 
     @property
     def peak_at(self) -> int:
-        """The number of events until the peak."""
         return max(range(len(self.totals)), key=self.totals.__getitem__)
 
     @property
     def peak(self) -> int:
-        """The most bytes at one time."""
         return max(self.totals)
 
     def held_after(self, events: int) -> dict[str, int]:
-        """Return the bytes of each cause after so many events."""
         held = [*self.start]
         for at, by in self.events[:events]:
             held[at] += by

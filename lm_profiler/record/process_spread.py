@@ -38,7 +38,6 @@ class ProcessSpread:
 
     @property
     def learned(self) -> bool:
-        """Whether equal runs have shown it."""
         return math.isfinite(self.freedom)
 
 

@@ -101,7 +101,6 @@ def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Fig
 
 
 def _bare(annotation: Any) -> Any:
-    """Return a type without its annotation and without None."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

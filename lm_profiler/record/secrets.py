@@ -33,7 +33,6 @@ _NO_SECRETS = ("", "null", "~", "true", "false")
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of this name holds a secret."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return _NAME.search(words) is not None and _NO_NAME.search(words) is None
 

@@ -89,11 +89,9 @@ class PackedArray:
         )
 
     def written(self, column: NDArray[Any]) -> str:
-        """Return ``column`` as text."""
         return b64encode(np.ascontiguousarray(column, self.dtype).tobytes()).decode()
 
     def read(self, text: str) -> NDArray[Any]:
-        """Return the array that ``written`` turned into ``text``."""
         flat = np.frombuffer(b64decode(text, validate=True), self.dtype)
         flat = flat.astype(np.str_) if flat.dtype.kind == "S" else flat
         return flat if self.width is None else flat.reshape(-1, self.width)
@@ -156,7 +154,6 @@ class StepTable(Sequence[StepRow]):
         return StepTable(*(getattr(self, of.name)[chosen] for of in fields(self)))
 
     def of_stages(self, *stages: str) -> StepTable:
-        """Return the rows of these stages."""
         return self.where(np.logical_or.reduce([self.stage == stage for stage in stages]))
 
     @property
@@ -173,7 +170,6 @@ class StepTable(Sequence[StepRow]):
 
     @property
     def largest_memory(self) -> Peaks:
-        """The largest of each reading; None only where none is known."""
         if not len(self):
             return UNKNOWN
         return tuple(None if np.isnan(value) else int(value) for value in np.fmax.reduce(self.memory))
@@ -334,7 +330,6 @@ def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[s
 
 
 def as_parquet(table: StepTable) -> bytes:
-    """Return the content of ``steps.parquet``."""
     import pyarrow
     from pyarrow import parquet
 

@@ -53,14 +53,12 @@ class Sketch(Part):
         return Sketch(count=known.size, sum=float(known.sum()), buckets=buckets, **ends)
 
     def merged(self, other: Sketch) -> Sketch:
-        """Return the sketch of both."""
         buckets = dict(Counter(self.buckets) + Counter(other.buckets))
         ends = {"min": min(self.min, other.min), "max": max(self.max, other.max)}
         return Sketch(count=self.count + other.count, sum=self.sum + other.sum, buckets=buckets, **ends)
 
     @property
     def mean(self) -> float | None:
-        """The mean; None of nothing."""
         return self.sum / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
@@ -114,7 +112,6 @@ class WatchEvent(Part):
 
     @property
     def ratio(self) -> float | None:
-        """``now`` over ``against``; None where that is unknown."""
         return self.now / self.against if self.against else None
 
 
@@ -173,7 +170,6 @@ WINDOWS, EVENTS, STATUS, LAST_STEPS = "watch.jsonl", "events.jsonl", "watch.json
 
 
 def request_file(folder: Path, rank: int) -> Path:
-    """Return where a trace of ``rank`` is asked for."""
     return folder / of_rank("trace_request.json", rank)
 
 
@@ -184,7 +180,6 @@ def ranks_watched(folder: Path) -> list[int]:
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
-    """Return what ``rank`` does."""
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
 
 
@@ -203,7 +198,6 @@ def steps_repeated(folder: Path, resumed_at: int) -> int | None:
 
 
 def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
-    """Return the complete windows of ``rank``."""
     return _lines(folder / of_rank(WINDOWS, rank), WatchWindow)
 
 

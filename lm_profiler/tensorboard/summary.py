@@ -50,7 +50,6 @@ def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str
 
 
 def scalars_summary(values: Mapping[str, float]) -> Any:
-    """Return a summary of scalars by their tags."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
@@ -81,7 +80,6 @@ def figures(entry: Entry) -> dict[str, float]:
 
 
 def text(entry: Entry) -> str:
-    """Return the page of a run as Markdown."""
     if entry.record is None:
         return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
     return render(run_page(entry.record, entry.folder), "markdown")

@@ -50,7 +50,6 @@ class Settings(Part):
 
     @property
     def full_precision(self) -> bool:
-        """Whether the run is known to use float32."""
         return self.precision is not None and str(self.precision).split("-")[0] == "32"
 
 
@@ -88,11 +87,9 @@ class Flops(Part):
 
     @property
     def all(self) -> int:
-        """All FLOPs that the devices execute, which HFU counts."""
         return self.model + self.recomputation
 
     def times(self, factor: float) -> Flops:
-        """Return ``factor`` times as many FLOPs."""
         own = ((name, getattr(self, name)) for name in ("forward", "backward", "recomputation"))
         return self.model_copy(update={name: round(count * factor) for name, count in own})
 
@@ -367,7 +364,6 @@ class PlannedMemory(Part):
 
     @property
     def phase(self) -> Annotated[str | None, PHASE]:
-        """The phase with the largest peak."""
         return max(self.peaks, key=lambda phase: self.peaks[phase], default=None)
 
     @property

@@ -362,7 +362,6 @@ class RunRecord(Part):
 
     @property
     def stretch(self) -> slice:
-        """The measured steps that the figures are of."""
         known = self.steadiness
         if known is None:
             return slice(0, None)
@@ -378,7 +377,6 @@ class RunRecord(Part):
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read ``folder/run.json``."""
     return read_as(folder / "run.json", RunRecord, "a run record")
 
 
@@ -398,5 +396,4 @@ def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
 
 
 def end_file(rank: int) -> str:
-    """Return the name of the rank's file in the run's folder."""
     return f"ended.rank{rank}.json"

@@ -95,7 +95,6 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 
 
 def legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:
-    """Add a patch for each (label, colour) above the figure."""
     from matplotlib.patches import Patch
 
     if colours:
@@ -114,7 +113,6 @@ def known_points(figures: Iterable[tuple[float, Estimate]], scale: float) -> Seq
 
 
 def error_bars(figures: Iterable[Estimate]) -> str:
-    """Return what the error bars are; empty where there are none."""
     counts = [figure.n for figure in figures if figure.low is not None]
     parts = ["with 95 % interval"] * (1 in counts) + ["of repeats, the extremes"] * (max(counts, default=1) > 1)
     return "; ".join(parts)
@@ -170,7 +168,6 @@ class Group:
 
     @property
     def told(self) -> str:
-        """The name on its own: each value comes with its title."""
         return ", ".join(_word(of, self.entries[0]) for of in self.columns)
 
 

@@ -19,7 +19,7 @@ from lm_profiler.record.run import OddStep, RecordError, worst_first
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures import drawing
-from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS, Group, new_figure, wrapped
+from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, new_figure, wrapped
 from lm_profiler.report.run.plan_table import made_by
 from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.usage_error import UsageError
@@ -35,16 +35,15 @@ _ODD = PART_COLOURS["data"]  # stands out from black
 _TOLD = 3
 _WIDTH = 8.0
 _MOST_PANELS = 30
-_NAMED = 8  # the most lines in one panel that a reader can follow; those of further runs are grey
 _LINEAR = 3.0  # how many medians the slowest step may take on a linear axis; a first step that compiles takes a hundred
 _SCALE = TIMES["step"].scale
 
 
 def steps(groups: Sequence[Group]) -> Figure:
-    """Draw every step that was timed, with the warm-up shaded, in a panel for each run or a line for each of many."""
+    """Draw every step that was timed, with the warm-up shaded, in a panel for each run."""
     runs = [(_called(group, entry), entry) for group in groups for entry in group.entries]
     if len(runs) > _MOST_PANELS:
-        return _together(runs)
+        raise UsageError(f"plot: expected at most {_MOST_PANELS} runs for steps, given {len(runs)}; name fewer")
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
     figure, grid = new_figure(_WIDTH, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
@@ -132,39 +131,6 @@ def _scale(axes: Axes, ms: Sequence[float]) -> None:
         axes.text(0.98, 0.96, "log scale", transform=axes.transAxes, ha="right", va="top", fontsize=7, color="#666666")
     else:
         axes.set_ylim(0, 1.1 * max(ms) or 1.0)
-
-
-def _together(runs: Sequence[tuple[str, Entry]]) -> Figure:
-    """Draw many runs in one panel: those whose steps differ most in colour with their names, the others grey."""
-    from matplotlib.collections import LineCollection
-
-    figure, axes = new_figure(_WIDTH, 5.0)
-    lines = []
-    for name, rows in ((name, _series(entry)) for name, entry in runs):
-        measured = [row.time("step") for row in rows if row.stage == "measure"]
-        uneven = max(measured) / median(measured) if measured and median(measured) else 1.0
-        lines += [(name, [(row.step, row.time("step") * _SCALE) for row in rows], uneven)] * bool(rows)
-    lines.sort(key=lambda line: line[2])
-    rest, told = [points for _, points, _ in lines[:-_NAMED]], lines[-_NAMED:]
-    opacity = max(0.08, min(0.6, 30 / max(1, len(rest))))
-    axes.add_collection(LineCollection(rest, colors=PALE, alpha=opacity, linewidths=0.5, rasterized=True))
-    axes.autoscale_view()
-    for at, (name, points, ratio) in enumerate(reversed(told)):
-        dashes, colour = divmod(at, len(SERIES_COLOURS))
-        label = wrapped(f"{ratio:.2f} x  {shortened(name)}", 2.0)
-        look = {"color": SERIES_COLOURS[colour], "ls": ("-", "--")[dashes]}
-        axes.plot(*zip(*points, strict=True), lw=1.2, label=label, **look)
-    if lines:
-        _scale(axes, [ms for _, points, _ in lines for _, ms in points])
-        figure.legend(loc="outside right upper", fontsize=7, title="slowest / median step", title_fontsize=7)
-    absent = len(runs) - len(lines)
-    axes.set_xlabel("step" + (f"\n{absent} of {len(runs)} runs have no step to show" if absent else ""))
-    axes.set_ylabel("time of the step (ms)")
-    said = (
-        f"{len(lines)} runs with their warm-up: in colour the {len(told)} whose slowest measured step stands out most"
-    )
-    axes.set_title(wrapped(said + f", the other {len(rest)} grey" * bool(rest), 5.0), fontsize=9, loc="left")
-    return figure
 
 
 # -- the memory of one step --------------------------------------------------------------------------------------------

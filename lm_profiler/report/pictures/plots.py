@@ -80,7 +80,6 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
-    """Return the figure that ``save_plot`` saves."""
     if not entries:
         raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
     by_kind = {"phases": phases, "waterfall": waterfalls, "steps": steps, "overlap": overlap}

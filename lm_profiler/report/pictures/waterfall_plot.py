@@ -51,7 +51,6 @@ class _Panel:
 
     @property
     def parts(self) -> set[str]:
-        """The phases that are large enough to be seen."""
         stacks = [self.step, *(rung.pieces for rung in self.rungs)]
         return {part for of in stacks for part, seconds in of.items() if seconds >= _SEEN * self.fall.step_s}
 

@@ -26,7 +26,6 @@ _SHOWN = 3  # phases that a verdict names
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return every field of the comparison as JSON, in SI units."""
     return json.dumps(asdict(comparison), indent=1) + "\n"
 
 

@@ -114,7 +114,6 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
 
 
 def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
-    """Return the seconds of ``kind`` in ``phases``, over all steps."""
     of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
     return sum(time.total_s for time in of_phases if time is not None)
 

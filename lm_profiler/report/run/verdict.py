@@ -46,7 +46,6 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def _bound(verdict: Verdict) -> str:
-    """Return what binds the run and how one sees it."""
     bound = "no bottleneck found"
     if verdict.bound_by is not None:
         may = "" if verdict.certain or verdict.or_bound_by is not None or verdict.because is None else "may be "
@@ -69,7 +68,6 @@ def _bound(verdict: Verdict) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in whole per cent."""
     return "less than 1%" if share < 0.01 else f"{share:.0%}"
 
 

@@ -17,7 +17,6 @@ _EVENTS = 12
 
 
 def is_watched(folder: Path) -> bool:
-    """Return whether the run in ``folder`` was watched."""
     return (folder / watch_files.STATUS).exists()
 
 
@@ -52,7 +51,6 @@ def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
 
 
 def _ledger(status: WatchStatus) -> Table:
-    """Return the terms of the wall time, the largest first."""
     terms = [*sorted(status.ledger.items(), key=lambda each: -each[1]), ("wall time", status.wall_s)]
     rows = [[what, f"{s:,.1f}", share_text(s / status.wall_s if status.wall_s else None)] for what, s in terms]
     return text_table(("where the time went", "s", "share"), rows)
@@ -80,7 +78,6 @@ def _ranks(ranks: Sequence[WatchStatus]) -> Table:
 
 
 def event_text(event: WatchEvent, world_size: int = 1) -> str:
-    """Return an event of a run of so many ranks in a sentence."""
     part = "" if event.part is None else f" in {event.part}"
     took = duration_text(event.now) + ("" if event.against is None else f", not {duration_text(event.against)}")
     text = f"{event.kind}: {took}{part}"

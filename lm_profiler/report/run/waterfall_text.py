@@ -60,7 +60,6 @@ def rungs(fall: Waterfall) -> list[Rung]:
 
 
 def title_in(fall: Waterfall, name: str) -> str:
-    """Return the title of a term in this waterfall."""
     # Without a known bandwidth the two terms of memory-bound kernels are one.
     unknown = name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None
     return "memory-bound" if unknown else term_title(name)
@@ -211,7 +210,6 @@ def _largest_contributors(fall: Waterfall) -> Table:
 
 
 def contributors(term: Term, fall: Waterfall) -> Table:
-    """Return the contributors of ``term``, the largest first."""
     digits = digits_of(fall.step_s)
     rows = []
     for of in sorted(term.contributors, key=lambda of: -of.seconds):

@@ -162,13 +162,11 @@ def _harmless(value: Any) -> Any:
 
 
 def json_text(table: Table) -> str:
-    """Return a list of objects, one for each row."""
     text = json.dumps(table.records(), indent=1, ensure_ascii=False) + "\n"
     return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def parquet(table: Table) -> bytes:
-    """Return the content of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 

@@ -155,7 +155,6 @@ def _figure(name: str, show: Callable[[float], str]) -> CellOf:
 
 
 def _mib(count: float) -> str:
-    """Return bytes in MiB, to a kilobyte where there are few."""
     return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
 
 

@@ -35,17 +35,14 @@ class LinkFigures:
 
     @property
     def algorithm_bandwidth(self) -> float | None:
-        """The size of all ranks' parts together, over the median time."""
         return None if not self.time.median else self.size_bytes / self.time.median
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """What the slowest link carries, whatever the number of ranks."""
         return None if self.algorithm_bandwidth is None else self.algorithm_bandwidth * bus_factor(self.op, self.ranks)
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if op in _IN_PARTS else 1.0

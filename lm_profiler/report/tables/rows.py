@@ -48,7 +48,6 @@ def counted(row: Merged) -> Merged:
 
 
 def estimated(row: Merged, of: Column) -> Estimate:
-    """Return the figure of the runs that count."""
     known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
     if not known:
         return Estimate()
@@ -75,7 +74,6 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def alone(entries: Iterable[Entry]) -> list[Merged]:
-    """Return a row for each of ``entries``."""
     return [[entry] for entry in entries]
 
 
@@ -177,7 +175,6 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
-    """Return the facts that tell the rows apart."""
     return [of for of in _known_facts(groups) if differs(groups, of) and not told_by_size(groups, of)]
 
 
@@ -233,7 +230,6 @@ def told(of: Column, value: Any) -> str:
 
 
 def fact_cell(group: Merged, of: Column) -> TableCell:
-    """Return the cell of a fact of ``group``."""
     if of.name == "status":
         word = status(group)
         return TableCell(word, status(group, WORDS), style=STATUS_STYLES.get(word, ""))

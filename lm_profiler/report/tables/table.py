@@ -72,7 +72,6 @@ class Table:
         return fields
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the same as ``fields``, as a mapping for each row."""
         fields = self.fields()
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
@@ -82,7 +81,6 @@ def _unicode(value: Any) -> Any:
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
-    """Return the headings of ``columns`` of the registry."""
     return [Heading(of.name, of.heading, not of.is_text) for of in columns]
 
 
@@ -110,7 +108,6 @@ def figure(of: Quantity, value: float | None, low: float | None = None, high: fl
 
 
 def text_cell(text: str | None, style: str = "") -> TableCell:
-    """Return a cell whose value is its text; empty for None."""
     return TableCell(text, text or "", style=style)
 
 

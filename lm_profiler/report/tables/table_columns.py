@@ -67,14 +67,9 @@ def _dimension(name: str) -> Callable[[Entry], Any]:
 
 
 def device_of(environment: Environment | None) -> str | None:
-    """Return the name of the device, and how many there were."""
     if environment is None:
         return None
     return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
-
-
-def _device(entry: Entry) -> str | None:
-    return device_of(entry.environment)
 
 
 def _precision(entry: Entry) -> str | None:
@@ -119,7 +114,13 @@ _FACTS: dict[str, tuple[Column, ...]] = {
     ),
     "What ran": (
         Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
-        Column("device", "device", _device, "name of the device, and how many", compared=True),
+        Column(
+            "device",
+            "device",
+            lambda entry: device_of(entry.environment),
+            "name of the device, and how many",
+            compared=True,
+        ),
         _option("size", "size", "model.size", "preset of the model"),
         *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
         Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),

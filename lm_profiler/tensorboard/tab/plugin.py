@@ -131,7 +131,6 @@ def listing(logdir: Path) -> Json:
 
 
 def view_of(view: str, logdir: Path, name: str) -> Json:
-    """Return one of ``VIEWS`` of a run."""
     if view == "kernels":
         _has_traces(logdir, name)  # raises where the traces lie outside the log folder
     return views.VIEWS[view](_entry(logdir, name))
@@ -169,7 +168,6 @@ def traces(logdir: Path, name: str) -> Json:
 
 
 def trace(logdir: Path, name: str, file: str) -> Path:
-    """Return the path of one of the run's ``traces``."""
     if file not in [known["file"] for known in traces(logdir, name)["traces"]]:
         raise NotFoundError(f"{file!r}: not a trace of {name!r}")
     return inside(logdir, f"{name}/trace/{file}")

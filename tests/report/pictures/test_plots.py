@@ -161,25 +161,6 @@ def test_steps_of_about_one_length_stand_on_an_axis_from_nought(tmp_path: Path) 
     assert axes.get_ylim()[1] > 10.03
 
 
-def test_of_more_runs_than_a_page_has_room_for_the_most_uneven_have_names(tmp_path: Path) -> None:
-    entries = [made_entry(tmp_path / str(n), name=f"run {n}", forward_s=(1 + n) * 1e-3) for n in range(40)]
-    entries[0] = made_entry(tmp_path / "died", status="failed")
-    late = [row if row.step != 20 else replace(row, seconds=(0.9, *row.seconds[1:-1], 1.0)) for row in made_rows()]
-    write_steps(tmp_path / "17" / "steps.csv", late)
-    figure = draw("steps", [replace(entry) for entry in entries])
-    [axes], [legend] = figure.axes, figure.legends
-    [grey] = axes.collections
-    named = axes.get_lines()
-    assert sorted(len(line) for line in grey.get_segments()) == [25] * 31
-    assert [len(line.get_xdata()) for line in named] == [25] * 8
-    assert max(named[0].get_ydata()[5:]) == pytest.approx(1000)
-    assert "run 17" in legend.get_texts()[0].get_text()
-    assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 8
-    assert axes.get_ylim()[1] > 1040
-    assert [word for word in axes.get_title(loc="left").split() if word.isdigit()] == ["39", "8", "31"]
-    assert "1 of" in axes.get_xlabel()
-
-
 def cells(top: Path) -> list[Entry]:
     """Precisions, compiled and not, at two lengths."""
     return [
