@@ -35,8 +35,7 @@ class Numerics(Part):
 class Tried(Part):
     """A change, compared with the best setting so far in ``pairs`` of fresh processes, which alternate.
 
-    Times are scaled to the tokens or samples of the first setting's step. The interval of ``saved_s`` holds whenever
-    the comparison stopped.
+    Times are of the first setting's tokens or samples. The interval of ``saved_s`` holds whenever one stopped.
     """
 
     name: str = figure("change", "text", "what the call gets more")

@@ -45,11 +45,9 @@ def largest(readings: Iterable[Peaks]) -> Peaks:
 
 @dataclass(frozen=True, slots=True)  # slots halve the memory of a million rows
 class StepRow:
-    """One step of one rank.
+    """One step of one rank: times for each of ``TIMED``, bytes for each of ``MEMORY``, in that order. None is unknown.
 
-    ``seconds`` (the device's stream, or the host where there is none) and ``host_seconds`` hold a value for each of
-    ``TIMED``, in that order; ``memory`` a value in bytes for each of ``MEMORY``. None where unknown: a device that
-    died never says how long its last steps took.
+    A device that died never says how long its last steps took.
     """
 
     step: int
@@ -72,10 +70,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """How pydantic writes and reads an array of ``dtype``, with ``width`` values a row where it has rows of several.
-
-    What is read has that type whatever was sent; text (``S16``) comes back as numpy's ``str_``.
-    """
+    """How pydantic writes and reads an array of ``dtype``, ``width`` values a row, whatever type was sent."""
 
     dtype: DTypeLike
     width: int | None = None
@@ -107,11 +102,7 @@ _Bytes = Annotated[NDArray[np.float64], PackedArray(np.float64, len(MEMORY))]
 
 @dataclass(frozen=True, eq=False)
 class StepTable(Sequence[StepRow]):
-    """Rows as columns, of any number of ranks: a sequence of ``StepRow`` that takes a third of the memory.
-
-    A column has the name of the field of ``StepRow``; times and bytes are float64 with a further axis for ``TIMED`` and
-    ``MEMORY``, and NaN where a value is unknown.
-    """
+    """Rows as columns: a sequence of ``StepRow`` in a third of the memory, with NaN where a value is unknown."""
 
     step: Counts
     stage: Words

@@ -12,10 +12,7 @@ from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error, in bytes; None where it does not say.
-
-    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB.
-    """
+    """The figures of an out-of-memory error, in bytes, exact to its two decimals; None where it does not say."""
 
     requested: int | None = figure("requested", "GiB", "asked for, as the error reports", "oom_requested_bytes")
     free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
@@ -60,10 +57,8 @@ class NumericsKind(Part):
 class NumericsFacts(Part):
     """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
 
-    Errors are Euclidean norms; None where one is not finite, or there is nothing to compare. ``output_error`` compares
-    the first floating-point tensor, of one dimension or more, that the last module to do so returned in the forward
-    pass: the logits of a language model. ``losses`` and ``gradient_norms`` (before clipping) are empty where none were
-    asked for; None in them is not finite.
+    Errors are Euclidean norms; None is not finite, or nothing to compare. The output is the first floating-point tensor
+    that the last module to return one returned: a language model's logits. Gradients are those before clipping.
     """
 
     loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
@@ -138,10 +133,7 @@ TermName = Literal[
 
 
 class Contributor(Part):
-    """A part of a term's time: what ran, and in which module (None is unknown, or none).
-
-    ``detail`` has phrases separated by "; ", the one that tells most first.
-    """
+    """A part of a term's time, with phrases in ``detail`` separated by "; "; None is unknown, or none."""
 
     module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
     what: str = figure("what", "text", "operator or kernel, or in words")
@@ -153,8 +145,7 @@ class Contributor(Part):
 class Term(Part):
     """One term of the waterfall; the seconds of ``unexplained`` alone may be negative.
 
-    There is no interval where one step was traced, and no ceiling where nothing could be saved. ``phases`` add up to
-    the term; empty is unknown.
+    No interval: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
     """
 
     name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
@@ -167,10 +158,7 @@ class Term(Part):
 
 
 class Waterfall(Part):
-    """The mean measured (untraced) step as a sum of terms; what ran in it is known from the trace of rank 0.
-
-    Rates are those of one device. ``step_phases`` are empty where they are unknown.
-    """
+    """The mean measured (untraced) step as a sum of terms, by the trace of rank 0; rates are of one device."""
 
     step_s: float = figure("step taken apart", "ms", "mean step, sum of the terms", interval=("ci_low", "ci_high"))
     ci_low: float | None

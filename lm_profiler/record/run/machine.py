@@ -123,10 +123,9 @@ class GpuSharing(Part):
 class Telemetry(Part):
     """The whole GPU over the measured steps, as its driver reports it, whoever else uses it. None is unknown.
 
-    The highest boost clock is more than a datasheet's base clock, and more than many cards hold in long matmuls, which
-    run into the power limit. NVML's power is a mean over the last second on Ampere (but GA100) and later. The energy
-    counter (Volta and later) moves every 20 to 100 ms. For several cards energy and power are sums, clocks are those of
-    the slowest card, the temperature is the highest, and ``throttle_reasons`` are those of any card.
+    NVML's power is a mean over the last second on Ampere (but GA100) and later; the energy counter (Volta and later)
+    moves every 20 to 100 ms. Of several cards energy and power are sums, clocks the slowest's, the temperature the
+    highest's, ``throttle_reasons`` those of any.
     """
 
     energy_per_step_j: float | None = figure(
@@ -150,10 +149,7 @@ class Telemetry(Part):
 
 
 class Contention(Part):
-    """Other load on the run's CPUs over the measured steps; None is unknown.
-
-    ``not_had`` is the answer, the other figures are its evidence. The run's threads also wait because of each other.
-    """
+    """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None is unknown."""
 
     not_had: float | None = figure("CPU time taken", "%", "share of the CPU time needed that something else took")
     had_s: float = figure("CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
@@ -274,10 +270,8 @@ class AllocatorReading(Part):
 class MemoryLevels(Part):
     """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None where the step has no such phase.
 
-    ``start`` counts the module, optimizer states, and gradients that are not cleared before forward. ``forward`` and
-    ``backward`` are the most of the step's batches. With the source ``allocator`` these are all the device's tensors,
-    batch and loss included; ``counted`` (on the CPU) are parameters, gradients, optimizer states, buffers and the
-    tensors that autograd saved.
+    By ``allocator`` all tensors of the device; ``counted``, on the CPU: parameters, gradients, states, buffers, what
+    autograd saved. ``forward`` and ``backward`` are the most of the step's batches.
     """
 
     start: int | None = figure("forward begins", "GiB", "{title}")
@@ -332,10 +326,7 @@ PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "
 
 
 class PlannedMemory(Part):
-    """The memory of a step on one device, rehearsed on tensors without data; empty where that failed.
-
-    Nothing is ``reserved`` on the CPU. A ``compiled`` step is rehearsed without torch.compile.
-    """
+    """The memory of a step on one device, rehearsed without data (and torch.compile); empty where that failed."""
 
     peaks: dict[str, int] = figure(
         "{key}: planned", "GiB", "planned peak within {key}", "{key}_planned_peak_bytes", keys=PARTS,
@@ -375,8 +366,7 @@ class PlannedMemory(Part):
 class Floor(Part):
     """The least work of a phase on one device and the least time that it takes (roofline). None is unknown.
 
-    ``seconds`` is the longer of two times: the FLOPs at the peak, or the bytes at the full bandwidth
-    (``RunRecord.rates``). Bytes move between the device and its memory; those of ``transfer`` move over the bus.
+    ``seconds`` is the longer of two: the FLOPs at the peak, or the bytes at the bandwidth (``transfer``: of the bus).
     """
 
     flops: dict[str, int] = figure(

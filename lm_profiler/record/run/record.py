@@ -19,8 +19,7 @@ from lm_profiler.record.run.ranks import Ranks
 class TimeSummary(Part):
     """Statistics of one part over the measured steps, in seconds; None where there are too few steps.
 
-    ``mean_low`` and ``mean_high`` are the 95 % interval of the mean, which allows for autocorrelated steps; records of
-    version 0.2 have none.
+    The 95 % interval of the mean allows for autocorrelated steps; records of version 0.2 have none.
     """
 
     n: int
@@ -68,8 +67,7 @@ class StepPattern(Part):
 class Steadiness(Part):
     """The course of the measured steps, counted from 1, and the steps that the run's figures are of.
 
-    The mean step is ``level_s + pattern_s + odd_s``. Figures are of the longest level, or under a trend of all steps
-    but the ``cut`` ones.
+    The mean step is ``level_s + pattern_s + odd_s``, of the longest level, or with a trend of all but ``cut`` steps.
     """
 
     # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
@@ -124,10 +122,7 @@ def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
 
 
 class StepCounters(Part):
-    """The counters of one measured step of one rank; None where this machine does not say.
-
-    They are read between steps, so they include the ``between_s`` before the step.
-    """
+    """The counters of one measured step of one rank, the ``between_s`` before it included. None is unknown."""
 
     step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
     rank: int = figure("rank", "count", "whose counters these are", default=0)
@@ -153,11 +148,7 @@ class StepCounters(Part):
 
 
 class LoaderFacts(Part):
-    """Rank 0's loader and its prefetched batches. None where it does not say.
-
-    Where fewer batches are ready at the end, the steps consumed what was prefetched before them; a longer run would be
-    slower.
-    """
+    """Rank 0's loader; fewer batches ready at the end than before are prefetched ones that the steps used up."""
 
     workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
     ahead: int | None = figure("batches prefetched at most", "count", "by its workers, none taken", "loader_ahead")
@@ -180,8 +171,7 @@ OURS = "lm_profiler"  # the owner of what the profiler's own instruments cost
 class OwnedTime(Part):
     """One action in ``other``; the time of an action inside of another one counts for the inner one only.
 
-    ``owner`` is a class of a callback, module, logger or strategy, ``Lightning``, ``lm_profiler``, or empty for an
-    action that the user has named.
+    The owner is a class, ``Lightning``, ``lm_profiler``, or empty for an action that the user has named.
     """
 
     owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
@@ -199,11 +189,7 @@ class OwnedTime(Part):
 
 
 class PythonTime(Part):
-    """A line of the program and its own time in one step; operators that torch's own modules call are not counted.
-
-    ``what`` is ``python``, ``torch`` (operators that the line calls itself), ``library`` (torch's Python code), another
-    package by its name, or a C function by its name, such as ``time.sleep``.
-    """
+    """A line of the program and its own time in one step, without operators that torch's own modules call."""
 
     phase: str = figure("phase", "text", "where in the step")
     file: str = figure("file", "text", "of the program")
@@ -215,10 +201,7 @@ class PythonTime(Part):
 
 
 class BetweenSteps(Part):
-    """Time between measured steps: ``validation``, a ``checkpoint``, the turn of an ``epoch``, ``instruments``.
-
-    A checkpoint that is saved within a step counts here as well as in that step's ``other``.
-    """
+    """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
 
     what: str = figure("what passed", "text", "between measured steps")
     seconds: float = figure("time", "ms", "what it took in all")
@@ -244,8 +227,7 @@ class ThreadUse(Part):
 class OtherByOwner(Part):
     """The ``other`` of rank 0 by its owner, in steps after the measured ones whose actions were timed one by one.
 
-    The ``actions``, the longest first, add up to ``seconds``. Timing them takes time itself, most of which is an action
-    of ``lm_profiler``; ``measured_s`` is free of that.
+    The ``actions`` add up to ``seconds``, timing them included; ``measured_s`` is free of that.
     """
 
     steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")
