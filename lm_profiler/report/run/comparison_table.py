@@ -43,7 +43,9 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def opening(comparison: Comparison) -> list[str]:
     """Return lines on what is compared, and on the differences of the two sides' settings."""
-    lines = [f"{label}: {_folders(folders)}" for label, folders in (("A", comparison.a), ("B", comparison.b))]
+    lines = []
+    for label, of in (("A", comparison.a), ("B", comparison.b)):
+        lines.append(f"{label}: {of[0] if len(of) == 1 else f'{len(of)} runs: ' + ', '.join(of)}")
     if comparison.unlike:
         lines += ["not the same work on the same device (A → B):", *_listed(comparison.unlike)]
     for what, differences in (("configs", comparison.config), ("environments", comparison.environment)):
@@ -52,6 +54,11 @@ def opening(comparison: Comparison) -> list[str]:
         else:
             lines.append(f"{what}: the same" if differences is not None else f"{what}: of A or B unknown")
     return lines
+
+
+def _listed(differences: Sequence[Difference]) -> list[str]:
+    values = ((x if isinstance(x, str) else json.dumps(x) for x in (row.a, row.b)) for row in differences)
+    return [f"  {row.path}: {' → '.join(each)}" for row, each in zip(differences, values, strict=True)]
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
@@ -81,7 +88,10 @@ def closing(comparison: Comparison) -> list[str]:
         f"a change of less than {MARGIN:.0%} counts as none"
     )
     if comparison.step.verdict == "UNCLEAR":
-        lines.append(f"next: {_how_to_be_sure(comparison)}")
+        least = comparison.detectable
+        told = "" if least is None or least >= 1.0 else f"runs like these can detect a change of {least:.1%} or more; "
+        more = "repeat both more often, alternating A and B, or measure longer (--stages.until_ci=0.005)"
+        lines.append(f"next: {told}to be surer, {more}")
     return lines
 
 
@@ -103,36 +113,11 @@ def _small(row: PartChange) -> bool:
     return row.of_step is not None and abs(row.of_step) < MARGIN
 
 
-def _how_to_be_sure(comparison: Comparison) -> str:
-    if comparison.detectable is None:
-        return (
-            "measure more steps (--stages.measure_steps=30), and repeat both, three times or more, alternating A and B"
-        )
-    told = f"a change of {comparison.detectable:.1%} or more" if comparison.detectable < 1.0 else "no change under 100%"
-    if len(comparison.a) == len(comparison.b) == 1:
-        more = "repeat both, three times or more, alternating A and B; or measure longer (--stages.until_ci=0.005)"
-    else:
-        more = f"repeat more often than {len(comparison.a)} and {len(comparison.b)} times, alternating A and B"
-    return f"runs like these can detect {told}; to detect smaller changes, {more}"
-
-
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))
     return f"{ratio} [{low}, {high}]"
-
-
-def _folders(folders: Sequence[str]) -> str:
-    return folders[0] if len(folders) == 1 else f"{len(folders)} runs: {', '.join(folders)}"
-
-
-def _listed(differences: Iterable[Difference]) -> list[str]:
-    return [f"  {row.path}: {_value(row.a)} → {_value(row.b)}" for row in differences]
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 # -- for CI services ---------------------------------------------------------------------------------------------------
@@ -209,25 +194,21 @@ def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]
 
 def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float]]:
     content = []
-    for each in figures:
-        if each.of.unit == "1/s":
-            continue
-        row: dict[str, str | float] = {"name": f"{each.subject} {each.of.title}", "value": each.value * each.of.scale}
-        row["unit"] = each.of.shown_unit or each.of.unit
-        if each.low is not None and each.high is not None:
-            row["range"] = f"[{each.low * each.of.scale:.6g}, {each.high * each.of.scale:.6g}]"
-        content.append(row)
+    for each in (each for each in figures if each.of.unit != "1/s"):  # of which more is better
+        of, ends = each.of, (each.low, each.high)
+        row: dict[str, str | float] = {"name": f"{each.subject} {of.title}", "value": each.value * of.scale}
+        around = [f"{end * of.scale:.6g}" for end in ends if end is not None]
+        content.append(row | {"unit": of.shown_unit} | ({"range": f"[{', '.join(around)}]"} if around else {}))
     return content
 
 
 def _junit(figures: Sequence[CiFigure]) -> str:
-    failures = sum(each.failure is not None for each in figures)
-    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures))
+    failures = str(sum(each.failure is not None for each in figures))
+    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=failures)
     for each in figures:
         seconds = each.value if each.of.unit == "s" else 0.0
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=printable(each.subject), name=each.of.title, time=f"{seconds:.9f}"
-        )
+        about = {"classname": printable(each.subject), "name": each.of.title, "time": f"{seconds:.9f}"}
+        case = ElementTree.SubElement(suite, "testcase", about)
         if each.failure is not None:
             ElementTree.SubElement(case, "failure", message=each.failure)
     ElementTree.indent(suite)
