@@ -137,6 +137,18 @@ class Collection:
     searches: list[Searched] = field(default_factory=list)  # the calls of ``improve``, whose runs are among the entries
 
 
+def unreadable(entries: Iterable[Entry]) -> list[str]:
+    """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
+    problems = []
+    for entry in entries:
+        if entry.record is not None and any(entry.record.steps.values()):
+            try:
+                _ = entry.rows
+            except RecordError as error:
+                problems.append(str(error))
+    return problems
+
+
 def collect(paths: Iterable[Path]) -> Collection:
     """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links."""
     search = _Search()
@@ -165,10 +177,10 @@ class _Search:
     def walk(self, top: Path) -> None:
         """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
 
-        def unreadable(error: OSError) -> None:
+        def no_folder(error: OSError) -> None:
             self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
 
-        for here, folders, files in os.walk(top, onerror=unreadable):
+        for here, folders, files in os.walk(top, onerror=no_folder):
             folder = Path(here)
             folders.sort(key=_by_number)
             searched = IMPROVE_FILE in files and self.first_time(folder / IMPROVE_FILE)

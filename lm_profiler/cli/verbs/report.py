@@ -13,12 +13,12 @@ from lm_profiler.cli.verbs.report_options import Options, writable, write, write
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.calls import FAILED, OK
-from lm_profiler.record.entry import Collection, Entry, collect
+from lm_profiler.record.entry import Collection, Entry, collect, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.pictures.over_time import named, unreadable
-from lm_profiler.report.pictures.plots import TIMELINE, WAY_DOWN, save_plot, save_timelines, save_way_down
+from lm_profiler.report.pictures.over_time import named
+from lm_profiler.report.pictures.plots import TIMELINE, save_plot, save_timelines
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
@@ -123,9 +123,7 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
 def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[list[str], bool]:
     entries = runs.entries
     with writable(output):
-        if plot == WAY_DOWN:
-            save_way_down([of.record for of in runs.searches], output)
-        elif plot == TIMELINE:
+        if plot == TIMELINE:
             told, problems = _timelines(entries)
             names = [str(entry.folder) if len(told) > 1 else "" for entry, _ in told]
             known = zip(names, told, strict=True)
@@ -133,8 +131,7 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
             return problems, True
         elif entries:
             save_plot(plot, entries, output, by)
-    problems = unreadable(entries) if plot == "steps" else []
-    return problems, plot == WAY_DOWN or len(problems) < len(entries)
+    return [], bool(entries)
 
 
 def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:

@@ -14,7 +14,7 @@ from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
-from lm_profiler.report.pictures.plots import KINDS, TIMELINE, WAY_DOWN
+from lm_profiler.report.pictures.plots import KINDS, TIMELINE
 from lm_profiler.report.run.comparison_table import CiFormat
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
@@ -43,8 +43,8 @@ class Options:
         kernels: The kernels that took the device's time, from the trace of each run.
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
         allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
-        plot: phases, waterfall, steps, memory, memory_timeline, attention, tokens, mfu, overlap or improve; with
-            --output FILE.svg, .png, .pdf or .html.
+        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
+            .html.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.
@@ -75,7 +75,7 @@ class Options:
             expect(number is None or number >= least, name, f"{least} or more", number)
         for name, known in (
             ("format", [*formats.SUFFIXES.values(), *get_args(CiFormat)]),
-            ("plot", (*KINDS, TIMELINE, WAY_DOWN)),
+            ("plot", (*KINDS, TIMELINE)),
         ):
             expect(getattr(self, name) in (None, *known), name, either(known), getattr(self, name))
         if self.plot is None:

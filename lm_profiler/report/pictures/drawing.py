@@ -16,7 +16,6 @@ from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, c
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -122,22 +121,6 @@ def wrapped(text: str, inches: float) -> str:
     """Return ``text`` on at most two lines no wider than ``inches``; the rest is left out."""
     width = max(8, int(inches * _CHARACTERS_AN_INCH))
     return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
-
-
-def inches(texts: Sequence[str]) -> float:
-    """Return a generous estimate of the width of the longest of ``texts``, in inches."""
-    return max(map(len, texts), default=0) / (_CHARACTERS_AN_INCH - 2)
-
-
-def end_of_axis(said: Iterable[tuple[float, str]], width: float) -> float:
-    """Return where an axis of ``width`` inches ends, so that the texts behind the ends of its bars stay within it."""
-    return max(end * width / max(width - 0.2 - inches([text]), 1.0) for end, text in said) or 1.0
-
-
-def bar_of_error(axes: Axes, row: float, value: float, low: float, high: float) -> None:
-    """Draw a horizontal bar of error; an end beyond the value has no length."""
-    around = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
-    axes.errorbar([value], [row], xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
 
 
 def thinned(count: int, most: int) -> range:

@@ -1,137 +1,27 @@
-"""Pictures over time: every step of runs, the memory of one step, what computes while ranks communicate."""
+"""Pictures of one step over its time: memory by cause, and what computes while ranks communicate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, compute_spans
 from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline
-from lm_profiler.record.quantities import PARTS, TIMES, bytes_text
-from lm_profiler.record.run import OddStep, RecordError, worst_first
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.quantities import PARTS, bytes_text
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures import drawing
 from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, new_figure, wrapped
 from lm_profiler.report.run.plan_table import made_by
-from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# -- the time of every step --------------------------------------------------------------------------------------------
-
-_WARMUP, _CUT = "#D0D0D0", "#E8E8E8"
-_ODD = PART_COLOURS["data"]  # stands out from black
-_TOLD = 3
-_WIDTH = 8.0
-_MOST_PANELS = 30
-_LINEAR = 3.0  # how many medians the slowest step may take on a linear axis; a first step that compiles takes a hundred
-_SCALE = TIMES["step"].scale
-
-
-def steps(groups: Sequence[Group]) -> Figure:
-    """Draw every step that was timed, with the warm-up shaded, in a panel for each run."""
-    runs = [(_called(group, entry), entry) for group in groups for entry in group.entries]
-    if len(runs) > _MOST_PANELS:
-        raise UsageError(f"plot: expected at most {_MOST_PANELS} runs for steps, given {len(runs)}; name fewer")
-    columns = min(3, len(runs))
-    rows = -(-len(runs) // columns)
-    figure, grid = new_figure(_WIDTH, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
-    for axes, (name, entry) in zip(grid.flat, runs, strict=False):
-        axes.set_title(wrapped(name, _WIDTH / columns - 0.7), fontsize=9, loc="left")
-        _panel(axes, entry)
-    for axes in grid.flat[len(runs) :]:
-        axes.remove()
-    figure.supxlabel("step", fontsize=9)
-    figure.supylabel("time of the step (ms)", fontsize=9)
-    records = [entry.record for _, entry in runs if entry.record is not None]
-    cut, odd = any(of.stretch.start for of in records), any(of.odd_steps for of in records)
-    others = [*[("also left out: not steady yet", _CUT)] * cut, *[("odd", _ODD)] * odd]
-    drawing.legend(figure, [("warm-up", _WARMUP), *others])
-    return figure
-
-
-def _called(group: Group, entry: Entry) -> str:
-    if entry.cell is not None:
-        return group.told + (f" (repeat {entry.cell.repeat})" if entry.cell.repeat else "")
-    return group.told if len(group.entries) == 1 else f"{group.told} ({COLUMNS['name'].get(entry)})"
-
-
-def _series(entry: Entry) -> list[StepRow]:
-    # Other stages are not timed, and a device that died never said how long its last steps took.
-    try:
-        timed = entry.rows.of_stages("warmup", "measure")
-    except RecordError:
-        return []
-    return [row for row in mean_over_ranks(timed) if row.seconds is not None]
-
-
-def unreadable(entries: Iterable[Entry]) -> list[str]:
-    """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
-    problems = []
-    for entry in entries:
-        if entry.record is not None and any(entry.record.steps.values()):
-            try:
-                _ = entry.rows
-            except RecordError as error:
-                problems.append(str(error))
-    return problems
-
-
-def _panel(axes: Axes, entry: Entry) -> None:
-    rows = _series(entry)
-    if rows:
-        warmup = sum(row.stage == "warmup" for row in rows)
-        cut = entry.record.stretch.start if entry.record is not None else 0
-        first, ms = rows[0].step - 0.5, [row.time("step") * _SCALE for row in rows]
-        axes.axvspan(first, first + warmup, color=_WARMUP, lw=0)
-        axes.axvspan(first + warmup, first + warmup + cut, color=_CUT, lw=0)
-        axes.plot([row.step for row in rows], ms, "o-", color="black", ms=2.5, lw=0.8)
-        axes.locator_params(axis="x", integer=True)
-        _scale(axes, ms)
-        _mark_odd(axes, [] if entry.record is None else entry.record.odd_steps)
-    else:
-        axes.set_yticks([])
-    if entry.status != "ok" or not rows:
-        axes.annotate(
-            drawing.trouble([entry]) or "no steps", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center"
-        )
-
-
-def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
-    """Draw a ring around each odd step, and the cause beside the worst ones."""
-    if odd:
-        axes.plot([of.step for of in odd], [of.step_s * _SCALE for of in odd], "o", mfc="none", color=_ODD, ms=6)
-    middle = sum(axes.get_xlim()) / 2
-    for of in worst_first(odd)[:_TOLD]:
-        side: dict[str, Any] = {"xytext": (-6, 0), "ha": "right"} if of.step > middle else {"xytext": (6, 0)}
-        said = shortened(of.cause or "no cause seen", 36) if of.rank is not None else ""
-        at = (of.step, of.step_s * _SCALE)
-        axes.annotate(said, at, textcoords="offset points", va="center", fontsize=6, color=_ODD, **side)
-
-
-def _scale(axes: Axes, ms: Sequence[float]) -> None:
-    """Scale the axis from 0, so that lengths can be compared, or by logarithm where one step is far slower."""
-    if min(ms) > 0 and max(ms) > _LINEAR * median(ms):
-        from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-        axes.set_yscale("log")
-        at = LogLocator(subs=(1.0, 2.0, 5.0) if max(ms) < 100 * min(ms) else (1.0,))
-        axes.yaxis.set(major_locator=at, major_formatter=ScalarFormatter(), minor_formatter=NullFormatter())
-        axes.text(0.98, 0.96, "log scale", transform=axes.transAxes, ha="right", va="top", fontsize=7, color="#666666")
-    else:
-        axes.set_ylim(0, 1.1 * max(ms) or 1.0)
-
 
 # -- the memory of one step --------------------------------------------------------------------------------------------
 

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures import drawing
 from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, grouped, new_figure, wrapped
-from lm_profiler.report.pictures.over_time import memory_timelines, overlap, steps
-from lm_profiler.report.pictures.waterfall_plot import waterfalls, way_down
+from lm_profiler.report.pictures.over_time import memory_timelines, overlap
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
 from lm_profiler.report.tables.rows import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu", "overlap")
-WAY_DOWN = "improve"  # the kind of picture that shows a search of ``improve`` instead of runs
+KINDS = ("phases", "memory", "attention", "tokens", "mfu", "overlap")
 TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files beside its record
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
@@ -42,14 +39,6 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
     """Draw ``entries`` against ``by``, an option or a fact (None: one that varies), into ``path``."""
     expect_one_of(KINDS, "plot", kind)
     save_figure(lambda: draw(kind, entries, by), path)
-
-
-def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
-    """Draw what the one of ``searches`` found into ``path``: the step after each change that was kept."""
-    if len(searches) != 1:
-        given = len(searches) or "none"
-        raise UsageError(f"plot: expected one folder of `lm_profiler improve`, given {given}; name one")
-    save_figure(lambda: way_down(searches[0]), path)
 
 
 def save_timelines(timelines: Mapping[str, MemoryTimeline], path: Path) -> None:
@@ -82,9 +71,8 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     if not entries:
         raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
-    by_kind = {"phases": phases, "waterfall": waterfalls, "steps": steps, "overlap": overlap}
-    if kind in by_kind:
-        return by_kind[kind](grouped(entries, by))
+    if kind in ("phases", "overlap"):
+        return (phases if kind == "phases" else overlap)(grouped(entries, by))
     figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}
     return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 
