@@ -125,9 +125,6 @@ def _checked(value: Any, at: str) -> Any:
     raise ValueError(f"{at}: expected a number below {BEYOND:g}")
 
 
-# -- parts of a record -------------------------------------------------------------------------------------------------
-
-
 def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
     try:
         return known(word)

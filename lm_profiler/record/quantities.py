@@ -12,22 +12,15 @@ from dataclasses import replace
 from types import UnionType
 from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from lm_profiler.record.figure import Figure, Place, Within, at, bytes_text, counted, duration_text, with_prefix
+from lm_profiler.record.figure import *  # noqa: F403  # the registry is asked for them too
+from lm_profiler.record.figure import Figure, Place, Within, at
 from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
-from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, TIMED, WORDS
+from lm_profiler.record.parts import *  # noqa: F403
+from lm_profiler.record.parts import MEANINGS, PARTS, TIMED, WORDS
 from lm_profiler.record.run import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord
 
-__all__ = [
-    "CAUSES", "FIGURES", "FLOOR", "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES",
-    "PLANNED_COLUMNS", "QUANTITIES", "REMEDY_COLUMNS", "STEP_COLUMNS", "TERMS", "TIMED", "TIMES", "TIMES_FLOOR",
-    "TOKENS", "TOKENS_PER_S", "TRIED_COLUMNS", "Place", "Quantity", "bytes_text", "counted", "duration_text",
-    "overview", "term_title", "with_prefix",
-]  # fmt: skip
-
 Quantity = Figure  # a figure of the registry, with its path
-
-# -- figures beside the fields of a type -------------------------------------------------------------------------------
 
 
 def figures_in(form: type[Part]) -> Iterator[Figure]:
@@ -120,8 +113,6 @@ def _is_column(kind: Any) -> bool:
 def _words(keys: Any) -> list[tuple[str, str]]:
     return list(keys.items()) if isinstance(keys, Mapping) else [(key, key) for key in keys]
 
-
-# -- times of the parts, and what is computed from several values ------------------------------------------------------
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
 _RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
@@ -261,8 +252,6 @@ _COMPUTED: dict[str, tuple[str, str, str, str, Callable[[RunRecord], Any]]] = {
         lambda of: None if of.syncs is None else sum(sync.count for sync in of.syncs),
     ),
 }  # fmt: skip
-
-# -- the registry ------------------------------------------------------------------------------------------------------
 
 _BY_PHASE = ("Use of the CPU", "Own work and waiting by phase")
 _ORDER = (

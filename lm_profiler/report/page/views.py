@@ -66,9 +66,6 @@ def table_of(table: Table) -> Json:
     }
 
 
-# -- all runs ----------------------------------------------------------------------------------------------------------
-
-
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
     """Return all runs and cells by name with the value of each column, the columns, and what could not be read."""
     # each part's spread would be most of the answer
@@ -134,17 +131,17 @@ def searched(searches: Mapping[str, ImproveRecord]) -> list[Json]:
     return answers
 
 
-# -- one run -----------------------------------------------------------------------------------------------------------
-
-
 def run(entry: Entry, most_steps: int = MOST_STEPS) -> Json:
     """Return the page of a run: its table and lines as on the terminal, and every figure, by sections."""
     if (record := entry.record) is None:
         raise RecordError(f"{entry.name}: not a run but a sweep")
     table = time_table(record)
     verdict, failure = verdict_lines(record), failure_lines(record)
-    owned = record.other_by_owner
-    actions = [] if owned is None else owned.actions
+    owners = None
+    if (owned := record.other_by_owner) is not None:
+        shown = {"seconds", "calls", "in_steps"}
+        actions = [{"name": of.name, **of.model_dump(include=shown)} for of in owned.actions]
+        owners = {**owned.model_dump(include={"steps", "seconds"}), "actions": actions}
     return {
         **record.model_dump(include={"status", "started", "duration_s", "command"}),
         "headline": table.title or record.name,
@@ -154,11 +151,7 @@ def run(entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
         "times": table_of(table),
         "steps": _steps(entry, most_steps),
-        "owners": owned
-        and {
-            **owned.model_dump(include={"steps", "seconds"}),
-            "actions": [{"name": of.name, **of.model_dump(include={"seconds", "calls", "in_steps"})} for of in actions],
-        },
+        "owners": owners,
         "causes": _causes(record),
         "sections": [table_of(section) for section in sections(record)],
     }
@@ -288,8 +281,6 @@ def _timeline(timeline: MemoryTimeline, most: int) -> Json:
     }
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------------
-
 _KNOWN_FROM = [
     of
     for of in GROUPS["Ranks"]
@@ -355,8 +346,6 @@ def _no_ranks(record: RunRecord) -> str:
     return "One rank: nobody waits for another."
 
 
-# -- watched runs ------------------------------------------------------------------------------------------------------
-
 _WATCHED = {"where the time went": "Where the time went", "ms": "Phases", "rank": "Ranks", "when": "Events"}
 _EVENTS = 200
 
@@ -394,9 +383,6 @@ def _step_sketches(folder: Path, windows: Sequence[WatchWindow], most: int) -> l
     known = [(of.first_step, of.seconds["step"]) for of in windows if "step" in of.seconds]
     merged = (known[at : at + every] for at in range(0, len(known), every))
     return [(part[0][0], reduce(Sketch.merged, (of for _, of in part))) for part in merged]
-
-
-# -- the waterfall -----------------------------------------------------------------------------------------------------
 
 
 def why(entry: Entry) -> Json:

@@ -128,9 +128,6 @@ def thinned(count: int, most: int) -> range:
     return range(0, count, max(1, -(-count // most)))
 
 
-# -- groups of entries by what varies among them -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Group:
     """Entries that differ in no known fact; ``columns`` are the facts that the groups of a picture differ in."""

@@ -77,8 +77,6 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 
 
-# -- a bar of phases for each group ------------------------------------------------------------------------------------
-
 _BARS_WIDTH = 8.0
 _NAMES_ROOM = 2.6  # the width of the names in inches; longer ones have a second line
 _MOST_NAMED = 100  # the most bars that have a name each; of more bars every k-th has one
@@ -125,8 +123,6 @@ def _said(step: Estimate, ended: str) -> str:
     ms = TIMES["step"].show(step.value, digits=1)
     return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"
 
-
-# -- a figure against what varies --------------------------------------------------------------------------------------
 
 _MOST_WORDS = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
 _WIDTH, _MOST_TICKS = 7.2, 24
@@ -186,9 +182,6 @@ def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
     axes.minorticks_off()
     axes.margins(x=0.1)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-
-
-# -- collectives -------------------------------------------------------------------------------------------------------
 
 
 def bandwidths(rows: Sequence[LinkFigures]) -> Figure:

@@ -251,8 +251,6 @@ def tell_github(comparison: Comparison, environment: Mapping[str, str]) -> str:
     return f"::{_LEVELS.get(verdict, 'notice')} title=lm_profiler::{line}\n"
 
 
-# -- a record concluded anew -------------------------------------------------------------------------------------------
-
 _MOST_CHANGES = 40
 
 _CHANGED = (Heading("field", "changed"), Heading("before", "the record"), Heading("now", "by this version"))

@@ -7,10 +7,11 @@ from pathlib import Path
 from shlex import quote
 
 from lm_profiler.analysis.compare.ratio import MARGIN
+from lm_profiler.record.figure import digits_of, ms_text
 from lm_profiler.record.files import from_here
 from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
-from lm_profiler.report.tables.table import Table, TableCell, digits_of, headings_of, ms_text
+from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
 _STYLES = {
     "FASTER": "green",
@@ -112,21 +113,18 @@ def _from_to(before_s: float, after_s: float) -> str:
 def numerics_text(of: Numerics) -> str:
     """Return how far off loss and gradients are, and whether that is beyond the tolerance."""
     known = {what: share for what, share in (("loss", of.loss), ("gradients", of.gradients)) if share is not None}
-    off = ", ".join(f"{what} {_share(share)}" for what, share in known.items() if share)
+    off = ", ".join(f"{what} {share * 100:.2g} %" for what, share in known.items() if share)
     word = {True: "", False: "too much", None: "unknown"}[of.within]
     return ": ".join(filter(None, (word, off))) or "nothing" * bool(known)
-
-
-def _share(share: float) -> str:
-    return f"{share * 100:.2g} %"
 
 
 def _lines(record: ImproveRecord) -> Iterator[str]:
     yield _end(record)
     if record.first_s is not None and not record.way:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
-    if record.final is not None:
-        yield from _memory_line(record.final)
+    first, last = (None, None) if record.final is None else (record.final.first_bytes, record.final.final_bytes)
+    if first is not None and last is not None and abs(last - first) > MARGIN * first:
+        yield f"memory {_bytes_from_to(first, last)}"
     if record.left:
         yield f"not tried{' yet' * (record.ended == 'unfinished')}: {', '.join(record.left)}"
     yield from (f"{of.name}: {of.why}" for of in record.tried if of.why)
@@ -134,12 +132,6 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
         f"{of.name} may change the results: {of.may_change}" for of in record.tried if of.accepted and of.may_change
     )
     yield from (f"note: {note}" for note in record.notes)
-
-
-def _memory_line(final: Final) -> Iterator[str]:
-    first, last = final.first_bytes, final.final_bytes
-    if first is not None and last is not None and abs(last - first) > MARGIN * first:
-        yield f"memory {_bytes_from_to(first, last)}"
 
 
 def _end(record: ImproveRecord) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from lm_profiler.analysis.plan.capacities import Capacity
 from lm_profiler.analysis.plan.planned import Planned, PlannedFloors, fits
 from lm_profiler.analysis.remedies.remedy import Smaller
+from lm_profiler.record.figure import ms_text
 from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import (
     CAUSES,
@@ -21,7 +22,7 @@ from lm_profiler.record.quantities import (
 )
 from lm_profiler.record.run import MOMENTS
 from lm_profiler.report.run.sections import floor_texts
-from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, ms_text, text_cell
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
@@ -129,8 +130,6 @@ def _known(
     told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
     return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]
 
-
-# -- a memory timeline -------------------------------------------------------------------------------------------------
 
 _ALLOCATION = [
     *(Heading("bytes", "bytes", True), Heading("count", "count", True), Heading("cause", "cause")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from lm_profiler.record.figure import ms_text
 from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, counted, with_prefix
 from lm_profiler.record.run import NumericsFacts, RunRecord
@@ -13,7 +14,7 @@ from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import list_table, phase_table, sections, shown, step_line
 from lm_profiler.report.run.verdict import findings_lines, odd_lines, percent, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall_text import why_lines
-from lm_profiler.report.tables.table import Table, ms_text, text_table
+from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.report.tables.table_columns import device_of
 
 _WAITS_SHOWN = 2

@@ -9,23 +9,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from lm_profiler.analysis.hardware.roofline import LEAST_S
+from lm_profiler.record.figure import digits_of, ms_text, share_text
 from lm_profiler.record.quantities import FLOOR, GROUPS, LISTS, PARTS, TIMES, TIMES_FLOOR, Quantity
 from lm_profiler.record.run import MOMENTS, Floor, RunRecord
 from lm_profiler.report.run.waterfall_text import waterfall_tables
-from lm_profiler.report.tables.table import (
-    Heading,
-    Table,
-    TableCell,
-    digits_of,
-    fact_text,
-    headings_of,
-    ms_text,
-    share_text,
-    text_cell,
-    text_table,
-)
-
-# -- phases ------------------------------------------------------------------------------------------------------------
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, headings_of, text_cell, text_table
 
 
 def phase_table(record: RunRecord) -> Table:
@@ -83,8 +71,6 @@ def floor_texts(floor: Floor | None) -> list[str]:
     times = "" if floor.times is None else f"{floor.times:,.{0 if floor.times >= 100 else 1}f}"
     return [ms_text(floor.seconds) + of, times]
 
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 _LISTS_OF = {
     "Other, by its owner": ("other_by_owner.actions",),

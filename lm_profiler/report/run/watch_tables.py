@@ -8,10 +8,11 @@ from functools import reduce
 from pathlib import Path
 
 from lm_profiler.record import watch_files
+from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
 from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow
-from lm_profiler.report.tables.table import Table, share_text, text_table
+from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12
 

@@ -6,18 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lm_profiler.record.figure import digits_of, ms_text, share_text
 from lm_profiler.record.quantities import LISTS, PARTS, TIMES, term_title
 from lm_profiler.record.run import RunRecord, Term, Waterfall
-from lm_profiler.report.tables.table import (
-    Heading,
-    Table,
-    TableCell,
-    digits_of,
-    headings_of,
-    ms_text,
-    share_text,
-    text_cell,
-)
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
 # the share of the step below which terms are summed up on the terminal
 _SMALL = 0.01
@@ -161,8 +153,6 @@ def _missing(record: RunRecord) -> str:
 
 
 _TRACE = "no step was traced. Run it again with --trace.steps=2."
-
-# -- its tables --------------------------------------------------------------------------------------------------------
 
 _MOST_CONTRIBUTORS = 5
 _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]

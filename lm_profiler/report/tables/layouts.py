@@ -57,8 +57,6 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
     return replace(typical, text=typical.text + n + (f" ({merged.how_many(failed)})" if failed else ""))
 
 
-# -- names of runs -----------------------------------------------------------------------------------------------------
-
 _OF_MODEL = ("size", *DIMENSIONS, "parameters")
 
 
@@ -91,8 +89,6 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     kinds = list(types.values())
     return {name: kind if kinds.count(kind) == 1 or name is None else name for name, kind in types.items()}
 
-
-# -- one wide row a run ------------------------------------------------------------------------------------------------
 
 CellOf = Callable[[Entry], TableCell]
 _HELD = {
@@ -157,8 +153,6 @@ def _figure(name: str, show: Callable[[float], str]) -> CellOf:
 def _mib(count: float) -> str:
     return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
 
-
-# -- sizes down, devices or modes across -------------------------------------------------------------------------------
 
 _DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["forward_backward_s"]}
 
@@ -242,8 +236,6 @@ def _mode_cell(group: Merged, part: str) -> TableCell:
     others = f" (of {len(same)})" if (same := [of for of in does if _mode(of) == _mode(does[0])])[1:] else ""
     return TableCell(mean, " ± ".join(shown) + others)
 
-
-# -- a block a run with each of its steps ------------------------------------------------------------------------------
 
 _TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")

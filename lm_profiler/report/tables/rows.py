@@ -154,8 +154,6 @@ def unlike(row: Merged) -> list[str]:
     return [of.title for of in columns.values() if differs(alone(row), of)]
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
-
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_profiler.record.quantities import TIMES, Quantity
+from lm_profiler.record.quantities import Quantity
 
 STATUS_STYLES = {
     "ok": "green",
@@ -109,20 +109,3 @@ def figure(of: Quantity, value: float | None, low: float | None = None, high: fl
 
 def text_cell(text: str | None, style: str = "") -> TableCell:
     return TableCell(text, text or "", style=style)
-
-
-def digits_of(step_s: float) -> int:
-    """Return how many digits behind the point show this step in ms with four significant digits."""
-    return len(TIMES["step"].rounded(step_s).partition(".")[2])
-
-
-def ms_text(seconds: float, digits: int | None = None) -> str:
-    """Return a time in ms without its unit; without ``digits`` behind the point, with four significant ones."""
-    digits = digits_of(seconds) if digits is None else digits
-    # Adding 0.0 turns -0.0 into 0.0: what rounds to 0 has no sign.
-    return TIMES["step"].show(round(seconds, digits + 3) + 0.0, unit=False, digits=digits)
-
-
-def share_text(share: float | None) -> str:
-    """Return a share in per cent with a digit behind the point; empty where it is unknown."""
-    return "" if share is None else f"{share:.1%}"

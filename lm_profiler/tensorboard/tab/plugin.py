@@ -112,9 +112,6 @@ def _argument(request: Request, name: str) -> str:
     return value
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-
 def listing(logdir: Path) -> Json:
     """Return all runs and cells; those that a link or a sweep's file puts outside the log folder are problems."""
     collection = with_unfinished(collect([logdir]))
