@@ -12,6 +12,12 @@ from lm_profiler.report.tables.table import Table, text_table
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
+# the parts of a kernel's name that say nothing to a reader
+_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
+_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and the most kernels that are named
+_SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
+_LARGEST = 15
+IDLE = "idle"
 
 
 def kernel_answers(
@@ -67,9 +73,6 @@ def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
     return sums
 
 
-_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and the most kernels that are named
-
-
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
     rows = (row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention"))
     sums = sorted(_by_name(rows).items(), key=lambda item: -item[1][0])
@@ -86,9 +89,6 @@ def _shares(table: KernelTable, kind: Kind) -> str:
     passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
     parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
     return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
-
-
-SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 
 
 def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
@@ -108,7 +108,7 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     if softmax_s and products_s:
         line = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
         if head_width and phase == "forward":  # either product takes 2 FLOPs for each score and number of a query
-            line += f", for {SOFTMAX_FLOPS / (4 * head_width):.3f} times their FLOPs"
+            line += f", for {_SOFTMAX_FLOPS / (4 * head_width):.3f} times their FLOPs"
         answers.append(line)
     return "; ".join(answers) or None
 
@@ -128,14 +128,6 @@ def _total(rows: Iterable[KernelRow]) -> float:
 
 def _ms_with_unit(table: KernelTable, seconds: float) -> str:
     return TIMES["step"].show(seconds / table.steps)
-
-
-IDLE = "idle"
-
-# the parts of a kernel's name that say nothing to a reader
-_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-
-_LARGEST = 15
 
 
 def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
@@ -180,8 +172,10 @@ def _by_kind(table: KernelTable) -> Table:
     rows = []
     for name, phase in table.phases.items():
         times = [kind_s(table, [name], kind) for kind in kinds]
-        rows.append([name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s)])
-    rows.append(["step", *_cells(table, *totals, table.window_s)])
+        rows.append(
+            [name, *(_ms(table, of) if of else "" for of in (*times, phase.idle_s, phase.busy_s + phase.idle_s))]
+        )
+    rows.append(["step", *(_ms(table, of) if of else "" for of in (*totals, table.window_s))])
     rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals), ""])
     titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
     return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
@@ -192,15 +186,10 @@ def _largest(table: KernelTable) -> Table:
     name = "kernel" if table.source == "kernels" else "operator"
     rows = [
         [
-            shortened(_NOISE.sub("", row.name)),
-            row.phase,
-            row.kind.replace("_", " "),
-            shortened(_NOISE.sub("", row.operator or ""), 32),
-            shortened(row.module or ""),
-            f"{row.count / table.steps:g}",
-            _ms(table, row.total_s),
-            f"{row.total_s / max(row.count, 1) * 1e6:,.1f}",
-            f"{row.total_s / table.window_s:.1%}",
+            *(shortened(_NOISE.sub("", row.name)), row.phase, row.kind.replace("_", " ")),
+            *(shortened(_NOISE.sub("", row.operator or ""), 32), shortened(row.module or "")),
+            *(f"{row.count / table.steps:g}", _ms(table, row.total_s)),
+            *(f"{row.total_s / max(row.count, 1) * 1e6:,.1f}", f"{row.total_s / table.window_s:.1%}"),
         ]
         for row in table.rows[:_LARGEST]
     ]
@@ -210,10 +199,6 @@ def _largest(table: KernelTable) -> Table:
         below = [f"{left} smaller rows are not shown, {_ms(table, total_s)} ms"]
     titles = [name, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
     return text_table(titles, rows, left=5, below=below)
-
-
-def _cells(table: KernelTable, *seconds: float) -> list[str]:
-    return [_ms(table, value) if value else "" for value in seconds]
 
 
 def _ms(table: KernelTable, seconds: float) -> str:

@@ -221,9 +221,13 @@ def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iter
     widths = _narrowed([max(map(cell_len, column)) for column in zip(*texts, strict=True)], right, most)
     for shown in _pieces(widths, most):
         for row, text in zip(rows, texts, strict=True):
-            parts = [(widths[at], right[at], row[at].style) for at in shown]
-            folded = [_fold(text[at], widths[at]) for at in shown]
-            yield from (_line(pieces, parts, coloured) for pieces in zip_longest(*folded, fillvalue=""))
+            for pieces in zip_longest(*(_fold(text[at], widths[at]) for at in shown), fillvalue=""):
+                padded = []
+                for at, piece in zip(shown, pieces, strict=True):
+                    blank = " " * (widths[at] - cell_len(piece))
+                    styled = _styled(piece, row[at].style, coloured)
+                    padded.append(blank + styled if right[at] else styled + blank)
+                yield (" " * _GAP).join(padded).rstrip()
     yield from (plain(line).rstrip() for line in table.below)
 
 
@@ -254,14 +258,6 @@ def _fold(text: str, width: int) -> list[str]:
         return [text]
     # textwrap counts characters, not cells: text with wide letters is cut anywhere instead of at spaces.
     return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
-
-
-def _line(texts: Sequence[str], parts: Sequence[tuple[int, bool, str]], coloured: bool) -> str:
-    padded = []
-    for text, (width, right, style) in zip(texts, parts, strict=True):
-        blank, shown = " " * (width - cell_len(text)), _styled(text, style, coloured)
-        padded.append(blank + shown if right else shown + blank)
-    return (" " * _GAP).join(padded).rstrip()
 
 
 def _styled(text: str, style: str, coloured: bool) -> str:
