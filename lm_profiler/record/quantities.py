@@ -30,10 +30,8 @@ def figures_in(form: type[Part]) -> Iterator[Figure]:
         if isinstance(told, Figure) and told.keys:
             for key, word in _words(told.keys):
                 texts = {of: getattr(told, of).format(key=key, word=word) for of in ("title", "meaning")}
-                own = told.name.format(key=key) or key
-                yield replace(
-                    told, name=own, path=f"{name}.{key}", of=key if told.place is Place.ASKED else None, **texts
-                )
+                own, of = told.name.format(key=key) or key, key if told.place is Place.ASKED else None
+                yield replace(told, name=own, path=f"{name}.{key}", of=of, **texts)
         elif isinstance(told, Figure) and not _is_column(kind):
             yield replace(told, name=told.name or name, path=name)
         elif isinstance(told, Within) or _is_part(kind):

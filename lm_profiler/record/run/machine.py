@@ -194,10 +194,8 @@ class Rates(Part):
     # a rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32
     flops: list[FlopRate] = Field(default_factory=list)
     bytes_per_s: float | None = figure(
-        "memory bandwidth", "GB/s",
-        "bytes/s of one device, on its datasheet or copying",
-        "bandwidth_bytes_per_s", default=None,
-    )  # fmt: skip
+        "memory bandwidth", "GB/s", "bytes/s, on a datasheet or copying", "bandwidth_bytes_per_s", default=None
+    )
     bytes_source: str | None = figure("bandwidth from", "text", "datasheet or a copy", "bandwidth_source", default=None)
     copied_bytes_per_s: float | None = figure("measured copy rate", "GB/s", "of a copy after the run", default=None)
 
@@ -252,15 +250,13 @@ class AllocatorReading(Part):
 
     allocated_peak: int | None = figure("allocated", "GiB", "most held by tensors", "allocator_allocated_peak_bytes")
     requested_peak: int | None = figure(
-        "requested", "GiB", "the same, not rounded up to blocks",
-        "allocator_requested_peak_bytes", default=None,
-    )  # fmt: skip
+        "requested", "GiB", "the same, not rounded up to blocks", "allocator_requested_peak_bytes", default=None
+    )
     active_peak: int | None = figure("in use", "GiB", "with what waits for a stream", "allocator_active_peak_bytes")
     reserved_peak: int | None = figure("reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes")
     inactive_split_peak: int | None = figure(
-        "inactive split", "GiB", "free in blocks partly in use",
-        "allocator_inactive_split_peak_bytes",
-    )  # fmt: skip
+        "inactive split", "GiB", "free in blocks partly in use", "allocator_inactive_split_peak_bytes"
+    )
     fragmentation: int | None = figure("fragmentation", "GiB", "at most, at the peak", "allocator_fragmentation_bytes")
     driver_used: int | None = figure("used in all", "GiB", "by all processes", "allocator_driver_used_bytes")
     alloc_retries: int | None = figure("retries", "count", "how often it freed its cache, since the process began")

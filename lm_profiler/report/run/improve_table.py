@@ -13,12 +13,7 @@ from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Nu
 from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
-_STYLES = {
-    "FASTER": "green",
-    "SLOWER": "red",
-    "SAME": "dim",
-    **dict.fromkeys(("UNDECIDED", "FAILED", "REFUSED", "NUMERICS"), "yellow"),
-}
+_STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}  # the others are yellow
 _NEAR = 1.1  # the ratio below which three digits behind the point are shown: two would not tell it from 1
 
 
@@ -97,7 +92,7 @@ def _row(of: Tried) -> list[TableCell]:
         TableCell(of.pairs, str(of.pairs or "")),
         TableCell(of.b_bytes, memory),
         TableCell(numerics, numerics),
-        TableCell(of.verdict, verdict_text(of), style=_STYLES.get(of.verdict or "", "")),
+        TableCell(of.verdict, verdict_text(of), style=_STYLES.get(of.verdict, "yellow") if of.verdict else ""),
     ]
 
 

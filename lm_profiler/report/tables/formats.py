@@ -28,16 +28,8 @@ FOR_PROGRAMS = ("csv", "json", "parquet")
 
 # the beginning of a heading, a quotation or a list, up to where a backslash makes it plain text
 _LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
-_LATEX = str.maketrans(
-    {
-        **{c: f"\\{c}" for c in "&%$#_{}"},
-        "~": r"\textasciitilde{}",
-        "^": r"\^{}",
-        "\\": r"\textbackslash{}",
-        "<": r"\ensuremath{<}",
-        ">": r"\ensuremath{>}",
-    }
-)
+_WORDS = {"~": r"\textasciitilde{}", "^": r"\^{}", "\\": r"\textbackslash{}"}
+_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _WORDS | {c: rf"\ensuremath{{{c}}}" for c in "<>"})
 # what a spreadsheet takes for a formula: one of these at the beginning, and no number
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
 _MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")

@@ -76,10 +76,8 @@ def names(entries: Sequence[Entry]) -> list[str]:
     facts = ([merged.told(of, of.get(entry)) for of in apart] for entry in entries)
     labels = [", ".join(filter(None, [model_name(of), *told])) for of, told in zip(entries, facts, strict=True)]
     alike = Counter(labels)
-    return [
-        f"{name}, {entry.name}" if alike[name] > 1 and name != entry.name else name
-        for name, entry in zip(labels, entries, strict=True)
-    ]
+    told = zip(labels, entries, strict=True)
+    return [f"{name}, {of.name}" if alike[name] > 1 and name != of.name else name for name, of in told]
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
@@ -111,6 +109,9 @@ def wide(entries: Sequence[Entry]) -> Table:
     told = ["verb"] * (len({entry.verb for entry in entries}) > 1)
     told += ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
     repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
+    statistics = [(name, part, of) for part, name in _PASSES.items() for of in ("avg", "std")]
+    seconds = {f"{name} {of} (sec)": f"{part}{'_std' * (of == 'std')}_s" for name, part, of in statistics}
+    times = {title: _figure(name, "{:.6g}".format) for title, name in seconds.items()}
     columns: dict[str, CellOf] = {
         "device": lambda entry: _word(types[COLUMNS["device"].get(entry)]),
         "batch_size": _fact("batch_size"),
@@ -119,11 +120,7 @@ def wide(entries: Sequence[Entry]) -> Table:
         **{name: _fact(name) for name in [*["d_model"] * alone, "context_length"]},
         "dtype": _fact("precision"),
         **{name: _fact(name) for name in told},
-        **{
-            f"{title} {word} (sec)": _figure(f"{part}{statistic}_s", "{:.6g}".format)
-            for part, title in _PASSES.items()
-            for statistic, word in (("", "avg"), ("_std", "std"))
-        },
+        **times,
         **({title: _figure(name, _mib) for title, name in _HELD.items()} if alone else {}),
         "status": lambda entry: _word(entry.status),
         **{name: _fact(name) for name in repeat},

@@ -57,16 +57,10 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
 
 def _cells(row: LinkFigures) -> list[TableCell]:
     facts = [TableCell(value, str(value)) for value in (row.backend, row.ranks, row.op)]
-    time = row.time
+    time, size = row.time, figure(SIZE, row.size_bytes)
     median = figure(MEDIAN, time.median)
     if row.unknown is not None:
         median = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
-    return [
-        *facts,
-        figure(SIZE, row.size_bytes),
-        median,
-        figure(MEAN, time.mean, time.mean_low, time.mean_high),
-        figure(ALGORITHM, row.algorithm_bandwidth),
-        figure(BUS, row.bus_bandwidth),
-        TableCell(time.n or None, str(time.n or "")),
-    ]
+    mean = figure(MEAN, time.mean, time.mean_low, time.mean_high)
+    bandwidths = (figure(ALGORITHM, row.algorithm_bandwidth), figure(BUS, row.bus_bandwidth))
+    return [*facts, size, median, mean, *bandwidths, TableCell(time.n or None, str(time.n or ""))]
