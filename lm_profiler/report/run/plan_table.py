@@ -8,18 +8,9 @@ from typing import Any
 from lm_profiler.analysis.plan.capacities import Capacity
 from lm_profiler.analysis.plan.planned import Planned, PlannedFloors, fits
 from lm_profiler.analysis.remedies.remedy import Smaller
-from lm_profiler.record.figure import ms_text
+from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
 from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
-from lm_profiler.record.quantities import (
-    CAUSES,
-    FLOOR,
-    PARTS,
-    PLANNED_COLUMNS,
-    REMEDY_COLUMNS,
-    Quantity,
-    bytes_text,
-    with_prefix,
-)
+from lm_profiler.record.quantities import CAUSES, FLOOR, PARTS, PLANNED_COLUMNS, REMEDY_COLUMNS, Quantity
 from lm_profiler.record.run import MOMENTS
 from lm_profiler.report.run.sections import floor_texts
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
@@ -46,7 +37,10 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
     reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
-    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {_verdict(planned, device)}"]
+    # The same figure as in the table of remedies; less memory may do, down to the peak.
+    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
+    verdict = f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
+    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {verdict}"]
     largest = []
     if planned.largest is not None:
         of = "" if planned.context is None else f" of {planned.context:,} tokens"
@@ -80,12 +74,6 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
         lines.append(f"each of {planned.ranks} ranks sends {sent} at least{counted}")
     others = ", NCCL's own memory" if planned.ranks > 1 else ""
     return [*lines, f"not counted: workspaces but cuBLAS's, the driver's context{others}"]
-
-
-def _verdict(planned: Planned, device: Capacity) -> str:
-    # The same figure as in the table of remedies; less memory may do, down to the peak.
-    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
-    return f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
