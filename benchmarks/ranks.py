@@ -185,7 +185,7 @@ def end(ranks: int) -> None:
     from torch.distributed import TCPStore
 
     from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, step_figures
-    from lm_profiler.callbacks.measured import Measured
+    from lm_profiler.callbacks.instruments.instrument import Measured
     from lm_profiler.callbacks.outcome.gather import Exchange
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -200,12 +200,12 @@ def end(ranks: int) -> None:
         took[name] = time.perf_counter() - began
         return time.perf_counter()
 
-    own = Measured(rows.where(of_rank[0]), plan)
+    own = Measured(rows=rows.where(of_rank[0]), steps_planned=plan)
     at = time.perf_counter()
     for rank in range(1, ranks):
         each = replace(first, rank=rank)
         each._run, each.clocks = first._run, None
-        each.gather(Measured(rows.where(of_rank[rank]), plan))
+        each.gather(Measured(rows=rows.where(of_rank[rank]), steps_planned=plan))
     at = step("all other ranks send", at)
     merged = StepTable.of(first.gather(own).rows)
     at = step("rank 0 receives and joins", at)

@@ -9,6 +9,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.analysis.ranks.rank_timeline import ReducerTimes
+from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.reducer import ReducerTimer
@@ -26,7 +27,7 @@ def steps_of_stage(device_type: str, ddp: bool) -> int:
 
 
 @dataclass(eq=False)
-class CommunicationWatch:
+class CommunicationWatch(Instrument):
     """Instrument that reads the timings of DDP's reducer in each step of the ``collectives`` stage."""
 
     timeline: Timeline  # its marks tell where a step begins

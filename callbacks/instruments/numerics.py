@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -17,32 +16,10 @@ from lm_profiler.callbacks.namespaces import STEPS, trainer_of
 from lm_profiler.measure.copies.precision_audit import audit
 from lm_profiler.record.run import NumericsFacts, Verb
 from lm_profiler.torch_names import tree_map
-from lm_profiler.usage_error import expect
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumericsOptions:
-    """What the precision does to the numbers.
-
-    Args:
-        audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
-            dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
-            steps, and the memory of a second model and its gradients.
-        losses: With it, losses and norms of the gradients of the first so many steps. A callback more: leave it out
-            where steps are timed.
-    """
-
-    audit: bool = False
-    losses: int = 0
-
-    def __post_init__(self) -> None:
-        expect(self.losses >= 0, "numerics.losses", "0 or more", self.losses)
 
 
 class KeptLosses(Callback):
-    """Keeps the loss of each batch of the first ``steps`` steps, where ``training_step`` returns one, and the norm of
-    the gradients that optimizers get.
-    """
+    """Keeps the losses of the first ``steps`` steps' batches, and the norms of the gradients that optimizers get."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -95,20 +72,16 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(batch: Any) -> Any:
-    """Return a copy of ``batch`` on the host."""
     return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
-    """Return what the audit finds with ``batch``, which gives the copy that ``on_host`` made.
-
-    Raises:
-        ValueError: this run cannot be audited.
-        Exception: whatever the module's own code raises, or asking for the batch.
-    """
+    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made; raises anything."""
     module, plugin = trainer.lightning_module, trainer.precision_plugin
     first = batch()
-    if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():
+    group = torch.distributed
+    talks = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+    if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or talks:
         raise ValueError("expected a fit with automatic optimization on one device")
     scaler = getattr(plugin, "scaler", None)
     with _unattached(module):
@@ -133,10 +106,7 @@ def _step(name: str, module: Any, batch: Any) -> Any:
 
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
-    """Take the Trainer away from ``module`` and its parts for a while, so that a copy's step logs nothing.
-
-    A copy may reach the real module, and with it the Trainer.
-    """
+    """Take the Trainer away from ``module`` and its parts: a copy may reach them, and its step shall log nothing."""
     attached: list[tuple[Any, Any]] = [
         (part, trainer) for part in module.modules() if (trainer := trainer_of(part)) is not None
     ]
@@ -147,9 +117,3 @@ def _unattached(module: LightningModule) -> Iterator[None]:
     finally:
         for part, trainer in attached:
             part.trainer = trainer
-
-
-def _is_one_of_many() -> bool:
-    """Return whether torch has a process group of several processes, with which the step could talk."""
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1

@@ -12,6 +12,7 @@ import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.analysis.ranks.shared_calls import told_apart
+from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.collectives.recorder import Arrivals
@@ -29,7 +30,7 @@ UNKNOWN_WAITS = "who waits for whom is unknown"
 
 
 @dataclass(eq=False)
-class RanksWatch:
+class RanksWatch(Instrument):
     """Instrument that keeps the marks of the measured steps, and the calls in torch's flight recorder.
 
     The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.

@@ -13,8 +13,8 @@ from lightning.pytorch import Trainer
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.callbacks.collect import Collector
-from lm_profiler.callbacks.launch import Launch, ProfilingOptions
-from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.exports import send_figures
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.rank_position import position_of, stragglers, where_they_are
@@ -26,8 +26,8 @@ from lm_profiler.callbacks.outcome.run_files import (
     without_steps,
     write_run,
 )
+from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.trackers import send_figures
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import counted
@@ -82,7 +82,7 @@ class Ending:
         if self.launch.config_yaml is not None:
             write_whole(folder / "config.yaml", self.launch.config_yaml)
         begin_rows(folder, 0)
-        evidence = self.collector.evidence(Measured((), planned), "unfinished")
+        evidence = self.collector.evidence(Measured(rows=(), steps_planned=planned), "unfinished")
         # Without notes: all of them come with the last record, and would stand there twice.
         conclude(replace(evidence, notes=()), findings=()).write(folder / "run.json")
 
@@ -168,7 +168,7 @@ class Ending:
             last.run(session.finish, failure is None)
             measured = try_or_note("what was measured", session.measured, self.notes)
         if measured is None:
-            measured = Measured((), self.options.steps())
+            measured = Measured(rows=(), steps_planned=self.options.steps())
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
@@ -237,7 +237,8 @@ class Ending:
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
         self.end = self.ranks.end_of(status, failure, followed or self.ranks.has_lost)
         session.keep()
-        measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
+        notes = (*self.notes, *session.notes)
+        measured = Measured(rows=session.rows, steps_planned=session.schedule.planned, notes=notes)
         self.ranks.tell(self.end, folder)
         if self.exchange.rank > 0:
             self._record_for_rank_0(measured)

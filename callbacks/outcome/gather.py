@@ -19,8 +19,8 @@ import torch.distributed
 
 from lm_profiler.analysis.ranks.on_stream import with_waits
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.work import of_all_ranks
-from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.messages import MOST_BYTES, Answer, packed, unpacked
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
@@ -182,7 +182,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
         counters=[counters for m in measured for counters in m.counters],
-        flops=of_all_ranks([m.flops for m in measured]),
+        seen_flops=of_all_ranks([m.seen_flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         timelines=[timeline for m in measured for timeline in m.timelines],
         reducers=[reducer for m in measured for reducer in m.reducers],

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import StepTable
 

@@ -18,8 +18,8 @@ from torch import distributed
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
 from lm_profiler.record.calls import INTERRUPTED

@@ -15,9 +15,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
 from lm_profiler.callbacks.outcome.rank_status import RANK_LOST
+from lm_profiler.callbacks.profiling_options import Launch
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry

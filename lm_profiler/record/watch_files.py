@@ -72,7 +72,7 @@ class Sketch(Part):
 
 
 class WatchWindow(Part):
-    """Some consecutive steps, a thousand once it is complete."""
+    """Some consecutive steps, a thousand or more once it is complete."""
 
     first_step: int
     steps: int
@@ -81,6 +81,22 @@ class WatchWindow(Part):
     # the least memory that was seen between steps: the device's, else what the process keeps resident
     held_bytes: int | None = None
     peak_bytes: int | None = None
+
+    def merged(self, after: WatchWindow) -> WatchWindow:
+        """Return the window of these steps and those that follow."""
+        parts = [*self.seconds, *(part for part in after.seconds if part not in self.seconds)]
+        held = [each.held_bytes for each in (self, after) if each.held_bytes is not None]
+        peaks = [each.peak_bytes for each in (self, after) if each.peak_bytes is not None]
+        return WatchWindow(
+            first_step=self.first_step,
+            steps=self.steps + after.steps,
+            began_s=self.began_s,
+            seconds={
+                part: self.seconds.get(part, Sketch()).merged(after.seconds.get(part, Sketch())) for part in parts
+            },
+            held_bytes=min(held, default=None),
+            peak_bytes=max(peaks, default=None),
+        )
 
 
 class WatchEvent(Part):

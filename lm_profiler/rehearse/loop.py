@@ -23,10 +23,8 @@ from torchmetrics import Metric
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.instruments.work import StepWork, phase_work
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.phase_work import phase_work
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
@@ -135,7 +133,6 @@ class Rehearsal(Callback):
     failed: BaseException | None = None
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None where there are none
     _inside: ExitStack = field(default_factory=ExitStack)
-    _undo: ExitStack = field(default_factory=ExitStack)
     _left: int = 1 << 20  # steps that are left: more than ``_steps`` ever asks for
 
     def _steps(self) -> Iterator[None]:
@@ -151,9 +148,9 @@ class Rehearsal(Callback):
         self._trainer, self._timeline = trainer, Timeline()
         self._course = self._steps()
         self._phases = trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
-            trainer, self._timeline, self._left, self._step_ended, lambda left: left, _nothing, True, _nothing, self
+            trainer, self._timeline, self._left, self._step_ended, self, ends=True
         )
-        OptimizerMarks(self._timeline, self._undo).attach(trainer, pl_module)
+        self._phases.mark_optimizers()
         endless(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
@@ -274,10 +271,6 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
     if not isinstance(value, Metric):
         kept = value.detach() if isinstance(value, torch.Tensor) else value
         trainer.callback_metrics[name] = kept
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Do nothing."""
 
 
 _NO_DATA = "its data is not allocated yet"  # the words of torch's error where a kernel reads values itself

@@ -13,8 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lm_profiler.callbacks.marks.batches import samples_in
-from lm_profiler.callbacks.phase_work import bytes_of_batch
+from lm_profiler.callbacks.instruments.work import bytes_of_batch
+from lm_profiler.callbacks.marks.batches import Samples
 from lm_profiler.measure.fake.world import FakeWorld
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ class FakeDevice:
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """Return a fake batch of the size that is rehearsed."""
-        made, whole = samples_in(batch, combined=False), replace(self.size, batch=self.size.batch * self.rows)
+        made, whole = Samples(combined=False)(batch), replace(self.size, batch=self.size.batch * self.rows)
         self.samples = None if made is None else made * self.rows
         rehearsed = self.world.faked(batch, whole)
         self.batch_bytes = bytes_of_batch(rehearsed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,9 +16,10 @@ from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.analysis.remedies.remedy import WITHOUT_CLIPPING
-from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
+from lm_profiler.cli.options import read_config
+from lm_profiler.cli.verbs.shared import show
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import Refused, asked_for, candidates, hardware, worth_it
 from lm_profiler.improve.cell_calls import look_cell, timed_cell
@@ -34,16 +34,13 @@ from lm_profiler.processes.cell_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
-from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep import SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.formats import terminal
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS
 from lm_profiler.usage_error import UsageError
 
-Options = ImproveRequest
 EXAMPLES = """\
 for example:
   lm_profiler improve --config small_bf16
@@ -60,11 +57,7 @@ _LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
 
 
 def run(request: ImproveRequest) -> int:
-    """Improve a run and return the exit code: 1 where the first setting does not run.
-
-    Raises:
-        UsageError: a wrong call; nothing was run.
-    """
+    """Improve a run and return the exit code: 1 where the first setting does not run."""
     plan, call = _plan(request)
     try:
         with SweepFolder(request.folder, plan) as folder:
@@ -89,9 +82,12 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
 
 def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
+    # The first setting and each value of ``--try``: their calls are checked before anything runs.
+    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
+    written = [look_cell(folder.path, call), *(timed_cell(folder.path, call, options, 0) for options in asked)]
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, call, runner, runner.pause)
-        check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
+        check_calls(server, [cell for cell in written if not is_done(folder.path, cell)])
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
@@ -99,8 +95,9 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
             cells.left_s = request.budget_s
             try:
                 look = cells.look()
-                if (told := too_short(request, look.took_s)) is not None:
-                    say(told)
+                least_s = look.took_s * (1 + FEWEST_RUNS)
+                if request.budget_s < least_s:
+                    say(f"budget: may be too short to try anything; --budget={math.ceil(least_s)}s is enough for one")
                 cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
                 record = _improved(request, cells, look, display)
             except Interrupted as why:  # in the first setting's own run
@@ -109,29 +106,12 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
     return _ending(folder, record, call)
 
 
-def too_short(request: ImproveRequest, look_s: float) -> str | None:
-    """Return a warning where the budget may end before the first comparison, by the time of the first run."""
-    least_s = look_s * (1 + FEWEST_RUNS)
-    if not look_s or request.budget_s >= least_s:
-        return None
-    return (
-        f"budget: {duration_text(request.budget_s)} may be too short to try anything: a comparison takes {FEWEST_RUNS} "
-        f"runs, and the first took {duration_text(look_s)}; --budget={math.ceil(least_s)}s is enough for one"
-    )
-
-
-def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:
-    """Return a cell for the first setting and each value of ``--try``: their calls are checked before anything runs."""
-    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
-    return [
-        look_cell(request.folder, call),
-        *(timed_cell(request.folder, call, options, 0) for options in asked),
-    ]
-
-
 def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
-    account = Account(request, _started(cells.folder.path), look.took_s)
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with suppress(RecordError):
+        started = read_improve(cells.folder.path).started  # by an earlier call
+    account = Account(request, started, look.took_s)
     try:
         first = look.record
     except NoSteps as error:
@@ -164,13 +144,6 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[
     return [*asked, *tried], [*refused, *too_small, *(Refused(one, remedy) for one in other)]
 
 
-def _started(folder: Path) -> str:
-    """Return when the improvement first began: an earlier call may have begun it."""
-    with suppress(RecordError):
-        return read_improve(folder).started
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
@@ -178,11 +151,9 @@ def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> 
         write_whole(improved, config_text(record, call))
     else:
         improved.unlink(missing_ok=True)  # an earlier call may have written one
-    sys.stdout.write(terminal(improve_table(record, folder.path), sys.stdout))
+    show(improve_table(record, folder.path))
     print(f"written to {folder.path}")
-    if record.ended == "interrupted":
-        return INTERRUPTED
-    return FAILED if record.ended == "failed" else OK
+    return {"interrupted": INTERRUPTED, "failed": FAILED}.get(record.ended, OK)
 
 
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
@@ -192,3 +163,6 @@ def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     above = [f"{record.command} changed:", *changes]
     lines = [f"# {line}\n" for text in above for line in text.splitlines()]
     return "".join(lines) + yaml.safe_dump(content, sort_keys=False)
+
+
+VERBS = {"improve": (ImproveRequest, EXAMPLES, run)}

@@ -10,8 +10,8 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.errors import wrong_call
 from lm_profiler.cli.launcher import end_ranks, leave_group, rank_commands
 from lm_profiler.cli.preflight import call_off, look_back, plan_ahead
-from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import local_rank
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.measure.boundary import try_or_note
@@ -20,11 +20,7 @@ from lm_profiler.torch_names import NameMissing
 
 
 def run(call: Call) -> int:
-    """Run a Trainer verb and return the exit code.
-
-    Raises:
-        UsageError: a wrong call. It leaves nothing behind but the record of a refusal.
-    """
+    """Run a Trainer verb and return the exit code."""
     sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module lies
     with quiet():
         try:

@@ -24,7 +24,7 @@ from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.analysis.steps.summaries import BatchCount
-from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.outcome import messages
 from lm_profiler.callbacks.outcome.gather import Exchange, merge, with_clocks
 from lm_profiler.callbacks.outcome.messages import packed, unpacked
@@ -315,13 +315,13 @@ def test_what_several_ranks_say_is_one_note_of_them_all() -> None:
         ["rank 2: of some", "rank 2: its own"],
         ["rank 3: the same", "rank 3: of some"],
     ]
-    merged = merge([Measured((), {}, notes=notes) for notes in said])
+    merged = merge([Measured(notes=notes) for notes in said])
     assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
 
 
 def test_what_steps_take_of_each_rank_comes_together() -> None:
     counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
-    sent = [Measured((), {}, batch_counts=[own]) for own in counts]
+    sent = [Measured(batch_counts=[own]) for own in counts]
     assert merge([sent[0], unpacked(packed(sent[1]), 1)]).batch_counts == counts
 
 

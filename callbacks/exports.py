@@ -1,10 +1,10 @@
-"""What a watched run tells monitoring while it goes on: Prometheus, by a port or a file, and OpenTelemetry."""
+"""Where figures go beside the run's folder: the Trainer's loggers; of a watched run, Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.callbacks.trackers import ExportOptions
+from lm_profiler.callbacks.profiling_options import ExportOptions
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.chunks import TimedSteps
+from lm_profiler.record.figure import Place
 from lm_profiler.record.parts import PARTS
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run import RunRecord
+from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import of_rank
 
 if TYPE_CHECKING:
@@ -27,6 +32,24 @@ if TYPE_CHECKING:
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
+
+
+def figures(record: RunRecord) -> dict[str, float]:
+    """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
+    known = {name: of.get(record) for name, of in QUANTITIES.items() if of.place <= Place.FILE and not of.is_text}
+    return {
+        f"lm_profiler/{name}": float(value)
+        for name, value in known.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def send_figures(loggers: Sequence[Any], record: RunRecord, step: int, report: Callable[[str], object]) -> None:
+    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``; reports what fails."""
+    for logger in loggers:
+        part = Guard(type(logger).__name__, report, outcome="did not take the figures")
+        part.run(lambda to: to.log_metrics(figures(record), step=step), logger)
+        part.run(logger.save)
 
 
 @dataclass(eq=False)
@@ -45,7 +68,6 @@ class RunMetrics:
     _bytes: dict[str, int] = field(default_factory=dict)
 
     def add(self, steps: TimedSteps, held_bytes: int | None) -> None:
-        """Take the next steps, and the bytes that are held after them."""
         seconds = np.nan_to_num(steps.seconds)
         with self._lock:
             if held_bytes is not None:
@@ -58,7 +80,7 @@ class RunMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; ``prometheus_client`` calls this for each request."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client import core
         from prometheus_client.metrics_core import SummaryMetricFamily
 
         with self._lock:
@@ -66,50 +88,52 @@ class RunMetrics:
             last_ns, mean_s = self._last_ns, self._mean_s
         names, values, steps = list(self.labels), list(self.labels.values()), int(counts.sum())
         edges = [*(f"{edge:.4g}" for edge in _EDGES_S), "+Inf"]
-        step = HistogramMetricFamily("lm_profiler_step_seconds", "Duration of a training step.", labels=names)
+        step = core.HistogramMetricFamily("lm_profiler_step_seconds", "Duration of a training step.", labels=names)
         step.add_metric(values, list(zip(edges, np.cumsum(counts).tolist(), strict=True)), sums_s[-1])
         yield step
-        phase = SummaryMetricFamily(
-            "lm_profiler_phase_seconds", "Duration of a phase of a training step.", labels=[*names, "phase"]
-        )
+        meaning = "Duration of a phase of a training step."
+        phase = SummaryMetricFamily("lm_profiler_phase_seconds", meaning, labels=[*names, "phase"])
         for part, seconds in zip(PARTS, sums_s, strict=False):
             phase.add_metric([*values, part], steps, seconds)
         yield phase
         if self.tokens_per_step is not None:
-            tokens = CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
+            tokens = core.CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
             tokens.add_metric(values, steps * self.tokens_per_step)
             yield tokens
-        memory = GaugeMetricFamily(
-            "lm_profiler_memory_bytes", "Memory in use between two steps, now and at most.", labels=[*names, "kind"]
-        )
+        meaning = "Memory in use between two steps, now and at most."
+        memory = core.GaugeMetricFamily("lm_profiler_memory_bytes", meaning, labels=[*names, "kind"])
         for kind, size in held.items():
             memory.add_metric([*values, kind], size)
         yield memory
-        mfu = GaugeMetricFamily("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", labels=names)
-        if self.mfu_seconds is not None and mean_s:
-            mfu.add_metric(values, self.mfu_seconds / mean_s)
-        yield mfu
-        ended = GaugeMetricFamily(
-            "lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970.", labels=names
-        )
-        if last_ns is not None:
-            ended.add_metric(values, self.epoch_s + last_ns * 1e-9)
-        yield ended
+        mfu = self.mfu_seconds / mean_s if self.mfu_seconds is not None and mean_s else None
+        ended_s = None if last_ns is None else self.epoch_s + last_ns * 1e-9
+        for name, meaning, value in (
+            ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu),
+            ("lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970.", ended_s),
+        ):
+            gauge = core.GaugeMetricFamily(name, meaning, labels=names)
+            if value is not None:
+                gauge.add_metric(values, value)
+            yield gauge
 
 
-def labels_of(folder: Path, rank: int) -> dict[str, str]:
-    """Return the labels of a run's metrics."""
-    return {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"}
+def metrics_of(
+    folder: Path, rank: int, rows: Sequence[StepRow], record: RunRecord | None, epoch_s: float
+) -> RunMetrics:
+    tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
+    mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
+    return RunMetrics(
+        {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"},
+        sum(tokens) / len(tokens) if tokens else None,
+        mfu * step_s if mfu and step_s else None,
+        epoch_s,
+    )
 
 
-def published(
+def publish(
     metrics: RunMetrics, options: ExportOptions, rank: int, local_rank: int, undo: ExitStack
 ) -> Callable[[], object] | None:
-    """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one.
-
-    Raises:
-        OSError: the port is taken, or the file cannot be written.
-    """
+    """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one."""
     write: Callable[[], object] | None = None
     if options.prometheus is not None or options.textfile is not None:
         from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile

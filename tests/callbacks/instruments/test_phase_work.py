@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from lm_profiler.callbacks.instruments.memory import MemoryOptions
+from lm_profiler.callbacks.instruments.instrument import SeenFlops
 from lm_profiler.callbacks.instruments.sent_step import without_data
-from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.instruments.work import SeenFlops, StepWork, step_work
-from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
+from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.profiling_options import Launch, MemoryOptions, StageOptions, TraceOptions
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops, RunRecord
 from lm_profiler.training import LanguageModel

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from lm_profiler.callbacks.marks import python_time
-from lm_profiler.callbacks.marks.python_time import PythonTimes, package_of
+from lm_profiler.callbacks.instruments import python_time
+from lm_profiler.callbacks.instruments.python_time import PythonTimes, package_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import PythonTime

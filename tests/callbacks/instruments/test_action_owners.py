@@ -306,7 +306,7 @@ def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path, monkeypa
     def broken(*_: Any) -> None:
         raise RuntimeError("no owner")
 
-    monkeypatch.setattr("lm_profiler.callbacks.marks.owners.Owners.enter", broken)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.action_owners.Owners.enter", broken)
     logger = CSVLogger(tmp_path)
     profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 2, memory=1, actions=2), logger=logger)
     record = read_run(profiler.folder)

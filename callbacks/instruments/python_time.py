@@ -8,8 +8,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -37,12 +38,12 @@ Line = tuple[str, int, str]  # file, line and function
 
 @dataclass(eq=False)
 class PythonTimes:
-    """Follows calls and returns of one thread, from ``start`` to ``stop``.
+    """Follows calls and returns of one thread, from ``start`` to ``stop``, and leaves out what following takes.
 
     The time between two events goes to the program's line that runs, and to one of: ``python``, its own code;
     ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name; or a C
-    function by its name. The cost of following is left out. A C function may wait, so its time is read from the clock;
-    all other time is what the thread ran, which other programs cannot lengthen.
+    function by its name. A C function may wait, so its time is read from the clock; all other time is what the thread
+    ran, which other programs cannot lengthen.
     """
 
     phase: Callable[[], int]  # returns the part of the step that runs now, as an index of ``PARTS``
@@ -54,7 +55,6 @@ class PythonTimes:
     _left: int = MOST_EVENTS
     _last_ns: int = 0
     _last_ran_ns: int = 0
-    _files: dict[CodeType, str] = field(default_factory=dict)
 
     def start(self) -> bool:
         """Start to follow; returns False where another profiler already follows this thread."""
@@ -65,7 +65,6 @@ class PythonTimes:
         return True
 
     def stop(self) -> None:
-        """Stop; may be called twice."""
         if getattr(sys.getprofile(), "__self__", None) is self:
             sys.setprofile(None)
         self._stack.clear()
@@ -90,35 +89,23 @@ class PythonTimes:
     def _enter(self, frame: FrameType, function: Any) -> None:
         owner, inside = self._stack[-1] if self._stack else (None, "")
         if function is not None:
-            what = _name_of(function)
+            what = _name_of(function) or inside
             if what == "torch" and inside != "python":
                 what = _INSIDE if inside == _TORCH else inside
-            self._stack.append((owner, what or inside))
-        elif whose := self._package_of(frame.f_code):
-            self._stack.append((owner, whose))
-        elif owner is not None and frame.f_code.co_name.startswith("<"):
-            # A comprehension or lambda counts as the function that it is in.
-            self._stack.append((owner, "python"))
+        elif what := package_of(frame.f_code.co_filename):
+            pass
         else:
-            self._stack.append((frame, "python"))
-        self._count()
-
-    def _count(self) -> None:
-        frame, what = self._stack[-1]
-        if frame is not None:
-            self._ns[self.phase(), _line_of(frame), what][1] += 1
+            what = "python"
+            if owner is None or not frame.f_code.co_name.startswith("<"):  # a lambda counts as the function it is in
+                owner = frame
+        self._stack.append((owner, what))
+        if owner is not None:
+            self._ns[self.phase(), _line_of(owner), what][1] += 1
 
     def _charge(self, passed_ns: int, ran_ns: int) -> None:
         if self._stack and (frame := self._stack[-1][0]) is not None:
             what = self._stack[-1][1]
             self._ns[self.phase(), _line_of(frame), what][0] += passed_ns if "." in what else ran_ns
-
-    def _package_of(self, code: CodeType) -> str:
-        """Return the package that ``code`` belongs to; empty for the program's own."""
-        known = self._files.get(code)
-        if known is None:
-            known = self._files[code] = package_of(code.co_filename)
-        return known
 
     def shares(self) -> list[PythonTime]:
         """Return the lines with most time, the longest first, without the operators that torch's own modules call."""
@@ -137,6 +124,7 @@ _OURS = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 
+@cache
 def package_of(file: str) -> str:
     """Return the package or library of ``file``; empty for the program that is profiled."""
     path = Path(file).as_posix()
