@@ -49,8 +49,8 @@ READERS = {
     ),
     "compare": "from lm_profiler.cli.main import main; import sys; sys.argv[1:] = ['compare', A, B]; main()",
     "tab: all runs": "from lm_profiler.tensorboard.tab import plugin; plugin.listing(TOP)",
-    "tab: a run": "from lm_profiler.tensorboard.tab import plugin; plugin.run(TOP, 'a')",
-    "tab: its ranks": "from lm_profiler.tensorboard.tab import plugin; plugin.ranks(TOP, 'a')",
+    "tab: a run": "from lm_profiler.tensorboard.tab import plugin; plugin.view_of('run', TOP, 'a')",
+    "tab: its ranks": "from lm_profiler.tensorboard.tab import plugin; plugin.view_of('ranks', TOP, 'a')",
     "tab: compare": "from lm_profiler.tensorboard.tab import plugin; plugin.comparison(TOP, ['a'], ['b'])",
 }
 

@@ -17,7 +17,7 @@ from warm import run
 from lm_profiler.record.improve import read_improve
 from lm_profiler.record.run import Newer, Part
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.terminal import lines
+from lm_profiler.report.tables.formats import lines
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))  # where the documentation is made from

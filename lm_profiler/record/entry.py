@@ -56,7 +56,6 @@ class Entry:
 
     @property
     def reason(self) -> str | None:
-        """Why it did not end well; None where it did, or nobody knows."""
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
         if self.status == "unfinished":
@@ -89,7 +88,6 @@ class Entry:
 
     @property
     def environment(self) -> Environment | None:
-        """The machine it ran on; for a cell that was refused before it began, its sibling's."""
         own = self.record.environment if self.record is not None else None
         return own if own is not None or self.sibling is None else self.sibling.environment
 
@@ -139,6 +137,18 @@ class Collection:
     searches: list[Searched] = field(default_factory=list)  # the calls of ``improve``, whose runs are among the entries
 
 
+def unreadable(entries: Iterable[Entry]) -> list[str]:
+    """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
+    problems = []
+    for entry in entries:
+        if entry.record is not None and any(entry.record.steps.values()):
+            try:
+                _ = entry.rows
+            except RecordError as error:
+                problems.append(str(error))
+    return problems
+
+
 def collect(paths: Iterable[Path]) -> Collection:
     """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links."""
     search = _Search()
@@ -146,7 +156,9 @@ def collect(paths: Iterable[Path]) -> Collection:
         if not path.is_dir():
             raise FileNotFoundError(path)
         search.walk(path)
-    search.collection.problems.extend(filter(None, map(search.missed_behind, search.links)))
+    for link in search.links:
+        if any((link / name).exists() for name in (PLAN_FILE, "run.json")) and search.first_time(link):
+            search.collection.problems.append(f"{link}: is a link, and links are not followed; give {link.resolve()}")
     return search.collection
 
 
@@ -165,37 +177,28 @@ class _Search:
     def walk(self, top: Path) -> None:
         """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
 
-        def unreadable(error: OSError) -> None:
+        def no_folder(error: OSError) -> None:
             self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
 
-        for here, folders, files in os.walk(top, onerror=unreadable):
+        for here, folders, files in os.walk(top, onerror=no_folder):
             folder = Path(here)
             folders.sort(key=_by_number)
-            searched = IMPROVE_FILE in files and self._first_time(folder / IMPROVE_FILE)
+            searched = IMPROVE_FILE in files and self.first_time(folder / IMPROVE_FILE)
             if searched and (record := self._read(read_improve, folder)) is not None:
                 self.collection.searches.append(Searched(folder, record))
             if PLAN_FILE in files:
-                if not self._first_time(folder) or self._sweep(folder):
+                if not self.first_time(folder) or self._sweep(folder):
                     folders.clear()
             elif "run.json" in (*files, *folders):  # a folder of that name is reported as unreadable
                 folders.clear()
-                if self._first_time(folder) and (run := self._read(read_run, folder)) is not None:
+                if self.first_time(folder) and (run := self._read(read_run, folder)) is not None:
                     self.collection.entries.append(Entry(folder, run))
             elif any(name in files for name in _LEFT_BY_A_RUN):
                 folders.clear()
-                if self._first_time(folder):
+                if self.first_time(folder):
                     self._problems.append(f"{folder}: no run.json: the run was killed, or is still running")
             else:
                 self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
-
-    def missed_behind(self, link: Path) -> str | None:
-        """Return why the target of ``link`` is in no table; None where nothing is missing."""
-        if not link.exists():
-            return f"{link}: is a link to {link.readlink()}, which does not exist"
-        is_run = any((link / name).exists() for name in (PLAN_FILE, "run.json"))
-        if is_run and os.path.realpath(link) not in self._seen:
-            return f"{link}: is a link, and links are not followed; give {link.resolve()} itself"
-        return None
 
     def _sweep(self, folder: Path) -> bool:
         """Add the cells of a sweep; return False where its plan cannot be read: its runs are found like any others."""
@@ -207,7 +210,7 @@ class _Search:
             if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
                 self._problems.append(f"{left}: cannot be read; the cell counts as not run")
             run = _begun(folder / cell.id) if outcome is None else outcome.run and folder / outcome.run
-            if not run or self._first_time(run):
+            if not run or self.first_time(run):
                 record = self._read(read_run, run) if run else None
                 entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
         self.collection.entries.extend(_with_siblings(entries))
@@ -220,7 +223,8 @@ class _Search:
             self._problems.append(str(error))
             return None
 
-    def _first_time(self, folder: Path) -> bool:
+    def first_time(self, folder: Path) -> bool:
+        """Return whether ``folder`` was not seen yet, by whatever name."""
         real = os.path.realpath(folder)
         new = real not in self._seen
         self._seen.add(real)
@@ -237,7 +241,6 @@ def _by_number(name: str) -> list[str | int]:
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:
-    """Return ``cells``; those without environment or config get a sibling that has both."""
     knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
     # In a sweep over devices no sibling says where a cell would have run.
     if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:

@@ -246,3 +246,23 @@ def with_prefix(value: float, unit: str) -> str:
     """Return three significant digits and the prefix that fits: ``196 GFLOP/s``."""
     prefix, size = next(((prefix, size) for prefix, size in _DECIMAL if value >= size), ("", 1.0))
     return f"{value / size:.3g} {prefix}{unit}"
+
+
+_MS = Figure("", "ms", "")
+
+
+def digits_of(step_s: float) -> int:
+    """Return how many digits behind the point show this step in ms with four significant digits."""
+    return len(_MS.rounded(step_s).partition(".")[2])
+
+
+def ms_text(seconds: float, digits: int | None = None) -> str:
+    """Return a time in ms without its unit; without ``digits`` behind the point, with four significant ones."""
+    digits = digits_of(seconds) if digits is None else digits
+    # Adding 0.0 turns -0.0 into 0.0: what rounds to 0 has no sign.
+    return _MS.show(round(seconds, digits + 3) + 0.0, unit=False, digits=digits)
+
+
+def share_text(share: float | None) -> str:
+    """Return a share in per cent with a digit behind the point; empty where it is unknown."""
+    return "" if share is None else f"{share:.1%}"

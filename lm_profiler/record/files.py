@@ -90,7 +90,6 @@ def only_below(root: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of the plain file ``path``."""
     root, real = _ROOT.get(), Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
         raise RecordError(f"{path}: cannot be read: it lies outside the folder")
@@ -124,9 +123,6 @@ def _checked(value: Any, at: str) -> Any:
     if at.partition(".")[0] in _OPTIONS:
         return str(value)
     raise ValueError(f"{at}: expected a number below {BEYOND:g}")
-
-
-# -- parts of a record -------------------------------------------------------------------------------------------------
 
 
 def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:

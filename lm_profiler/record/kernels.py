@@ -13,17 +13,9 @@ from lm_profiler.record.run import Newer, Part, read_as
 # only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,
 # ``host_copies`` those from and to the host.
 Kind = Literal[
-    "matmul",
-    "attention",
-    "softmax",
-    "normalization",
-    "elementwise",
-    "reduction",
-    "copies",
-    "host_copies",
-    "communication",
-    "other",
-]
+    "matmul", "attention", "softmax", "normalization", "elementwise", "reduction", "copies", "host_copies",
+    "communication", "other",
+]  # fmt: skip
 
 _TRACE, _KERNELS = ".pt.trace.json.gz", ".kernels.json"
 
@@ -108,5 +100,4 @@ def kernel_files(folder: Path) -> list[Path]:
 
 
 def read_kernels(path: Path) -> KernelTable:
-    """Read the table in ``path``."""
     return read_as(path, KernelTable, "a table of kernels")

@@ -16,15 +16,8 @@ from lm_profiler.record.run import MemoryCauses, Newer, Part, json_of, read_as
 # The causes, each with its title, in the order of the stack. ``activations`` are what forward leaves for backward and
 # what checkpointing makes again; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
 # last three add up to ``MemoryCauses.activations_and_rest``.
-HELD = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_states": "optimizer states",
-    "buffers": "buffers",
-    "workspaces": "workspaces",
-    "activations": "activations",
-    "rest": "rest",
-}
+_CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "workspaces", "activations", "rest")
+HELD = {cause: cause.replace("_", " ") for cause in _CAUSES}
 
 # where a timeline is from, with its title
 SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, of the allocator's history"}
@@ -79,16 +72,13 @@ class MemoryTimeline(Part):
 
     @property
     def peak_at(self) -> int:
-        """The number of events until the peak."""
         return max(range(len(self.totals)), key=self.totals.__getitem__)
 
     @property
     def peak(self) -> int:
-        """The most bytes at one time."""
         return max(self.totals)
 
     def held_after(self, events: int) -> dict[str, int]:
-        """Return the bytes of each cause after so many events."""
         held = [*self.start]
         for at, by in self.events[:events]:
             held[at] += by

@@ -1,6 +1,4 @@
-"""By how much processes of one program differ on a machine: learned by ``selftest``, kept in the user's cache folder,
-read by ``compare`` and ``improve``.
-"""
+"""How processes of one program differ on a machine: ``selftest`` learns it, ``compare`` and ``improve`` read it."""
 
 from __future__ import annotations
 
@@ -28,17 +26,13 @@ _LEAST = 0.005
 
 @dataclass(frozen=True)
 class ProcessSpread:
-    """By how much processes of one program differ on a machine: the std of the logarithm of their mean steps.
-
-    ``freedom`` is how many processes beyond the first have shown it; infinite where it is assumed.
-    """
+    """How processes of one program differ on a machine: the std of the logarithm of their mean steps."""
 
     std: float
-    freedom: float = math.inf
+    freedom: float = math.inf  # how many processes beyond the first have shown it; infinite where it is assumed
 
     @property
     def learned(self) -> bool:
-        """Whether equal runs have shown it."""
         return math.isfinite(self.freedom)
 
 

@@ -12,22 +12,15 @@ from dataclasses import replace
 from types import UnionType
 from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from lm_profiler.record.figure import Figure, Place, Within, at, bytes_text, counted, duration_text, with_prefix
+from lm_profiler.record.figure import *  # noqa: F403  # the registry is asked for them too
+from lm_profiler.record.figure import Figure, Place, Within, at
 from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
-from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, TIMED, WORDS
+from lm_profiler.record.parts import *  # noqa: F403
+from lm_profiler.record.parts import MEANINGS, PARTS, TIMED, WORDS
 from lm_profiler.record.run import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord
 
-__all__ = [
-    "CAUSES", "FIGURES", "FLOOR", "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES",
-    "PLANNED_COLUMNS", "QUANTITIES", "REMEDY_COLUMNS", "STEP_COLUMNS", "TERMS", "TIMED", "TIMES", "TIMES_FLOOR",
-    "TOKENS", "TOKENS_PER_S", "TRIED_COLUMNS", "Place", "Quantity", "bytes_text", "counted", "duration_text",
-    "overview", "term_title", "with_prefix",
-]  # fmt: skip
-
 Quantity = Figure  # a figure of the registry, with its path
-
-# -- figures beside the fields of a type -------------------------------------------------------------------------------
 
 
 def figures_in(form: type[Part]) -> Iterator[Figure]:
@@ -37,8 +30,8 @@ def figures_in(form: type[Part]) -> Iterator[Figure]:
         if isinstance(told, Figure) and told.keys:
             for key, word in _words(told.keys):
                 texts = {of: getattr(told, of).format(key=key, word=word) for of in ("title", "meaning")}
-                own = told.name.format(key=key) or key
-                yield replace(told, name=own, path=f"{name}.{key}", of=_family(told, key), **texts)
+                own, of = told.name.format(key=key) or key, key if told.place is Place.ASKED else None
+                yield replace(told, name=own, path=f"{name}.{key}", of=of, **texts)
         elif isinstance(told, Figure) and not _is_column(kind):
             yield replace(told, name=told.name or name, path=name)
         elif isinstance(told, Within) or _is_part(kind):
@@ -75,14 +68,10 @@ def _retold(inner: Figure, told: Within, above: str, key: str, word: str) -> Fig
         compute=compute and (lambda record: None if (of := part(record)) is None else compute(of)),
         place=place,
         group=inner.group or told.group,
-        of=_family(replace(inner, place=place), key) if key else inner.of,
+        of=inner.of if not key else key if place is Place.ASKED else None,
         tag=None if key else inner.tag,
         run_tag=None if key else inner.run_tag,
     )
-
-
-def _family(of: Figure, key: str) -> str | None:
-    return key if of.place is Place.ASKED else None
 
 
 def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Figure, ...]]]:
@@ -101,7 +90,6 @@ def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Fig
 
 
 def _bare(annotation: Any) -> Any:
-    """Return a type without its annotation and without None."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -121,8 +109,6 @@ def _is_column(kind: Any) -> bool:
 def _words(keys: Any) -> list[tuple[str, str]]:
     return list(keys.items()) if isinstance(keys, Mapping) else [(key, key) for key in keys]
 
-
-# -- times of the parts, and what is computed from several values ------------------------------------------------------
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
 _RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
@@ -262,8 +248,6 @@ _COMPUTED: dict[str, tuple[str, str, str, str, Callable[[RunRecord], Any]]] = {
         lambda of: None if of.syncs is None else sum(sync.count for sync in of.syncs),
     ),
 }  # fmt: skip
-
-# -- the registry ------------------------------------------------------------------------------------------------------
 
 _BY_PHASE = ("Use of the CPU", "Own work and waiting by phase")
 _ORDER = (

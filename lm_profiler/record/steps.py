@@ -45,11 +45,9 @@ def largest(readings: Iterable[Peaks]) -> Peaks:
 
 @dataclass(frozen=True, slots=True)  # slots halve the memory of a million rows
 class StepRow:
-    """One step of one rank.
+    """One step of one rank: times for each of ``TIMED``, bytes for each of ``MEMORY``, in that order. None is unknown.
 
-    ``seconds`` (the device's stream, or the host where there is none) and ``host_seconds`` hold a value for each of
-    ``TIMED``, in that order; ``memory`` a value in bytes for each of ``MEMORY``. None where unknown: a device that
-    died never says how long its last steps took.
+    A device that died never says how long its last steps took.
     """
 
     step: int
@@ -72,10 +70,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """How pydantic writes and reads an array of ``dtype``, with ``width`` values a row where it has rows of several.
-
-    What is read has that type whatever was sent; text (``S16``) comes back as numpy's ``str_``.
-    """
+    """How pydantic writes and reads an array of ``dtype``, ``width`` values a row, whatever type was sent."""
 
     dtype: DTypeLike
     width: int | None = None
@@ -89,11 +84,9 @@ class PackedArray:
         )
 
     def written(self, column: NDArray[Any]) -> str:
-        """Return ``column`` as text."""
         return b64encode(np.ascontiguousarray(column, self.dtype).tobytes()).decode()
 
     def read(self, text: str) -> NDArray[Any]:
-        """Return the array that ``written`` turned into ``text``."""
         flat = np.frombuffer(b64decode(text, validate=True), self.dtype)
         flat = flat.astype(np.str_) if flat.dtype.kind == "S" else flat
         return flat if self.width is None else flat.reshape(-1, self.width)
@@ -109,11 +102,7 @@ _Bytes = Annotated[NDArray[np.float64], PackedArray(np.float64, len(MEMORY))]
 
 @dataclass(frozen=True, eq=False)
 class StepTable(Sequence[StepRow]):
-    """Rows as columns, of any number of ranks: a sequence of ``StepRow`` that takes a third of the memory.
-
-    A column has the name of the field of ``StepRow``; times and bytes are float64 with a further axis for ``TIMED`` and
-    ``MEMORY``, and NaN where a value is unknown.
-    """
+    """Rows as columns: a sequence of ``StepRow`` in a third of the memory, with NaN where a value is unknown."""
 
     step: Counts
     stage: Words
@@ -156,7 +145,6 @@ class StepTable(Sequence[StepRow]):
         return StepTable(*(getattr(self, of.name)[chosen] for of in fields(self)))
 
     def of_stages(self, *stages: str) -> StepTable:
-        """Return the rows of these stages."""
         return self.where(np.logical_or.reduce([self.stage == stage for stage in stages]))
 
     @property
@@ -173,7 +161,6 @@ class StepTable(Sequence[StepRow]):
 
     @property
     def largest_memory(self) -> Peaks:
-        """The largest of each reading; None only where none is known."""
         if not len(self):
             return UNKNOWN
         return tuple(None if np.isnan(value) else int(value) for value in np.fmax.reduce(self.memory))
@@ -334,11 +321,15 @@ def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[s
 
 
 def as_parquet(table: StepTable) -> bytes:
-    """Return the content of ``steps.parquet``."""
     import pyarrow
     from pyarrow import parquet
 
-    columns = dict(zip(STEP_COLUMNS, _columns(table), strict=True))
+    counts = (np.ma.masked_array(np.nan_to_num(of), np.isnan(of)) for of in (table.tokens, *table.memory.T))
+    # Single precision has 7 digits, which is finer than any clock here.
+    seconds = [*table.seconds.astype(np.float32).T, *table.host_seconds.astype(np.float32).T]
+    step, rank = (of.astype(np.int32) for of in (table.step, table.rank))
+    values = (step, table.stage, *seconds, *(of.astype(np.int64) for of in counts), rank)
+    columns = dict(zip(STEP_COLUMNS, values, strict=True))
     times = [name for name, values in columns.items() if values.dtype == np.float32]
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(
@@ -349,17 +340,6 @@ def as_parquet(table: StepTable) -> bytes:
         use_byte_stream_split=times,
     )
     return bytes(sink.getvalue())
-
-
-def _columns(table: StepTable) -> Iterator[NDArray[Any]]:
-    yield table.step.astype(np.int32)
-    yield table.stage
-    # Single precision has 7 digits, which is finer than any clock here.
-    yield from table.seconds.astype(np.float32).T
-    yield from table.host_seconds.astype(np.float32).T
-    for counts in (table.tokens, *table.memory.T):
-        yield np.ma.masked_array(np.nan_to_num(counts).astype(np.int64), np.isnan(counts))
-    yield table.rank.astype(np.int32)
 
 
 def read_parquet(path: Path) -> StepTable:

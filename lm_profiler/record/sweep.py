@@ -53,7 +53,6 @@ class CellOutcome(Part):
 
 
 def read_plan(folder: Path) -> SweepPlan:
-    """Read ``folder/sweep.json``."""
     return read_as(folder / PLAN_FILE, SweepPlan, "a sweep")
 
 
@@ -66,6 +65,5 @@ def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
-    """Return the outcomes of all cells that have one, by their id."""
     cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
     return {cell: outcome for cell in cells if (outcome := read_outcome(folder, cell)) is not None}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """``text`` with everything that a terminal would obey spelled out: ``\x1b`` for the escape character."""
+    """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
@@ -32,14 +33,11 @@ def short_path(path: str) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3``, or ``ranks 0, 2–5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank])
-    said = ", ".join("–".join(map(str, run)) for run in runs)
-    return f"ranks {said}" if len(runs) > 1 or len(runs[:1] and runs[0]) > 1 else f"rank {said}"
+    several = sorted(ranks)
+    # of consecutive ranks the difference to their place is one
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(several), lambda each: each[1] - each[0])]
+    said = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' * (len(several) > 1)} {said}"
 
 
 MOST_BYTES = 1 << 20
@@ -79,7 +77,10 @@ def compose(text: str) -> yaml.Node | None:
     except YamlTextError:
         raise
     except _ERRORS as error:
-        raise YamlTextError(_why(error)) from None
+        mark, why = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+        where = "" if mark is None else f" at line {mark.line + 1}"
+        why = why or (str(error).splitlines() or ["it cannot be read"])[0][:200]
+        raise YamlTextError(f"is not YAML{where}: {why}") from None
 
 
 def text_of(node: yaml.Node) -> str:
@@ -102,13 +103,6 @@ def without(node: yaml.Node, keys: set[str]) -> str:
     """The text of the mapping ``node`` without some of its keys, whose other scalars stay as they were written."""
     kept = [(key, value) for key, value in node.value if key.value not in keys]
     return str(yaml.serialize(yaml.MappingNode(node.tag, kept)))
-
-
-def _why(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}" if mark is not None else ""
-    why = getattr(error, "problem", None) or getattr(error, "reason", None)
-    return f"is not YAML{where}: {why or (str(error).splitlines() or ['it cannot be read'])[0][:200]}"
 
 
 def check_size(text: str) -> None:

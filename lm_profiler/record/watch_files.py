@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,26 +49,16 @@ class Sketch(Part):
             return Sketch()
         at = np.floor(np.log(np.maximum(known, 1e-9)) / math.log(_GROWTH)).astype(int)
         buckets = dict(zip(*(each.tolist() for each in np.unique(at, return_counts=True)), strict=True))
-        return Sketch(
-            count=known.size, sum=float(known.sum()), min=float(known.min()), max=float(known.max()), buckets=buckets
-        )
+        ends = {"min": float(known.min()), "max": float(known.max())}
+        return Sketch(count=known.size, sum=float(known.sum()), buckets=buckets, **ends)
 
     def merged(self, other: Sketch) -> Sketch:
-        """Return the sketch of both."""
-        buckets = dict(self.buckets)
-        for at, count in other.buckets.items():
-            buckets[at] = buckets.get(at, 0) + count
-        return Sketch(
-            count=self.count + other.count,
-            sum=self.sum + other.sum,
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-            buckets=buckets,
-        )
+        buckets = dict(Counter(self.buckets) + Counter(other.buckets))
+        ends = {"min": min(self.min, other.min), "max": max(self.max, other.max)}
+        return Sketch(count=self.count + other.count, sum=self.sum + other.sum, buckets=buckets, **ends)
 
     @property
     def mean(self) -> float | None:
-        """The mean; None of nothing."""
         return self.sum / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
@@ -116,18 +107,11 @@ class WatchEvent(Part):
     step: int
     kind: Annotated[
         Literal[
-            "slow step",
-            "level",
-            "memory",
-            "stall",
-            "validation",
-            "checkpoints",
-            "epoch turn",
-            "rank late",
+            "slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn", "rank late",
             "silent rank",
         ],
         Newer,
-    ]
+    ]  # fmt: skip
     # the part of the step that differs most; None where the whole does, or where it is outside of steps
     part: str | None = None
     now: float  # what was seen, in seconds; bytes an hour of ``memory``
@@ -144,7 +128,6 @@ class WatchEvent(Part):
 
     @property
     def ratio(self) -> float | None:
-        """``now`` over ``against``; None where that is unknown."""
         return self.now / self.against if self.against else None
 
 
@@ -203,7 +186,6 @@ WINDOWS, EVENTS, STATUS, LAST_STEPS = "watch.jsonl", "events.jsonl", "watch.json
 
 
 def request_file(folder: Path, rank: int) -> Path:
-    """Return where a trace of ``rank`` is asked for."""
     return folder / of_rank("trace_request.json", rank)
 
 
@@ -214,7 +196,6 @@ def ranks_watched(folder: Path) -> list[int]:
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
-    """Return what ``rank`` does."""
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
 
 
@@ -233,7 +214,6 @@ def steps_repeated(folder: Path, resumed_at: int) -> int | None:
 
 
 def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
-    """Return the complete windows of ``rank``."""
     return _lines(folder / of_rank(WINDOWS, rank), WatchWindow)
 
 

@@ -16,8 +16,8 @@ from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
+from lm_profiler.report.tables.formats import lines
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell
-from lm_profiler.report.tables.terminal import lines
 from lm_profiler.sweep.outcome import OUTPUT_FILE, last_lines
 from lm_profiler.sweep.schedule import Watcher
 

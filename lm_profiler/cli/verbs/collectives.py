@@ -16,8 +16,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.processes.rank_group import RankFailed, rank_messages
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
-from lm_profiler.report.pictures.link_plot import bandwidths
-from lm_profiler.report.pictures.plots import check_picture, save_figure
+from lm_profiler.report.pictures.plots import bandwidths, check_picture, save_figure
 from lm_profiler.report.tables.formats import SUFFIXES
 from lm_profiler.report.tables.link_table import LinkFigures, link_table
 from lm_profiler.usage_error import UsageError, expect, expect_one_of

@@ -25,8 +25,15 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.run.ci import CiFormat, ci_text, measured_in, tell_github
-from lm_profiler.report.run.comparison_table import as_json, comparison_table, verdict_line
+from lm_profiler.report.run.comparison_table import (
+    CiFormat,
+    as_json,
+    ci_text,
+    comparison_table,
+    measured_in,
+    tell_github,
+    verdict_line,
+)
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 

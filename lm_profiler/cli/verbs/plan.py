@@ -19,10 +19,9 @@ from lm_profiler.cli.verbs.shared import show, writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.report.pictures.memory_plot import named
+from lm_profiler.report.pictures.over_time import named
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
-from lm_profiler.report.run.allocation_tables import allocation_tables
-from lm_profiler.report.run.plan_table import plan_table, remedy_table
+from lm_profiler.report.run.plan_table import allocation_tables, plan_table, remedy_table
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:

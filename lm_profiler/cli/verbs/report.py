@@ -13,26 +13,21 @@ from lm_profiler.cli.verbs.shared import format_of, runs_below, writable, write,
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.calls import FAILED, OK
-from lm_profiler.record.entry import Collection, Entry
+from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.pictures.memory_plot import named
-from lm_profiler.report.pictures.plots import KINDS, TIMELINE, WAY_DOWN, save_plot, save_timelines, save_way_down
-from lm_profiler.report.pictures.steps_plot import unreadable
-from lm_profiler.report.run.allocation_tables import allocation_tables
-from lm_profiler.report.run.changes import changes_table
-from lm_profiler.report.run.ci import CiFormat, ci_text, measured_by
+from lm_profiler.report.pictures.over_time import named
+from lm_profiler.report.pictures.plots import KINDS, TIMELINE, save_plot, save_timelines
+from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
+from lm_profiler.report.run.plan_table import allocation_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
-from lm_profiler.report.tables.layouts import devices, modes, pivot, wide
-from lm_profiler.report.tables.merged import by_facts, repeats_together
-from lm_profiler.report.tables.remedies import best_checkpoints, remedies
-from lm_profiler.report.tables.rows import raw_rows, rows
-from lm_profiler.report.tables.step_layouts import blocks, warmup_rows, warmups
+from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmup_rows, warmups, wide
+from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import Column, columns_named, every_column
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
@@ -81,8 +76,8 @@ class Options:
         kernels: The kernels that took the device's time, from the trace of each run.
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
         allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
-        plot: phases, waterfall, steps, memory, memory_timeline, attention, tokens, mfu, overlap or improve; with
-            --output FILE.svg, .png, .pdf or .html.
+        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
+            .html.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.
@@ -114,7 +109,7 @@ class Options:
         if self.format is not None:
             expect_one_of((*formats.SUFFIXES.values(), *get_args(CiFormat)), "format", self.format)
         if self.plot is not None:
-            expect_one_of((*KINDS, TIMELINE, WAY_DOWN), "plot", self.plot)
+            expect_one_of((*KINDS, TIMELINE), "plot", self.plot)
         else:
             object.__setattr__(self, "format", format_of(self.format, self.output))
         if not self.runs and self.columns != ["help"]:
@@ -195,9 +190,7 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
 def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[list[str], bool]:
     entries = runs.entries
     with writable(output):
-        if plot == WAY_DOWN:
-            save_way_down([of.record for of in runs.searches], output)
-        elif plot == TIMELINE:
+        if plot == TIMELINE:
             told, problems = _each(entries, read_timelines, "memory timeline")
             names = [str(entry.folder) if len(told) > 1 else "" for entry, _ in told]
             known = zip(names, told, strict=True)
@@ -205,8 +198,7 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
             return problems, True
         elif entries:
             save_plot(plot, entries, output, by)
-    problems = unreadable(entries) if plot == "steps" else []
-    return problems, plot == WAY_DOWN or len(problems) < len(entries)
+    return [], bool(entries)
 
 
 def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:

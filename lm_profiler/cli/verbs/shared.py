@@ -14,7 +14,6 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError
 
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
@@ -49,7 +48,7 @@ def format_of(given: str | None, output: Path | None) -> str | None:
 
 def show(table: Table) -> None:
     """Print ``table`` for people."""
-    sys.stdout.write(terminal(table, sys.stdout))
+    sys.stdout.write(formats.terminal(table, sys.stdout))
     sys.stdout.flush()
 
 

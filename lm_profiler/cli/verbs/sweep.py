@@ -24,8 +24,7 @@ from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, comman
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell
-from lm_profiler.report.tables.merged import repeats_together
-from lm_profiler.report.tables.rows import rows
+from lm_profiler.report.tables.rows import repeats_together, rows
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.request import Request, SweepPart, part_of

@@ -21,7 +21,7 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.record.watch_files import STATUS, TraceRequest, ranks_watched, read_status, request_file
 from lm_profiler.report.run.kernel_tables import kernel_tables
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
-from lm_profiler.report.tables.terminal import lines
+from lm_profiler.report.tables.formats import lines
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\

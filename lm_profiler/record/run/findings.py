@@ -12,23 +12,14 @@ from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error, in bytes; None where it does not say.
+    """The figures of an out-of-memory error, in bytes, exact to its two decimals; None where it does not say."""
 
-    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB.
-    """
-
-    requested: int | None = figure(
-        "requested", "GiB", "what was asked for, as the error reports", "oom_requested_bytes"
-    )
+    requested: int | None = figure("requested", "GiB", "asked for, as the error reports", "oom_requested_bytes")
     free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
     total: int | None = figure("total", "GiB", "the device's memory, as the error reports", "oom_total_bytes")
     allocated: int | None = figure("allocated", "GiB", "in use by tensors, as the error reports", "oom_allocated_bytes")
-    fragmented: int | None = figure(
-        "fragmented", "GiB", "reserved and not in use, as the error reports", "oom_fragmented_bytes"
-    )
-    allowed: int | None = figure(
-        "allowed", "GiB", "a limit set below the device's memory, as it reports", "oom_allowed_bytes"
-    )
+    fragmented: int | None = figure("fragmented", "GiB", "reserved, not in use, as it reports", "oom_fragmented_bytes")
+    allowed: int | None = figure("allowed", "GiB", "a limit set below the device's memory", "oom_allowed_bytes")
 
 
 class Failure(Part):
@@ -41,9 +32,7 @@ class Failure(Part):
     out_of_memory: OutOfMemory | None = None
     # options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself
     remedies: tuple[str, ...] = ()
-    rank: int | None = figure(
-        "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank", default=None
-    )
+    rank: int | None = figure("failed on rank", "count", "whose failure ended the others", "failed_rank", default=None)
     host: str | None = figure("failed on host", "text", "that rank's machine", "failed_host", default=None)
 
     @property
@@ -62,34 +51,24 @@ class NumericsKind(Part):
     parameters: list[str] = figure("parameters", "text", "dtypes of their own parameters")
     outputs: list[str] = figure("outputs", "text", "dtypes of their outputs")
     gradients: list[str] = figure("gradients", "text", "dtypes of their gradients")
-    gradient_error: float | None = figure(
-        "error of the gradients", "error", "norm of the difference to float32, over its norm"
-    )
+    gradient_error: float | None = figure("gradients off by", "error", "norm of the difference to float32 / its norm")
 
 
 class NumericsFacts(Part):
     """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
 
-    Errors are Euclidean norms; None where one is not finite, or there is nothing to compare. ``output_error`` compares
-    the first floating-point tensor, of one dimension or more, that the last module to do so returned in the forward
-    pass: the logits of a language model. ``losses`` and ``gradient_norms`` (before clipping) are empty where none were
-    asked for; None in them is not finite.
+    Errors are Euclidean norms; None is not finite, or nothing to compare. The output is the first floating-point tensor
+    that the last module to return one returned: a language model's logits. Gradients are those before clipping.
     """
 
     loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
     loss_dtype: str | None = figure("dtype of the loss", "text", "dtype in which the step returns it", default=None)
-    reference_loss: float | None = figure(
-        "loss in float32", "loss", "loss of the first batch, in float32", "audit_float32_loss"
-    )
-    output_error: float | None = figure(
-        "error of the output", "error", "norm of the difference to float32, over its norm"
-    )
-    gradient_error: float | None = figure(
-        "error of the gradients", "error", "norm of the difference to float32, over its norm"
-    )
+    reference_loss: float | None = figure("loss in float32", "loss", "of the same batch", "audit_float32_loss")
+    output_error: float | None = figure("output off by", "error", "norm of the difference to float32 / its norm")
+    gradient_error: float | None = figure("gradients off by", "error", "norm of the difference to float32 / its norm")
     kinds: list[NumericsKind]
     losses: list[float | None] = figure(
-        "loss", "loss", "mean loss of each of the first steps", "numerics_losses", default_factory=list
+        "loss", "loss", "of each of the first steps", "numerics_losses", default_factory=list
     )
     gradient_norms: list[float | None] = figure(
         "norm of the gradients", "loss", "in each of the first steps", "numerics_gradient_norms", default_factory=list
@@ -123,41 +102,17 @@ class Verdict(Part):
 
 # What takes time that could be saved. ``analysis.savings`` decides when; ``analysis.remedies`` says what to do.
 FindingName = Literal[
-    "ranks",
-    "input",
-    "transfer",
-    "validation",
-    "checkpoint",
-    "epoch",
-    "owner",
-    "logging",
-    "sleep",
-    "python",
-    "pattern",
-    "garbage",
-    "compilation",
-    "anomalies",
-    "profiler",
-    "sync",
-    "small_batch",
-    "optimizer",
-    "clip",
-    "compile",
-    "double",
-    "precision",
-    "tf32",
-    "recomputation",
-    "communication",
-]
+    "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "owner", "logging", "sleep", "python",
+    "pattern", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch", "optimizer", "clip",
+    "compile", "double", "precision", "tf32", "recomputation", "communication",
+]  # fmt: skip
 
 
 class Finding(Part):
     """Something that takes time which could be saved, and whose code it is."""
 
     name: Annotated[FindingName, Newer] = figure("finding", "text", "what takes time that could be saved")
-    saves_s: float = figure(
-        "could save at most", "ms", "of a step, what lies between steps counted with them", interval=("low_s", "high_s")
-    )
+    saves_s: float = figure("could save at most", "ms", "of a step and what follows it", interval=("low_s", "high_s"))
     share: float = figure("share", "%", "of the step that this is")
     low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
@@ -172,25 +127,13 @@ class Finding(Part):
 
 # the terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means
 TermName = Literal[
-    "ideal",
-    "clock",
-    "slow_products",
-    "recomputation",
-    "bandwidth",
-    "beyond_bandwidth",
-    "communication",
-    "waiting",
-    "gaps",
-    "input",
-    "unexplained",
-]
+    "ideal", "clock", "slow_products", "recomputation", "bandwidth", "beyond_bandwidth", "communication", "waiting",
+    "gaps", "input", "unexplained",
+]  # fmt: skip
 
 
 class Contributor(Part):
-    """A part of a term's time: what ran, and in which module (None is unknown, or none).
-
-    ``detail`` has phrases separated by "; ", the one that tells most first.
-    """
+    """A part of a term's time, with phrases in ``detail`` separated by "; "; None is unknown, or none."""
 
     module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
     what: str = figure("what", "text", "operator or kernel, or in words")
@@ -202,52 +145,35 @@ class Contributor(Part):
 class Term(Part):
     """One term of the waterfall; the seconds of ``unexplained`` alone may be negative.
 
-    There is no interval where one step was traced, and no ceiling where nothing could be saved. ``phases`` add up to
-    the term; empty is unknown.
+    No interval: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
     """
 
     name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
     seconds: float = figure("time", "ms", "what it adds to the step")
     low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of that", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
-    at_most_s: float | None = figure(
-        "could save at most", "ms", "ceiling of what could be saved there, never a gain", default=None
-    )
+    at_most_s: float | None = figure("could save at most", "ms", "ceiling of a saving, never a gain", default=None)
     phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
     contributors: list[Contributor] = Field(default_factory=list)
 
 
 class Waterfall(Part):
-    """The mean measured (untraced) step as a sum of terms; what ran in it is known from the trace of rank 0.
+    """The mean measured (untraced) step as a sum of terms, by the trace of rank 0; rates are of one device."""
 
-    Rates are those of one device. ``step_phases`` are empty where they are unknown.
-    """
-
-    step_s: float = figure(
-        "step taken apart", "ms", "mean step that the terms add up to", "waterfall_step_s",
-        interval=("ci_low", "ci_high"),
-    )  # fmt: skip
+    step_s: float = figure("step taken apart", "ms", "mean step, sum of the terms", interval=("ci_low", "ci_high"))
     ci_low: float | None
     ci_high: float | None
     step_phases: dict[str, float] = figure(
-        "of it in {key}", "ms", "of the mean step", "waterfall_{key}_s", keys=PARTS, default_factory=dict
+        "of it in {key}", "ms", "of the mean step", "{key}_s", keys=PARTS, default_factory=dict
     )
     source: Annotated[Literal["kernels", "operators"], Newer] = figure(
-        "terms are of", "text", "kernels on the device, or operators of the host", "waterfall_source"
+        "terms are of", "text", "kernels of the device, or operators"
     )
-    peak_flops_per_s: float = figure(
-        "peak", "TFLOP/s", "FLOP/s of a device that the ideal is at", "waterfall_peak_flops_per_s"
-    )
-    peak_source: str = figure("source of the peak", "text", "where that peak is from", "waterfall_peak_source")
-    bandwidth_bytes_per_s: float | None = figure(
-        "bandwidth", "GB/s", "bytes that a device can move each second", "waterfall_bandwidth_bytes_per_s"
-    )
-    bandwidth_source: str | None = figure(
-        "source of the bandwidth", "text", "where it is from", "waterfall_bandwidth_source"
-    )
-    clock_share: float | None = figure(
-        "clock held", "%", "SM clock over the one that the peak is of", "waterfall_clock_share"
-    )
+    peak_flops_per_s: float = figure("peak", "TFLOP/s", "FLOP/s of a device that the ideal is at")
+    peak_source: str = figure("source of the peak", "text", "where that peak is from")
+    bandwidth_bytes_per_s: float | None = figure("bandwidth", "GB/s", "bytes/s that a device can move")
+    bandwidth_source: str | None = figure("source of the bandwidth", "text", "where it is from")
+    clock_share: float | None = figure("clock held", "%", "SM clock over the one that the peak is of")
     terms: list[Term]
     notes: list[str] = Field(default_factory=list)
 

@@ -50,7 +50,6 @@ class Settings(Part):
 
     @property
     def full_precision(self) -> bool:
-        """Whether the run is known to use float32."""
         return self.precision is not None and str(self.precision).split("-")[0] == "32"
 
 
@@ -59,9 +58,7 @@ class ModelFacts(Part):
 
     class_path: str
     parameters: int = figure("parameters", "count", "parameters of the module")
-    parameters_without_embedding: int | None = figure(
-        "parameters without embedding", "count", "all but those of the token embedding"
-    )
+    parameters_without_embedding: int | None = figure("without embedding", "count", "parameters but the embedding's")
     trainable_parameters: int = figure("trainable parameters", "count", "parameters that get gradients")
     bytes: int = figure("parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
     precision: str
@@ -80,10 +77,7 @@ class Flops(Part):
 
     forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
     backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
-    recomputation: int = figure(
-        "recomputed work", "GFLOP", "FLOPs of a step that activation checkpointing repeats, all ranks",
-        "recomputation_flops",
-    )  # fmt: skip
+    recomputation: int = figure("recomputed work", "GFLOP", "FLOPs done again, all ranks", "recomputation_flops")
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -93,11 +87,9 @@ class Flops(Part):
 
     @property
     def all(self) -> int:
-        """All FLOPs that the devices execute, which HFU counts."""
         return self.model + self.recomputation
 
     def times(self, factor: float) -> Flops:
-        """Return ``factor`` times as many FLOPs."""
         own = ((name, getattr(self, name)) for name in ("forward", "backward", "recomputation"))
         return self.model_copy(update={name: round(count * factor) for name, count in own})
 
@@ -109,21 +101,14 @@ class Utilisation(Part):
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
         run_tag="mfu_percent", tag="throughput/mfu",
     )  # fmt: skip
-    hfu: float | None = figure(
-        "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)", goes_by_step=True
-    )
-    peak_flops_per_s: float | None = figure(
-        "peak of a device", "TFLOP/s", "FLOP/s of one device on its datasheet, in the run's precision"
-    )
+    hfu: float | None = figure("HFU", "%", "all FLOPs of a step / (its time x the device's peak)", goes_by_step=True)
+    peak_flops_per_s: float | None = figure("peak of a device", "TFLOP/s", "on its datasheet, in the run's precision")
     dtype: str | None = figure("dtype of the peak", "text", "precision that the peak is of", "peak_dtype")
     peak_source: str | None = figure("source of the peak", "text", "where the peak of a device is from")
-    ceiling_flops_per_s: float | None = figure(
-        "measured matmul rate", "TFLOP/s", "FLOP/s of one device in a large matrix product, measured after the run"
-    )
+    ceiling_flops_per_s: float | None = figure("measured matmul rate", "TFLOP/s", "of a large matmul after the run")
     of_ceiling: float | None = figure(
-        "of the measured matmul rate", "%", "executed FLOPs of a step / (its time x the device's measured matmul rate)",
-        goes_by_step=True,
-    )  # fmt: skip
+        "of the measured matmul rate", "%", "all FLOPs of a step / (its time x that rate)", goes_by_step=True
+    )
     flops: Flops
 
 
@@ -131,30 +116,25 @@ class GpuSharing(Part):
     """Other processes on the run's GPU, as its driver reports them. None is unknown."""
 
     processes: int = figure("other processes on the GPU", "count", "at the end of the measured steps", "gpu_others")
-    utilisation: float | None = figure(
-        "GPU use of others", "%", "share of time in which their kernels ran", "gpu_others_utilisation"
-    )
-    memory_bytes: int | None = figure(
-        "GPU memory of others", "GiB", "GPU memory of other processes", "gpu_others_bytes"
-    )
+    utilisation: float | None = figure("GPU use of others", "%", "time their kernels ran", "gpu_others_utilisation")
+    memory_bytes: int | None = figure("GPU memory of others", "GiB", "that other processes hold", "gpu_others_bytes")
 
 
 class Telemetry(Part):
     """The whole GPU over the measured steps, as its driver reports it, whoever else uses it. None is unknown.
 
-    The highest boost clock is more than a datasheet's base clock, and more than many cards hold in long matmuls, which
-    run into the power limit. NVML's power is a mean over the last second on Ampere (but GA100) and later. The energy
-    counter (Volta and later) moves every 20 to 100 ms. For several cards energy and power are sums, clocks are those of
-    the slowest card, the temperature is the highest, and ``throttle_reasons`` are those of any card.
+    NVML's power is a mean over the last second on Ampere (but GA100) and later; the energy counter (Volta and later)
+    moves every 20 to 100 ms. Of several cards energy and power are sums, clocks the slowest's, the temperature the
+    highest's, ``throttle_reasons`` those of any.
     """
 
     energy_per_step_j: float | None = figure(
-        "energy per step", "J", "energy of the GPU over the measured steps / their number", default=None
+        "energy per step", "J", "of the measured steps / their count", default=None
     )
     energy_per_token_j: float | None = figure("energy per token", "J", "energy of a step / its tokens", default=None)
     energy_j: float | None = figure("energy", "J", "energy of the GPU over the measured steps")
     energy_source: Annotated[Literal["counter", "power samples"] | None, Newer] = figure(
-        "source of the energy", "text", "the GPU's own counter, or samples of its power"
+        "energy from", "text", "a counter, or power samples"
     )
     median_power_w: float | None = figure("power", "W", "median power of the GPU over the measured steps")
     power_limit_w: float | None = figure("power limit", "W", "most power that the GPU may draw")
@@ -162,40 +142,23 @@ class Telemetry(Part):
     median_sm_clock_hz: float | None = figure("SM clock", "MHz", "median clock of the GPU's multiprocessors")
     max_sm_clock_hz: float | None = figure("highest SM clock", "MHz", "highest boost clock of the card")
     clock_share: float | None = figure("SM clock / highest", "%", "median SM clock over the card's highest")
-    throttle_reasons: list[str] | None = figure(
-        "throttled by", "text", "reasons that held in 5 % of the samples or more"
-    )
+    throttle_reasons: list[str] | None = figure("throttled by", "text", "reasons in 5 % of the samples or more")
     samples: int = figure("samples", "count", "how often the GPU was read", "gpu_samples")
     duration_s: float = figure("sampled for", "s", "time that energy and samples span", "gpu_sampled_s")
     gpus: list[str] = Field(default_factory=list)  # the cards' UUIDs
 
 
 class Contention(Part):
-    """Other load on the run's CPUs over the measured steps; None is unknown.
+    """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None is unknown."""
 
-    ``not_had`` is the answer, the other figures are its evidence. The run's threads also wait because of each other.
-    """
-
-    not_had: float | None = figure(
-        "CPU time taken", "%", "share of the CPU time the run needed that something else took"
-    )
+    not_had: float | None = figure("CPU time taken", "%", "share of the CPU time needed that something else took")
     had_s: float = figure("CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
-    others_s: float | None = figure(
-        "CPU time of other processes", "s", "CPU time of all other processes", "cpu_others_s"
-    )
+    others_s: float | None = figure("CPU time of other processes", "s", "of all other processes", "cpu_others_s")
     stolen_s: float = figure("CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s")
-    throttled_s: float | None = figure(
-        "CPU time throttled", "s", "CPU time the cgroup's limit kept from the run", "cpu_throttled_s"
-    )
-    waited_s: float | None = figure(
-        "waited for a CPU", "s", "how long threads of the run were ready and had no CPU", "cpu_waited_s"
-    )
-    pressure: float | None = figure(
-        "something waited for a CPU", "%", "share of the time in which something waited", "cpu_pressure"
-    )
-    involuntary_switches: int | None = figure(
-        "involuntary switches", "count", "how often this process lost a CPU it still wanted"
-    )
+    throttled_s: float | None = figure("CPU time throttled", "s", "kept from the run by the cgroup", "cpu_throttled_s")
+    waited_s: float | None = figure("waited for a CPU", "s", "how long threads were ready, without one", "cpu_waited_s")
+    pressure: float | None = figure("CPU pressure", "%", "share of time that something waited for one", "cpu_pressure")
+    involuntary_switches: int | None = figure("involuntary switches", "count", "CPUs lost that were still wanted")
     wall_s: float = figure("observed for", "s", "time that these figures span", "contention_wall_s")
     cpus: int = figure("CPUs", "count", "CPUs that the run may use")
     gpu: GpuSharing | None = None
@@ -231,17 +194,10 @@ class Rates(Part):
     # a rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32
     flops: list[FlopRate] = Field(default_factory=list)
     bytes_per_s: float | None = figure(
-        "memory bandwidth", "GB/s",
-        "bytes/s that the memory of one device can read and write, on its datasheet or else copying",
-        "bandwidth_bytes_per_s", default=None,
-    )  # fmt: skip
-    bytes_source: str | None = figure(
-        "source of the bandwidth", "text", "where the memory bandwidth is from", "bandwidth_source", default=None
+        "memory bandwidth", "GB/s", "bytes/s, on a datasheet or copying", "bandwidth_bytes_per_s", default=None
     )
-    copied_bytes_per_s: float | None = figure(
-        "measured copy rate", "GB/s", "bytes/s that a large copy on one device read and wrote, measured after the run",
-        default=None,
-    )  # fmt: skip
+    bytes_source: str | None = figure("bandwidth from", "text", "datasheet or a copy", "bandwidth_source", default=None)
+    copied_bytes_per_s: float | None = figure("measured copy rate", "GB/s", "of a copy after the run", default=None)
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None where it is unknown."""
@@ -292,44 +248,26 @@ MOMENTS = {
 class AllocatorReading(Part):
     """The device's caching allocator over the measured steps; None where it does not say."""
 
-    allocated_peak: int | None = figure(
-        "allocated", "GiB", "most bytes held by tensors over the measured steps", "allocator_allocated_peak_bytes"
-    )
+    allocated_peak: int | None = figure("allocated", "GiB", "most held by tensors", "allocator_allocated_peak_bytes")
     requested_peak: int | None = figure(
-        "requested", "GiB", "the same before the allocator rounds it up to its blocks",
-        "allocator_requested_peak_bytes", default=None,
-    )  # fmt: skip
-    active_peak: int | None = figure(
-        "in use", "GiB", "most bytes in use, blocks that wait for a stream included", "allocator_active_peak_bytes"
+        "requested", "GiB", "the same, not rounded up to blocks", "allocator_requested_peak_bytes", default=None
     )
-    reserved_peak: int | None = figure(
-        "reserved", "GiB", "most bytes taken from the device", "allocator_reserved_peak_bytes"
-    )
+    active_peak: int | None = figure("in use", "GiB", "with what waits for a stream", "allocator_active_peak_bytes")
+    reserved_peak: int | None = figure("reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes")
     inactive_split_peak: int | None = figure(
-        "inactive split", "GiB", "most bytes free in blocks that are partly in use",
-        "allocator_inactive_split_peak_bytes",
-    )  # fmt: skip
-    fragmentation: int | None = figure(
-        "fragmentation", "GiB", "upper bound of what was reserved but unused at the peak of use",
-        "allocator_fragmentation_bytes",
-    )  # fmt: skip
-    driver_used: int | None = figure(
-        "used on the device", "GiB", "memory that all processes use, as the driver reports",
-        "allocator_driver_used_bytes",
-    )  # fmt: skip
-    alloc_retries: int | None = figure(
-        "retries", "count", "how often the allocator had to free its cache, since the process began"
+        "inactive split", "GiB", "free in blocks partly in use", "allocator_inactive_split_peak_bytes"
     )
+    fragmentation: int | None = figure("fragmentation", "GiB", "at most, at the peak", "allocator_fragmentation_bytes")
+    driver_used: int | None = figure("used in all", "GiB", "by all processes", "allocator_driver_used_bytes")
+    alloc_retries: int | None = figure("retries", "count", "how often it freed its cache, since the process began")
     ooms: int | None = figure("OOMs", "count", "how often memory ran out, since the process began")
 
 
 class MemoryLevels(Part):
     """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None where the step has no such phase.
 
-    ``start`` counts the module, optimizer states, and gradients that are not cleared before forward. ``forward`` and
-    ``backward`` are the most of the step's batches. With the source ``allocator`` these are all the device's tensors,
-    batch and loss included; ``counted`` (on the CPU) are parameters, gradients, optimizer states, buffers and the
-    tensors that autograd saved.
+    By ``allocator`` all tensors of the device; ``counted``, on the CPU: parameters, gradients, states, buffers, what
+    autograd saved. ``forward`` and ``backward`` are the most of the step's batches.
     """
 
     start: int | None = figure("forward begins", "GiB", "{title}")
@@ -384,10 +322,7 @@ PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "
 
 
 class PlannedMemory(Part):
-    """The memory of a step on one device, rehearsed on tensors without data; empty where that failed.
-
-    Nothing is ``reserved`` on the CPU. A ``compiled`` step is rehearsed without torch.compile.
-    """
+    """The memory of a step on one device, rehearsed without data (and torch.compile); empty where that failed."""
 
     peaks: dict[str, int] = figure(
         "{key}: planned", "GiB", "planned peak within {key}", "{key}_planned_peak_bytes", keys=PARTS,
@@ -410,18 +345,12 @@ class PlannedMemory(Part):
         "what the allocator of a GPU would take of it, gaps between blocks included, if that is not short",
         "planned_reserved_bytes", default=None,
     )  # fmt: skip
-    available: int | None = figure(
-        "free before the run", "GiB", "what one replica could have had when the run began", "available_bytes",
-        default=None,
-    )  # fmt: skip
+    available: int | None = figure("free before the run", "GiB", "for one replica", "available_bytes", default=None)
     compiled: bool = False
-    unknown: str | None = figure(
-        "not planned", "text", "why it could not be rehearsed", "planned_unknown", default=None
-    )
+    unknown: str | None = figure("not planned", "text", "why it was not rehearsed", "planned_unknown", default=None)
 
     @property
     def phase(self) -> Annotated[str | None, PHASE]:
-        """The phase with the largest peak."""
         return max(self.peaks, key=lambda phase: self.peaks[phase], default=None)
 
     @property
@@ -433,22 +362,16 @@ class PlannedMemory(Part):
 class Floor(Part):
     """The least work of a phase on one device and the least time that it takes (roofline). None is unknown.
 
-    ``seconds`` is the longer of two times: the FLOPs at the peak, or the bytes at the full bandwidth
-    (``RunRecord.rates``). Bytes move between the device and its memory; those of ``transfer`` move over the bus.
+    ``seconds`` is the longer of two: the FLOPs at the peak, or the bytes at the bandwidth (``transfer``: of the bus).
     """
 
     flops: dict[str, int] = figure(
         "in {key}", "GFLOP", "FLOPs of PHASE whose factors are {key}, one device", "{key}_flops",
         keys=("float32", "bfloat16", "float16", "float64"), default_factory=dict,
     )  # fmt: skip
-    bytes: int | None = figure(
-        "bytes at least", "GiB", "bytes that PHASE has to move at least, one device", "floor_bytes", default=None
-    )
-    seconds: float | None = figure(
-        "floor (ms)", "ms", "least time of PHASE: its FLOPs at the peak or its bytes at the bandwidth", "floor_s",
-        default=None,
-    )  # fmt: skip
+    bytes: int | None = figure("bytes at least", "GiB", "PHASE has to move, one device", "floor_bytes", default=None)
+    seconds: float | None = figure("floor (ms)", "ms", "least time of PHASE: FLOPs or bytes", "floor_s", default=None)
     bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
-        "floor is of", "text", "what the floor of PHASE is of: compute or memory", "floor_bound", default=None
+        "floor is of", "text", "compute or memory in PHASE", "floor_bound", default=None
     )
     times: float | None = figure("x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None)

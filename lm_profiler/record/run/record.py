@@ -11,28 +11,15 @@ from pydantic import Field, field_validator
 from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.files import Newer, Part, read_as
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
+from lm_profiler.record.run import machine
 from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict, Waterfall
-from lm_profiler.record.run.machine import (
-    Contention,
-    Environment,
-    Floor,
-    MemoryFacts,
-    ModelFacts,
-    PlannedMemory,
-    Rates,
-    Settings,
-    Sync,
-    Telemetry,
-    Utilisation,
-)  # fmt: skip
 from lm_profiler.record.run.ranks import Ranks
 
 
 class TimeSummary(Part):
     """Statistics of one part over the measured steps, in seconds; None where there are too few steps.
 
-    ``mean_low`` and ``mean_high`` are the 95 % interval of the mean, which allows for autocorrelated steps; records of
-    version 0.2 have none.
+    The 95 % interval of the mean allows for autocorrelated steps; records of version 0.2 have none.
     """
 
     n: int
@@ -52,16 +39,12 @@ class Throughput(Part):
     """Throughput of all ranks at the mean step; tokens are None where the module does not say how many a batch has."""
 
     tokens_per_s: float | None = figure(
-        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation, the slowest rank's", goes_by_step=True,
+        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation the slowest rank's", goes_by_step=True,
         place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
     )  # fmt: skip
     tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
-    samples_per_s: float | None = figure(
-        "samples/s", "samples/s", "samples of a step / its time", goes_by_step=True, default=None
-    )
-    samples_per_step: int | None = figure(
-        "samples/step", "count", "rows of a step's batches on all ranks, the mean", default=None
-    )
+    samples_per_s: float | None = figure("samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None)
+    samples_per_step: int | None = figure("samples/step", "count", "rows of batches on all ranks, mean", default=None)
 
 
 class StepLevel(Part):
@@ -84,8 +67,7 @@ class StepPattern(Part):
 class Steadiness(Part):
     """The course of the measured steps, counted from 1, and the steps that the run's figures are of.
 
-    The mean step is ``level_s + pattern_s + odd_s``. Figures are of the longest level, or under a trend of all steps
-    but the ``cut`` ones.
+    The mean step is ``level_s + pattern_s + odd_s``, of the longest level, or with a trend of all but ``cut`` steps.
     """
 
     # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
@@ -140,10 +122,7 @@ def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
 
 
 class StepCounters(Part):
-    """The counters of one measured step of one rank; None where this machine does not say.
-
-    They are read between steps, so they include the ``between_s`` before the step.
-    """
+    """The counters of one measured step of one rank, the ``between_s`` before it included. None is unknown."""
 
     step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
     rank: int = figure("rank", "count", "whose counters these are", default=0)
@@ -160,39 +139,21 @@ class StepCounters(Part):
     fault_s: float | None = figure("faults", "ms", "the most that page faults took", default=None)
     minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
     major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
-    voluntary_switches: float | None = figure(
-        "switches", "count", "how often a thread waited for something", default=None
-    )
-    involuntary_switches: float | None = figure(
-        "involuntary", "count", "how often a thread lost a CPU it still wanted", default=None
-    )
-    alloc_retries: float | None = figure(
-        "retries", "count", "how often the allocator had to free its cache", default=None
-    )
-    new_segments: float | None = figure(
-        "segments", "count", "how often the allocator asked the driver for memory", default=None
-    )
+    voluntary_switches: float | None = figure("switches", "count", "waits of a thread for something", default=None)
+    involuntary_switches: float | None = figure("involuntary", "count", "CPUs lost, still wanted", default=None)
+    alloc_retries: float | None = figure("retries", "count", "of the allocator, which freed its cache", default=None)
+    new_segments: float | None = figure("segments", "count", "that the allocator asked the driver for", default=None)
     sm_clock_hz: float | None = figure("SM clock", "MHz", "of the GPU, during the step", default=None)
     throttled: list[str] | None = figure("throttled", "text", "what held that clock back", default=None)
 
 
 class LoaderFacts(Part):
-    """Rank 0's loader and its prefetched batches. None where it does not say.
-
-    Where fewer batches are ready at the end, the steps consumed what was prefetched before them; a longer run would be
-    slower.
-    """
+    """Rank 0's loader; fewer batches ready at the end than before are prefetched ones that the steps used up."""
 
     workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
-    ahead: int | None = figure(
-        "batches made ahead at most", "count", "by its workers, before one is taken", "loader_ahead"
-    )
-    ready_before: int | None = figure(
-        "batches ready at first", "count", "made and not taken where the measured steps began"
-    )
-    ready_after: int | None = figure(
-        "batches ready at last", "count", "made and not taken where the measured steps ended"
-    )
+    ahead: int | None = figure("batches prefetched at most", "count", "by its workers, none taken", "loader_ahead")
+    ready_before: int | None = figure("batches ready at first", "count", "made and not taken as measuring began")
+    ready_after: int | None = figure("batches ready at last", "count", "made and not taken as measuring ended")
 
     @property
     def used_up(self) -> int | None:
@@ -210,8 +171,7 @@ OURS = "lm_profiler"  # the owner of what the profiler's own instruments cost
 class OwnedTime(Part):
     """One action in ``other``; the time of an action inside of another one counts for the inner one only.
 
-    ``owner`` is a class of a callback, module, logger or strategy, ``Lightning``, ``lm_profiler``, or empty for an
-    action that the user has named.
+    The owner is a class, ``Lightning``, ``lm_profiler``, or empty for an action that the user has named.
     """
 
     owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
@@ -219,9 +179,7 @@ class OwnedTime(Part):
     seconds: float = figure("time", "ms", "of a mean step, without other actions inside of it")
     calls: float = figure("calls", "number", "in a mean step")
     in_steps: int = figure("in steps", "count", "of the steps that were timed by action, those in which it took time")
-    least_s: float | None = figure(
-        "at least", "ms", "in the step where it took least, over the share of such steps", default=None
-    )
+    least_s: float | None = figure("at least", "ms", "in the step where it took least, over their share", default=None)
 
     @property
     def name(self) -> str:
@@ -231,11 +189,7 @@ class OwnedTime(Part):
 
 
 class PythonTime(Part):
-    """A line of the program and its own time in one step; operators that torch's own modules call are not counted.
-
-    ``what`` is ``python``, ``torch`` (operators that the line calls itself), ``library`` (torch's Python code), another
-    package by its name, or a C function by its name, such as ``time.sleep``.
-    """
+    """A line of the program and its own time in one step, without operators that torch's own modules call."""
 
     phase: str = figure("phase", "text", "where in the step")
     file: str = figure("file", "text", "of the program")
@@ -247,10 +201,7 @@ class PythonTime(Part):
 
 
 class BetweenSteps(Part):
-    """Time between measured steps: ``validation``, a ``checkpoint``, the turn of an ``epoch``, ``instruments``.
-
-    A checkpoint that is saved within a step counts here as well as in that step's ``other``.
-    """
+    """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
 
     what: str = figure("what passed", "text", "between measured steps")
     seconds: float = figure("time", "ms", "what it took in all")
@@ -276,16 +227,13 @@ class ThreadUse(Part):
 class OtherByOwner(Part):
     """The ``other`` of rank 0 by its owner, in steps after the measured ones whose actions were timed one by one.
 
-    The ``actions``, the longest first, add up to ``seconds``. Timing them takes time itself, most of which is an action
-    of ``lm_profiler``; ``measured_s`` is free of that.
+    The ``actions`` add up to ``seconds``, timing them included; ``measured_s`` is free of that.
     """
 
     steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")
-    seconds: float = figure(
-        "other, timed by action", "ms", "mean of other in those steps, on the host's clock", "owned_other_s"
-    )
+    seconds: float = figure("other, timed by action", "ms", "mean in those steps, on the host", "owned_other_s")
     measured_s: float | None = figure(
-        "other of rank 0", "ms", "mean of other in the measured steps of rank 0, on the host's clock", "rank_0_other_s",
+        "other of rank 0", "ms", "mean of its measured steps, on the host", "rank_0_other_s",
         default=None,
     )  # fmt: skip
     actions: list[OwnedTime]
@@ -315,9 +263,8 @@ class RunRecord(Part):
     # options that the command line gave beside the config file, by their name without the dashes
     overrides: dict[str, str] = Field(default_factory=dict)
     config: dict[str, Any] | None
-    environment: Environment | None = within(group="Machine", default=None)
-    model: ModelFacts | None = within(group="Model", default=None)
-    # how many steps each stage finished
+    environment: machine.Environment | None = within(group="Machine", default=None)
+    model: machine.ModelFacts | None = within(group="Model", default=None)
     steps: dict[str, int] = figure(
         "{word} steps", "count", "steps of the {word} stage", "steps_{key}", keys=STAGES, default_factory=dict
     )
@@ -325,17 +272,12 @@ class RunRecord(Part):
         "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
     )  # fmt: skip
-    # the run's first step, compilation and lazy initialisation included
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
-    # time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work
-    between_steps_s: float | None = figure(
-        "between steps", "ms", "time of the measure stage in no step: validation, epoch ends", default=None
-    )
+    between_steps_s: float | None = figure("between steps", "ms", "in no step: validation, epoch ends", default=None)
     between: list[BetweenSteps] = Field(default_factory=list)  # what that time went to, the longest first
     # per part, step and forward_backward, each or none: on the device's stream, or the host where there is none
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
-    # shares of each part in the mean step, which add up to 1, and of forward_backward
     shares: dict[str, float] = figure(
         "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
@@ -347,21 +289,21 @@ class RunRecord(Part):
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
     loader: LoaderFacts | None = within(group="Steps", default=None)  # None for verbs other than fit
     # None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own
-    planned: PlannedMemory | None = within(group="Planned memory", default=None)
-    memory: MemoryFacts | None = within(group="Memory", default=None)
+    planned: machine.PlannedMemory | None = within(group="Planned memory", default=None)
+    memory: machine.MemoryFacts | None = within(group="Memory", default=None)
     throughput: Throughput | None = within(group="Throughput", default=None)
     steadiness: Steadiness | None = within(group="Steadiness", default=None)
-    utilisation: Utilisation | None = within(group="Use of the hardware", default=None)
+    utilisation: machine.Utilisation | None = within(group="Use of the hardware", default=None)
     # the rates that the figures are compared with
-    rates: Rates | None = within(group="Use of the hardware", default=None)
+    rates: machine.Rates | None = within(group="Use of the hardware", default=None)
     # the least time on rank 0's device of each phase that occurred in a step of the memory stage
-    floors: dict[str, Floor] = within(
+    floors: dict[str, machine.Floor] = within(
         group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
     )  # fmt: skip
-    telemetry: Telemetry | None = within(group="GPU", default=None)
-    contention: Contention | None = within(group="What else used the machine", default=None)
-    syncs: list[Sync] | None = None  # None where nothing waits for a device, or none was looked for
+    telemetry: machine.Telemetry | None = within(group="GPU", default=None)
+    contention: machine.Contention | None = within(group="What else used the machine", default=None)
+    syncs: list[machine.Sync] | None = None  # None where nothing waits for a device, or none was looked for
     # None where no step was timed action by action
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
     # what rank 0's training thread did in each phase of those steps; empty where the system does not say
@@ -372,7 +314,7 @@ class RunRecord(Part):
     # the lines of the program with most of the time that is not torch's, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
     numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None where the precision was not audited
-    settings: Settings | None = None
+    settings: machine.Settings | None = None
     # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
         group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
@@ -382,8 +324,7 @@ class RunRecord(Part):
     findings: list[Finding] = Field(default_factory=list)
     verdict: Verdict | None = within(group="How it ended", default=None)
     # None where no peak is known, or no step was traced
-    waterfall: Waterfall | None = within(group="Waterfall", default=None)
-    """None where no delays were asked for."""
+    waterfall: Waterfall | None = within(group="Waterfall", name="waterfall_{name}", default=None)
     # None for a single rank, or where nothing says who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
     # what a reader must know before using the figures; shown under the table
@@ -403,7 +344,6 @@ class RunRecord(Part):
 
     @property
     def stretch(self) -> slice:
-        """The measured steps that the figures are of."""
         known = self.steadiness
         if known is None:
             return slice(0, None)
@@ -419,5 +359,4 @@ class RunRecord(Part):
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read ``folder/run.json``."""
     return read_as(folder / "run.json", RunRecord, "a run record")

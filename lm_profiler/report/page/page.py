@@ -18,8 +18,7 @@ import numpy as np
 from lm_profiler.record.entry import Collection, Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
-from lm_profiler.report.page import answers
-from lm_profiler.report.page.views import memory, ranks, searched, watch, why
+from lm_profiler.report.page import views
 from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -88,30 +87,30 @@ def _document(collection: Collection, table: Table | None, policy: str, *scripts
     yield "</body>\n</html>\n"
 
 
-def _answers(collection: Collection, table: Table | None) -> dict[str, answers.Json]:
+def _answers(collection: Collection, table: Table | None) -> dict[str, views.Json]:
+    """Return the answer to each route that the script asks for; those of runs by their name."""
     runs, searches = _named(collection)
-    listing = answers.listing(runs, "this page", collection.problems)
+    listing = views.listing(runs, "this page", collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     share = max(len(recorded), 1)
-    steps = max(20, min(answers.MOST_STEPS, _ALL_STEPS // share))
-    rows = max(20, _ALL_KERNELS // share)
     places = max(20, min(_PLACES, _ALL_PLACES // share))
+    most = {
+        "run": max(20, min(views.MOST_STEPS, _ALL_STEPS // share)),
+        "kernels": max(20, _ALL_KERNELS // share),
+        **dict.fromkeys(("memory", "watch"), places),
+    }
     given = table or Table([], [])
     values = [[cell.value for cell in row] for row in given.rows]  # to sort by
-    left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
-    return {
-        "colours": answers.COLOURS,
-        "runs": {**listing, "given": {**answers.table_of(given), "values": values}, "searches": searched(searches)},
-        "run": {name: answers.run(name, entry, steps) for name, entry in recorded.items()},
-        "why": {name: why(entry) for name, entry in recorded.items()},
-        "memory": {name: memory(entry, places) for name, entry in recorded.items()},
-        "ranks": {name: ranks(entry) for name, entry in recorded.items()},
-        "watch": {name: watch(entry, places) for name, entry in recorded.items()},
-        "kernels": {
-            name: answers.kernels(entry, rows) if number < _KERNEL_RUNS else left_out
-            for number, (name, entry) in enumerate(recorded.items())
-        },
-    }
+    answers: dict[str, views.Json] = {route: {} for route in views.VIEWS}
+    for number, (name, entry) in enumerate(recorded.items()):
+        for route, view in views.VIEWS.items():
+            if route == "kernels" and number >= _KERNEL_RUNS:
+                why = "Left out to keep this page small: `report RUN --kernels` shows them."
+                answers[route][name] = {"tables": {}, "why": why}
+            else:
+                answers[route][name] = view(entry, *([most[route]] if route in most else []))
+    listed = {**listing, "given": {**views.table_of(given), "values": values}, "searches": views.searched(searches)}
+    return {"colours": views.COLOURS, "runs": listed, **answers}
 
 
 def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import fmean, median
 
+from lm_profiler.record.figure import ms_text
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RANK_PARTS, Ranks, RankSpread, RunRecord, SlowRank
 from lm_profiler.record.text import ranks_text
-from lm_profiler.report.run.phase_table import table_of
-from lm_profiler.report.tables.table import Table, ms_text
+from lm_profiler.report.run.sections import table_of
+from lm_profiler.report.tables.table import Table
 
 WAITING = "waiting"
 _NAMED = 16  # the most ranks that a line names one by one

@@ -35,17 +35,14 @@ class LinkFigures:
 
     @property
     def algorithm_bandwidth(self) -> float | None:
-        """The size of all ranks' parts together, over the median time."""
         return None if not self.time.median else self.size_bytes / self.time.median
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """What the slowest link carries, whatever the number of ranks."""
         return None if self.algorithm_bandwidth is None else self.algorithm_bandwidth * bus_factor(self.op, self.ranks)
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if op in _IN_PARTS else 1.0
@@ -60,16 +57,10 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
 
 def _cells(row: LinkFigures) -> list[TableCell]:
     facts = [TableCell(value, str(value)) for value in (row.backend, row.ranks, row.op)]
-    time = row.time
+    time, size = row.time, figure(SIZE, row.size_bytes)
     median = figure(MEDIAN, time.median)
     if row.unknown is not None:
         median = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
-    return [
-        *facts,
-        figure(SIZE, row.size_bytes),
-        median,
-        figure(MEAN, time.mean, time.mean_low, time.mean_high),
-        figure(ALGORITHM, row.algorithm_bandwidth),
-        figure(BUS, row.bus_bandwidth),
-        TableCell(time.n or None, str(time.n or "")),
-    ]
+    mean = figure(MEAN, time.mean, time.mean_low, time.mean_high)
+    bandwidths = (figure(ALGORITHM, row.algorithm_bandwidth), figure(BUS, row.bus_bandwidth))
+    return [*facts, size, median, mean, *bandwidths, TableCell(time.n or None, str(time.n or ""))]

@@ -27,7 +27,7 @@ from lm_profiler.record.run import (
     Throughput,
 )
 from lm_profiler.report.run.comparison_table import comparison_table
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]

@@ -16,8 +16,7 @@ from lm_profiler.record.run import MOMENTS, OddStep, RunRecord, StepCounters, Sy
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import odd_text
-from lm_profiler.report.tables.formats import render
-from lm_profiler.report.tables.terminal import lines
+from lm_profiler.report.tables.formats import lines, render
 
 
 def filled(kind: Any, numbers: Iterator[int]) -> Any:

@@ -13,8 +13,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import devices, modes, wide
-from lm_profiler.report.tables.step_layouts import blocks, warmup_rows
+from lm_profiler.report.tables.layouts import blocks, devices, modes, warmup_rows, wide
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
