@@ -28,8 +28,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.others.habits import keep
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.quiet import quiet, quiet_libraries
 from lm_profiler.cli.rehearse import KEPT, ask, gpu_of, told
+from lm_profiler.cli.surroundings import quiet, quiet_libraries
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import bytes_text

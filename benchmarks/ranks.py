@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes, RunRecord
-from lm_profiler.record.step_files import as_parquet, read_rows, write_rows
-from lm_profiler.record.steps import StepTable, write_steps
+from lm_profiler.record.run import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
+from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
 _SIMULATED = 1024
@@ -50,8 +49,8 @@ READERS = {
     ),
     "compare": "from lm_profiler.cli.main import main; import sys; sys.argv[1:] = ['compare', A, B]; main()",
     "tab: all runs": "from lm_profiler.tensorboard.tab import plugin; plugin.listing(TOP)",
-    "tab: a run": "from lm_profiler.tensorboard.tab import plugin; plugin.run(TOP, 'a')",
-    "tab: its ranks": "from lm_profiler.tensorboard.tab import plugin; plugin.ranks(TOP, 'a')",
+    "tab: a run": "from lm_profiler.tensorboard.tab import plugin; plugin.view_of('run', TOP, 'a')",
+    "tab: its ranks": "from lm_profiler.tensorboard.tab import plugin; plugin.view_of('ranks', TOP, 'a')",
     "tab: compare": "from lm_profiler.tensorboard.tab import plugin; plugin.comparison(TOP, ['a'], ['b'])",
 }
 
@@ -93,7 +92,6 @@ def ranks_part(ranks: int) -> Ranks:
         columns=list(range(WARMUP + 1, WARMUP + STEPS + 1)),
         finding=RankFinding(kind="equal"),
         witness="arrivals at collectives",
-        clocks=ClockAlignment(method="simulated"),
     )
 
 
@@ -162,7 +160,7 @@ def readers(ranks: int) -> None:
 
 def formats() -> None:
     """Print what both formats take of growing numbers of rows, in fresh processes less the start of an empty one."""
-    start = "from lm_profiler.record.step_files import read_rows; import sys; from pathlib import Path; "
+    start = "from lm_profiler.record.steps import read_rows; import sys; from pathlib import Path; "
     base, _ = costs(start)
     print("rows       CSV: CPU s, MiB, bytes a row    Parquet: CPU s, MiB, bytes a row")
     with tempfile.TemporaryDirectory() as top:
@@ -186,7 +184,7 @@ def end(ranks: int) -> None:
     from torch.distributed import TCPStore
 
     from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, step_figures
-    from lm_profiler.callbacks.measured import Measured
+    from lm_profiler.callbacks.instruments.instrument import Measured
     from lm_profiler.callbacks.outcome.gather import Exchange
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -194,19 +192,18 @@ def end(ranks: int) -> None:
     of_rank: list[NDArray[np.intp]] = np.split(np.argsort(rows.rank, kind="stable"), ranks)
     plan = {"warmup": WARMUP, "measure": STEPS}
     first = Exchange(store, 0, ranks)
-    first.clocks = None
     took: dict[str, float] = {}
 
     def step(name: str, began: float) -> float:
         took[name] = time.perf_counter() - began
         return time.perf_counter()
 
-    own = Measured(rows.where(of_rank[0]), plan)
+    own = Measured(rows=rows.where(of_rank[0]), steps_planned=plan)
     at = time.perf_counter()
     for rank in range(1, ranks):
         each = replace(first, rank=rank)
-        each._run, each.clocks = first._run, None
-        each.gather(Measured(rows.where(of_rank[rank]), plan))
+        each._run = first._run
+        each.gather(Measured(rows=rows.where(of_rank[rank]), steps_planned=plan))
     at = step("all other ranks send", at)
     merged = StepTable.of(first.gather(own).rows)
     at = step("rank 0 receives and joins", at)

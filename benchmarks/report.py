@@ -195,7 +195,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder), runs)
         print(f"{runs} runs, {os.cpu_count()} cores, {ROUNDS} calls each: seconds, median [lowest, highest]")
-        picture = f"--plot steps --output {folder}/steps.png"
+        picture = f"--plot phases --output {folder}/phases.png"
         for options in ("", "--pivot size batch_size", "--format csv", "--format markdown", "--warmup 0 5", picture):
             seconds(folder, *options.split())
             times = [seconds(folder, *options.split()) for _ in range(ROUNDS)]

@@ -43,13 +43,13 @@ class Now:
         return fit(times)
 
     def word(self, times: Times) -> str | None:
-        from lm_profiler.analysis.steps.steadiness import word_of
+        from lm_profiler.analysis.steps.step_model import word_of
 
         return word_of(self._model(times))
 
     def tells_change(self, times: Times) -> bool:
         """Or leaves steps out as warm-up, which is told too."""
-        from lm_profiler.analysis.steps.steadiness import word_of
+        from lm_profiler.analysis.steps.step_model import word_of
 
         model = self._model(times)
         return word_of(model) in ("slowing", "unsettled") or model.cut > 0
@@ -66,7 +66,8 @@ class Now:
         return None if known is None else bool(known.low <= centre <= known.high)
 
     def stops_at(self, times: Times, target: float) -> int:
-        from lm_profiler.callbacks.stages import StageOptions, StoppingRule
+        from lm_profiler.callbacks.profiling_options import StageOptions
+        from lm_profiler.callbacks.stages import StoppingRule
 
         rule = StoppingRule(StageOptions(until_ci=target, max_steps=times.size, max_seconds=1e9), lambda more: more)
         end = 0

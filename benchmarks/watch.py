@@ -38,9 +38,7 @@ from lm_profiler.callbacks import (
     WatchOptions,
 )
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
-from lm_profiler.measure.boundary import UNGUARDED
 from lm_profiler.measure.clocks import steps as at
-from lm_profiler.measure.clocks.chunks import ChunkReader
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import StepCounters
@@ -94,8 +92,8 @@ def alarms(steps: int) -> None:
         with tempfile.TemporaryDirectory() as name:
             now_ns, folder = 0, Path(name)
             writer = WatchWriter(
-                folder, 0, 1, Timeline(), ChunkReader(), WatchedRun(), Ledger(0), WatchOptions(traces=False), print,
-                lambda: None, UNGUARDED, lambda: now_ns,  # noqa: B023 - called at once
+                folder, 0, 1, Timeline(lambda: now_ns), WatchedRun(), Ledger(0),  # noqa: B023 - called at once
+                WatchOptions(traces=False), print, torch.device("cpu"),
             )  # fmt: skip
             before = 0
             for some in np.array_split(step_s, max(steps // 1000, 1)):

@@ -12,16 +12,17 @@ if __name__ != "lm_profiler.callbacks":
         "import that name, or run from another folder"
     )
 
-from lm_profiler.callbacks.instruments.actions import ActionsOptions
-from lm_profiler.callbacks.instruments.memory import MemoryOptions
-from lm_profiler.callbacks.instruments.numerics import NumericsOptions
-from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.profiling_options import (
+    ActionsOptions,
+    ExportOptions,
+    MemoryOptions,
+    NumericsOptions,
+    StageOptions,
+    TraceOptions,
+    WatchOptions,
+)
 from lm_profiler.callbacks.shortcut import profiling_callbacks
-from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.trackers import ExportOptions
-from lm_profiler.callbacks.watch_options import WatchOptions
 
 __all__ = [
     "ActionsOptions",
@@ -32,6 +33,5 @@ __all__ = [
     "TraceOptions",
     "TrainingProfiler",
     "WatchOptions",
-    "WhatIfOptions",
     "profiling_callbacks",
 ]

@@ -2,130 +2,88 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from torch.cuda import nvtx
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
-from lm_profiler.callbacks.instruments.actions import OwnersWatch
-from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
-from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
-from lm_profiler.callbacks.instruments.instrument import Instruments
+from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.ranks import RanksWatch
-from lm_profiler.callbacks.instruments.step_counters import StepWatch
-from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
-from lm_profiler.callbacks.instruments.tracer import NvtxRanges, Tracer
-from lm_profiler.callbacks.instruments.watches import loader_watch, profiler_range, watches_of
-from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
+from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
+from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
+from lm_profiler.callbacks.instruments.watches import StepWatch, loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
-from lm_profiler.callbacks.launch import ProfilingOptions
-from lm_profiler.callbacks.marks.batches import Samples, Tokens
-from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.rank_position import position_of
-from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, codes_of
-from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
-from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import StageCounter, StoppingRule
+from lm_profiler.callbacks.outcome.run_finisher import RunFinisher, run_folder, snapshot_file
+from lm_profiler.callbacks.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.session import Instruments, Session
+from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.callbacks.watching import Watching
-from lm_profiler.lightning_names import TIMEOUT, TUNER_EXIT
+from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder, last_calls
-from lm_profiler.measure.collectives.streams import StreamWaits
+from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.device.nvml import gpu_of
-from lm_profiler.measure.device.telemetry import TelemetrySampler
+from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import probe_of
-from lm_profiler.measure.memory.snapshot_timeline import MarksHeard
-from lm_profiler.record.step_files import begin_rows, rank_file
-from lm_profiler.record.steps import append_steps
+from lm_profiler.measure.memory.storage_notes import MarksHeard
+from lm_profiler.record.steps import append_steps, begin_rows, rank_file
+
+_NO_STEP = "the loader is empty, or every batch is skipped"
 
 
 @dataclass(eq=False)
 class Attachment:
-    """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail.
-
-    ``part`` guards every call. ``notes`` is what was reported so far. ``begun`` is true once there is a session.
-    ``tokens_in`` and ``samples_in`` count a batch, and are None once their guards ``tokens`` and ``samples`` are out.
-    """
+    """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail."""
 
     callback: Callback  # the profiler whose run it is
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run is to do
     max_steps: int  # the Trainer's own, which is restored at the end
-    part: Guard = UNGUARDED
-    ending: Ending = field(init=False)
-    notes: list[str] = field(default_factory=list)
-    begun: bool = False
-    tokens: Guard = UNGUARDED
-    tokens_in: Tokens | None = None
-    samples: Guard = UNGUARDED
-    samples_in: Samples | None = None
+    part: Guard = UNGUARDED  # guards every call
+    ending: RunFinisher = field(init=False)
+    notes: list[str] = field(default_factory=list)  # what was reported so far
+    begun: bool = False  # true once there is a session
     phases: PhaseProfiler | None = None
     watching: Watching | None = None
-    _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
-    _loader: DelayedLoader | None = None
-    _too_few: str | None = None
 
-    def watch(self, began_ns: int) -> None:
-        """Begin the ledger of the whole fit, where that is asked for."""
-        if self.options.watch is not None:
-            self.watching = Watching(
-                self.callback, self.trainer, self.options.watch, self.options.clock, began_ns, self.tell
-            )
+    def report(self, text: str) -> None:
+        """Add a note to the record, and print it at once: there may be no record."""
+        rank = self.trainer.global_rank
+        text = f"rank {rank}: {text}" if rank else text
+        self.notes.append(text)
+        say(text)
 
-    def _stages_are_over(self) -> None:
-        """Record the run, and watch what follows. What failed in the stages would fail again."""
-        session, ending = self.ending.session, self.ending
-        ending.finish("ok")
-        watching = self.watching
-        if watching is not None and ending.folder is not None and session is not None and not self.part.out:
-            watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
-
-    def prepare(self) -> None:
-        """Set up what has to stand before there is a loader, whose workers start before the loop, or an optimizer.
-
-        A learning-rate schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``): in a run
-        that ends with its stages, as many as those have.
-        """
-        if self.options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
+    def prepare(self, began_ns: int) -> None:
+        """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
+        options, ending = self.options, self.ending
+        if options.watch is not None:
+            self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, began_ns, self.report)
+        ending.exchange = Exchange.of_process_group()
+        if options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
+            # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
             self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
-        if self.options.whatif.steps:
-            self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
-
-    def meet(self) -> None:
-        """Connect the ranks: from here on each can tell the others how it ended."""
-        self.ending.exchange = exchange = Exchange.of_process_group()
-        self.ending.ranks = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
-        self.ending.ranks.present()
 
     def start(self) -> None:
-        """Begin the run, as all ranks do at the start of the loop, and compare their clocks."""
+        """Begin the run, at the start of the loop."""
         if self.watching is not None:
             self.watching.passed("set-up")
             self.watching.resumed_at = self.trainer.global_step
         self.begin()
-        compare = self.ending.exchange.compare_clocks
-        Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(compare)
         if self.watching is not None:
             self.watching.passed(INSTRUMENTS)
 
@@ -133,94 +91,50 @@ class Attachment:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
         self.begun = True  # first: where what follows fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
-        self._too_few = self._too_few_delays()
-        if self._too_few is not None and trainer.is_global_zero:
-            self.tell(f"whatif left out: {self._too_few}")
-        folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
+        folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.report)
         ending.folder = folder
-        self._begin_counting()
         self._begin_files(folder)  # before the instruments, which may fail: a killed run shall have a record
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
-            timeline.observers += (Guard("trace.nvtx", self.tell).guard(NvtxRanges()),)
+            timeline.observers += (
+                Guard("trace.nvtx", self.report).guard(PhaseRanges(nvtx.range_push, nvtx.range_pop)),
+            )
         self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
+        loader = trainer.train_dataloader if options.verb == "fit" else None
+        combined, silent = isinstance(loader, (dict, list, tuple)), options.quiet or not trainer.is_global_zero
         session = ending.session = Session(
             timeline=timeline,
             stream=stream,
             schedule=StageCounter(self._steps),
             instruments=self._instruments(timeline, stream, folder),
-            progress=self._progress(),
+            progress=None if silent else try_or_note("progress", partial(Progress, options.stages), self.notes),
             rank=trainer.global_rank,
             stopping=self._stopping,
-            tell=self.tell,
+            report=self.report,
             keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
+            counts=BatchCounts(trainer.lightning_module, combined, self.report),
         )
-        self._replace_profiler(timeline, session)
-        Guard("watching the ranks", self.tell).run(self._watch_ranks, session)
-        if options.verb == "fit":
-            OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
-
-    def _begin_counting(self) -> None:
-        self.tokens = Guard("tokens_in", self.tell)
-        self.tokens_in = self.tokens.run(Tokens, self.trainer.lightning_module)
-        self.samples = Guard("samples", self.tell)
-        loader = self.trainer.train_dataloader if self.options.verb == "fit" else None
-        self.samples_in = Samples(combined=isinstance(loader, (dict, list, tuple)))
+        phases = self._replace_profiler(timeline, session)
+        phases.mark_optimizers()
 
     def _begin_files(self, folder: Path) -> None:
         """Write what a process that is killed leaves: on rank 0 an unfinished record, elsewhere a file for rows."""
         if self.trainer.is_global_zero:
-            Guard("writing an unfinished record", self.tell).run(self.ending.begin, self._steps)
+            Guard("writing an unfinished record", self.report).run(self.ending.begin, self._steps)
         else:
-            rows = Guard("writing the steps while they come", self.tell)
+            rows = Guard("writing the steps while they come", self.report)
             rows.run(begin_rows, folder, self.trainer.global_rank)
-
-    def _progress(self) -> Progress | None:
-        if self.options.quiet or not self.trainer.is_global_zero:
-            return None
-        until_sure = bool(self.options.stages.until_ci)
-        return try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
-
-    def _watch_ranks(self, session: Session) -> None:
-        """Start the watch that notices when no step ends any more, where there are other ranks."""
-        trainer, ending = self.trainer, self.ending
-        if (ranks := ending.ranks).alone:
-            return
-        ranks.first_host = ranks.host_of(0)  # asked now, because the store ends with rank 0
-        limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's default for gloo
-        calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
-        place = partial(position_of, session, calls)
-        ending.watch = StallWatch(ranks, lambda: session.steps, place, self.tell, limit.total_seconds())
-        ending.watch.start()
-
-    def tell(self, text: str) -> None:
-        """Add a note to the record, and print it at once: there may be no record."""
-        rank = self.trainer.global_rank
-        text = f"rank {rank}: {text}" if rank else text
-        self.notes.append(text)
-        say(text)
 
     def leave(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
         phases = self.phases or self._replace_profiler(Timeline(part=self.part), None)
         phases.count_only()
         if self.ending.session is not None:
-            self._optimizers.close()  # its hooks would go on marking a timeline that nobody reads
             self.ending.session.instruments.discard()
-        if self.ending.watch is not None:
-            self.ending.watch.end()  # it would see no step end any more
-
-    def detach(self) -> None:
-        """Remove what was added to the Trainer."""
-        if self.phases is not None:
-            self.phases.restore()
-        self._optimizers.close()
-        if self._loader is not None:
-            self._loader.restore()
 
     def end_evaluation(self) -> None:
-        """Record the run, if it is an evaluation that is profiled: its loop is over."""
+        """Record an evaluation: its loop is over."""
         if self.options.verb == "fit" or self.ending.over:
             return
         if self.phases is not None:
@@ -231,7 +145,8 @@ class Attachment:
         """Record a run that ``exception`` ended."""
         if not self.begun:
             if self.ending.exchange.rank > 0:  # to begin would wait for rank 0's folder, and rank 0 waits for this rank
-                self.ending.never_began(exception)
+                self.ending.over = True
+                self.ending.take_out()
                 return
             self.part.run(self.begin)
         phase, step, session = "other", 1, self.ending.session
@@ -254,114 +169,83 @@ class Attachment:
         self.ending.take_out()
 
     def _instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
-        trainer, trace = self.trainer, self.options.trace
-        device, rank = trainer.strategy.root_device, trainer.global_rank
-        on_cuda, user = device.type == "cuda", trainer.profiler  # type: ignore[attr-defined]
-        parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
-        taken = is_a(user, "PyTorchProfiler")
+        trainer, options = self.trainer, self.options
+        device, rank, user = trainer.strategy.root_device, trainer.global_rank, trainer.profiler  # type: ignore[attr-defined]
+        module = lambda: trainer.lightning_module  # noqa: E731 - it exists once the loop starts
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
-        batches, places = self._delayed
-        measured_s = lambda: [] if self.ending.session is None else self.ending.session.measured_s()  # noqa: E731
-        stream_to_delay = stream if on_cuda else None
-        forward, history = ForwardTraffic(), snapshot_file(folder, rank) if self.options.memory.history else None
+        forward, history = ForwardTraffic(), snapshot_file(folder, rank) if options.memory.history else None
         heard = None if history is None or rank else MarksHeard()  # rank 0's timeline stands for all
+        parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
+        reader = StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage)
         return Instruments(
             MemoryReader(probe, timeline, device, parties, forward, heard, torch.UntypedStorage.data_ptr),
-            Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
+            Tracer(options.trace, device, timeline, folder, rank, module, is_a(user, "PyTorchProfiler")),
             [
-                WhatIf(self.options.whatif, timeline, stream_to_delay, self._loader, batches, places, measured_s),
-                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * on_cuda),
-                OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, self.options.actions.steps),
-                FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
-                *([loader_watch(trainer)] if self.options.verb == "fit" else []),
-                *([profiler_range()] if trace.cuda_profiler_range else []),
+                OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, options.actions.steps),
+                FlopsWatch(timeline, module, forward),
+                *([loader_watch(trainer)] if options.verb == "fit" else []),
+                *([profiler_range()] if options.trace.cuda_profiler_range else []),
                 *watches_of(device, history, sampler, heard),
             ],
-            self.tell,
-            StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage), rank, sampler),
+            self.report,
+            StepWatch(reader, rank, sampler),
             self._ranks(device, rank, stream),
         )
 
     @property
     def _together(self) -> bool:
-        """Whether there are other ranks, and the marks are on the clock of their flight recorders."""
+        # whether there are other ranks, and the marks are on the clock of their flight recorders
         return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
     def _steps(self) -> dict[str, int]:
         """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
-        strategy = self.trainer.strategy
-        timed = self._together and self.options.verb == "fit"
-        reduces = is_a(strategy, "DDPStrategy") and not hasattr(strategy, "wrapper")  # with torch's own DDP
-        steps = steps_of_stage(strategy.root_device.type, reduces) if timed else 0
-        planned = self.options.steps(steps)
-        if self._too_few is not None:
-            planned.pop("whatif", None)
-        return planned
-
-    @property
-    def _delayed(self) -> tuple[int, Sequence[str]]:
-        """How many batches a step has, and in which places on the host it can be delayed."""
-        if self.options.verb == "fit":
-            return self.trainer.accumulate_grad_batches, ("forward", "backward", "optimizer")
-        return 1, ("forward",)
-
-    def _too_few_delays(self) -> str | None:
-        """Return why the steps for delays are not run at all; the same on all ranks, whose loaders are alike."""
-        if self._loader is None:
-            return None
-        on_device = self.trainer.strategy.root_device.type == "cuda"
-        return Delayable.of(self._loader, 0.0, *self._delayed, on_device).too_few(self.options.whatif.steps)
+        on_cuda = self.trainer.strategy.root_device.type == "cuda"
+        return self.options.steps(STEPS if on_cuda and self._together and self.options.verb == "fit" else 0)
 
     def _ranks(self, device: torch.device, rank: int, stream: EventStream | None) -> RanksWatch | None:
         if not self._together:
             return None
         dump = flight_recorder(device.type)
         arrivals = None if dump is None else Arrivals(dump, self.options.clock)
-
-        def wrapped() -> object:
-            return self.trainer.strategy.model
-
+        wrapped = lambda: self.trainer.strategy.model  # noqa: E731
         if stream is None:
             return RanksWatch(arrivals, rank, wrapped)
         waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
         return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
 
-    def _timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
-        return step_ended if self.watching is None else self.watching.timed(step_ended)
-
     def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
-        following, recording = Guard("stages.until_ci", self.tell), self.ending.part
-        self.phases = PhaseProfiler(
+        following, recording = Guard("stages.until_ci", self.report), self.ending.part
+        step_ended: Callable[[], int] = (lambda: 0) if session is None else session.step_ended
+        self.phases = phases = PhaseProfiler(
             self.trainer,
             timeline,
-            steps=sum(self._steps.values()),
-            step_ended=(lambda: 0) if session is None else self._timed(session.step_ended),
+            sum(self._steps.values()),
+            step_ended if self.watching is None else self.watching.timed(step_ended),
+            self.callback,
             follow=lambda left: following.run(self._follow, left, otherwise=left),
             done=partial(recording.run, self._stages_are_over),
-            stop=self.options.stages.stop_when_done,
+            ends=self.options.stages.stop_when_done,
             died=partial(recording.run, self.died),
-            callback=self.callback,
-            idle=self._no_step_in,
+            idle=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
-        self.trainer.profiler = self.phases  # type: ignore[attr-defined]
-        return self.phases
+        self.trainer.profiler = phases  # type: ignore[attr-defined]
+        return phases
+
+    def _stages_are_over(self) -> None:
+        """Record the run, and watch what follows. What failed in the stages would fail again."""
+        session, ending = self.ending.session, self.ending
+        ending.finish("ok")
+        watching = self.watching
+        if watching is not None and ending.folder is not None and session is not None and not self.part.out:
+            watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
 
     def _follow(self, left: int) -> int:
-        """Return the steps left, by what the ranks agree on under ``until_ci``.
-
-        Rank 0 answers for all, and every rank has to ask as often as the others: also this one, whose instruments
-        failed.
-        """
+        """Return the steps left, as the ranks agree under ``until_ci``: each has to ask as often as the others."""
         steps = self._steps
         later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)
         if self._stopping is None or left <= later or measured < 1:
             return left
         return later if self._stopping.follow(measured) else left
-
-    def _no_step_in(self, what: str) -> None:
-        self.tell(
-            f"{what} had no step, and the Trainer has no other limit: the loader is empty, or every batch is skipped"
-        )

@@ -26,7 +26,6 @@ WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 def verb_of(trainer: Any) -> Verb:
-    """Return the verb that ``trainer`` runs."""
     return cast(Verb, trainer.state.fn.value)
 
 

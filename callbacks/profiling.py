@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.callbacks.instruments.actions import ActionsOptions
-from lm_profiler.callbacks.instruments.memory import MemoryOptions
-from lm_profiler.callbacks.instruments.numerics import NumericsOptions
-from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
-from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
-from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.trackers import ExportOptions
-from lm_profiler.callbacks.watch_options import WatchOptions
+from lm_profiler.callbacks.profiling_options import (
+    ActionsOptions,
+    ExportOptions,
+    Launch,
+    MemoryOptions,
+    NumericsOptions,
+    ProfilingOptions,
+    StageOptions,
+    TraceOptions,
+    WatchOptions,
+)
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.record.run import RunRecord, Status, Verb
-from lm_profiler.usage_error import UsageError
+from lm_profiler.record.run import RunRecord, Verb
 
 if TYPE_CHECKING:
-    from lm_profiler.callbacks.admission import Admission
     from lm_profiler.callbacks.attachment import Attachment
-    from lm_profiler.callbacks.outcome.ending import Ending
+    from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
 
 
 class TrainingProfiler(Callback):
@@ -52,7 +52,6 @@ class TrainingProfiler(Callback):
         numerics: what the precision does to the numbers.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
-        whatif: what delays cost the step.
         actions: whose the time is that no phase covers.
         export: where the results go beside the run's own folder.
         watch: keep the marks until training ends, and tell when and why it gets slower; a fit is not ended then.
@@ -73,14 +72,11 @@ class TrainingProfiler(Callback):
         numerics: NumericsOptions | None = None,
         verb: Verb = "fit",
         log_dir: str | Path = "logs",
-        whatif: WhatIfOptions | None = None,
         actions: ActionsOptions | None = None,
         export: ExportOptions | None = None,
         watch: WatchOptions | bool = False,
     ) -> None:
-        if watch and verb != "fit":
-            raise UsageError(f"watch: expected a fit, given {verb}; leave the option out")
-        stages = (stages or StageOptions()).checked(bool(watch))
+        stages = stages or StageOptions()
         self._options = ProfilingOptions(
             replace(stages, stop_when_done=False) if watch else stages,
             actions or ActionsOptions(),
@@ -94,18 +90,18 @@ class TrainingProfiler(Callback):
             numerics or NumericsOptions(),
             verb,
             Path(log_dir),
-            whatif or WhatIfOptions(),
-            (export or ExportOptions()).checked(bool(watch)),
-            (WatchOptions() if watch is True else watch).checked() if watch else None,
+            export or ExportOptions(),
+            WatchOptions() if watch is True else watch or None,
         )
+        self._options.check()
         self._run: Attachment | None = None
-        self._last: Ending | None = None
-        self.admission: Admission | None = None
-        """Decides whether a Trainer is profiled, where Lightning added the callback to each of a program's."""
+        self._last: RunFinisher | None = None
+        # decides whether a Trainer is profiled, where Lightning added the callback to each of a program's
+        self.admits: Callable[[Trainer], bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the options alone: a copy or a pickle can profile a run of its own, and knows nothing of this one."""
-        return {"_options": self._options, "_run": None, "_last": None, "admission": self.admission}
+        return {"_options": self._options, "_run": None, "_last": None, "admits": self.admits}
 
     @property
     def record(self) -> RunRecord | None:
@@ -128,49 +124,22 @@ class TrainingProfiler(Callback):
         launch = replace(self._options.launch or Launch(), **known)
         self._options = replace(self._options, launch=launch)
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the end of the run has begun."""
-        return self._last is not None and self._last.leaving
-
-    @property
-    def ends_well(self) -> bool:
-        """Whether the end of the run has begun, and nothing has failed by now."""
-        return self._last is not None and self._last.leaving and self._last.end is None
-
-    @property
-    def others_are_over(self) -> bool:
-        """Whether another rank has ended, and nothing moves here."""
-        return self._last is not None and self._last.watch is not None and self._last.watch.over
-
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a run has begun that has no other ranks."""
-        return self._last is not None and self._last.session is not None and self._last.ranks.alone
-
-    def last_words(self, status: Status, why: str, followed: bool) -> bool:
-        """Keep what was measured where training is stuck; returns False where no run has begun.
-
-        To be called by another thread, in a process that ends right after it.
-        """
-        return self._last is not None and self._last.last_words(status, why, followed)
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         began_ns = self._options.clock()
         # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
-        from lm_profiler.callbacks.outcome.ending import Ending
+        from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
 
         options = self._options
-        if self.admission is not None and not self.admission.admits(trainer):
+        if self.admits is not None and not self.admits(trainer):
             self._run = None
             vars(self).update(_NO_HOOKS)
             return
         if trainer.barebones:
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
         profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
-        if sum(each.admission is None for each in profilers) > 1:
+        if sum(each.admits is None for each in profilers) > 1:
             raise MisconfigurationException("expected one TrainingProfiler in a Trainer, given more")
         if options.memory.history:
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
@@ -178,30 +147,29 @@ class TrainingProfiler(Callback):
             vars(self).pop(hook, None)
         run = Attachment(self, trainer, options, trainer.max_steps)
         if options.launch is not None and options.launch.kept:
-            Guard("keeping Lightning's broadcast out of signal handlers", run.tell).run(_quiet_signals, trainer)
+            # Lightning's own handler broadcasts, while the ranks are in the middle of other collectives.
+            part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
+            part.run(lambda: setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
-        run.part = Guard("the profiler", run.tell, run.leave)
+        run.part = Guard("the profiler", run.report, run.leave)
         launch = options.launch or Launch()
-        ending = run.ending = Ending(trainer, options, launch, run.part, self._take_out, run.tell, run.notes)
-        ending.part = Guard("the record", run.tell, ending.abandon)
+        ending = run.ending = RunFinisher(trainer, options, launch, run.part, self._take_out, run.report, run.notes)
+        ending.part = Guard("the record", run.report, ending.abandon)
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
-            run.part.run(run.watch, began_ns)
-            run.part.run(run.meet)
-            run.part.run(run.prepare)
+            run.part.run(run.prepare, began_ns)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             trainer.fit_loop.epoch_loop.max_steps = self._run.max_steps
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _passed(self, what: str, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
-            self._run.watching.part.run(self._run.watching.passed, "set-up")
+            self._run.watching.part.run(self._run.watching.passed, what)
 
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._run is not None and self._run.watching is not None:
-            self._run.watching.part.run(self._run.watching.passed, "sanity check")
+    on_sanity_check_start = partialmethod(_passed, "set-up")
+    on_sanity_check_end = partialmethod(_passed, "sanity check")
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
@@ -236,24 +204,12 @@ class TrainingProfiler(Callback):
                 raise StopIteration
         if run is None or (ending := run.ending).over or (session := ending.session) is None or run.part.out:
             return
-        # Written out and not Guard.run: this runs in every timed step, and each frame costs a tenth of a microsecond.
-        if run.tokens_in is not None:
-            try:
-                tokens = run.tokens_in(batch)
-                session.tokens = None if tokens is None else (session.tokens or 0) + tokens
-            except BaseException as error:
-                run.tokens.failed(error)
-                run.tokens_in = session.tokens = None
-        session.batches += 1
-        if run.samples_in is not None:
-            try:
-                samples, before = run.samples_in(batch), session.samples
-                session.samples = None if samples is None or before is None else before + samples
-            except BaseException as error:
-                run.samples.failed(error)
-                run.samples_in = session.samples = None
-        if not ending.collector.seen:
-            run.part.run(ending.collector.see, batch)
+        try:  # written out, because this runs in every timed step
+            session.counts.add(batch)
+            if not ending.collector.seen:
+                ending.collector.see(batch)
+        except BaseException as error:
+            run.part.failed(error)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
@@ -290,15 +246,10 @@ class TrainingProfiler(Callback):
 
     def _take_out(self) -> None:
         """Restore the Trainer; the rest of training costs nothing more."""
-        if self._run is not None:
-            self._run.detach()
+        if self._run is not None and self._run.phases is not None:
+            self._run.phases.restore()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
-
-
-def _quiet_signals(trainer: Trainer) -> None:
-    """Replace Lightning's SIGTERM handler: it broadcasts, while the ranks are in the middle of other collectives."""
-    setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over)
 
 
 def _pass_over(signum: int, frame: object) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.callbacks.instruments.instrument import Instruments
-from lm_profiler.callbacks.marks.between import CHECKPOINT, Passed, between_steps, outside_of
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.stages import StageCounter, StoppingRule
+from lm_profiler.analysis.steps.summaries import BatchCount
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH, VALIDATION, NamedSpan, passed
+from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.ranks import RanksWatch
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.instruments.watches import StepWatch
+from lm_profiler.callbacks.marks.batches import BatchCounts
+from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks.steps import StepMarks
+from lm_profiler.measure.clocks.steps import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
@@ -30,17 +35,54 @@ _APART_NS = 5_000_000
 
 _NAMED = 3  # number of recompilations that a note names
 
+_CHECKPOINT, _INSTRUMENTS = "checkpoint", "instruments"  # what may pass between steps, beside VALIDATION and EPOCH
+
 # number, stage, tokens and memory of a step whose marks were not read yet
 _Pending = tuple[int, str, int | None, Peaks]
 
 
+class Instruments:
+    """All instruments of one run, in the order in which they begin; they end in the opposite order."""
+
+    def __init__(
+        self,
+        memory: MemoryReader,
+        tracer: Tracer,
+        others: Iterable[Instrument],
+        report: Callable[[str], object],
+        counters: StepWatch,
+        ranks: RanksWatch | None = None,
+    ) -> None:
+        self.memory, self.tracer, self.counters, self.ranks = memory, tracer, counters, ranks
+        # Memory resets the peaks that the others may add to. The counters shall not have what the others cost at both
+        # ends. Of the others, one that a reading would disturb stands before the one that reads.
+        self._all: list[Instrument] = [memory, tracer, *others, *([] if ranks is None else [ranks]), counters]
+        for instrument in self._all:
+            instrument.part = Guard(instrument.name, report, instrument.discard)
+
+    def begin(self, stage: str) -> None:
+        for instrument in self._all:
+            instrument.part.run(instrument.begin, stage)
+
+    def end(self, stage: str) -> None:
+        for instrument in reversed(self._all):
+            if instrument.part.out:
+                instrument.part.undo()  # amid a backward pass, where it failed, not everything could be undone
+            else:
+                instrument.part.run(instrument.end, stage)
+
+    def discard(self) -> None:
+        for instrument in reversed(self._all):
+            instrument.part.run(instrument.discard)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what all of them know by now, by the names of the fields of ``Measured``."""
+        return {name: value for instrument in self._all for name, value in instrument.facts.items()}
+
+
 @dataclass(eq=False)
 class Session:
-    """Drives the instruments from step to step. It works between steps only.
-
-    ``steps`` counts the finished steps. The callback, which sees the batches, adds up ``tokens``, ``batches`` and
-    ``samples`` of the running step.
-    """
+    """Drives the instruments from step to step. It works between steps only; ``steps`` counts the finished ones."""
 
     timeline: Timeline  # takes the marks
     stream: EventStream | None  # the device's clock of ``timeline``, or None
@@ -49,32 +91,30 @@ class Session:
     progress: Progress | None  # the progress line; None on every rank but one
     rank: int  # global rank of this process
     stopping: StoppingRule  # ends the measuring before its steps are done, where enough is known
-    tell: Callable[[str], object]  # reports a problem
+    report: Callable[[str], object]  # gets a note
     # appends rows to the file; called once a second at most
     keep_rows: Callable[[Sequence[StepRow]], None] | None = None
+    counts: BatchCounts = field(default_factory=BatchCounts)  # of the running step; the callback adds each batch
     notes: list[str] = field(default_factory=list)
-    tokens: int | None = None
-    batches: int = 0
-    samples: int | None = 0
     steps: int = 0
+    rows: list[StepRow] = field(default_factory=list)  # those that were read by now
     instants_ns: list[tuple[int, int]] = field(default_factory=list)  # when each row's step began and ended
     _kept: int = 0
     _read_ns: int = 0
     _planned: int = 0
     _peaks: Peaks = UNKNOWN
     _pending: deque[_Pending] = field(default_factory=deque)
-    _rows: list[StepRow] = field(default_factory=list)
     _counts: list[BatchCount] = field(default_factory=list)
     _count: tuple[int, int | None] | None = None
-    _measured_ns: list[int] = field(default_factory=list)
-    _outside: list[tuple[int, int]] = field(default_factory=list)
+    _measured_ns: tuple[int, int] | None = None  # between which steps were measured
+    _outside: list[tuple[int, int]] = field(default_factory=list)  # when the loop was in no step meanwhile
     _asked: int = 0
     _idle: int = 0
     _finished: bool = False
 
     def __post_init__(self) -> None:
-        self._drawing = Guard("progress", self.tell)
-        self._keeping = Guard("writing the steps while they come", self.tell)
+        self._drawing = Guard("progress", self.report)
+        self._keeping = Guard("writing the steps while they come", self.report)
         self._kept_ns = self.timeline.clock()
         self._begin_stage()
 
@@ -86,19 +126,17 @@ class Session:
         self.steps += 1
         done = schedule.done + 1
         look = stage == "measure" and done >= self.stopping.look_at
+        batches, tokens, samples = self.counts.take()
         now = self.timeline.clock()
         try:
             if now - self._read_ns >= _APART_NS or look or done >= self._planned or stage == "memory":
                 self._read_ns = now
                 self._look_around(stage)
         finally:  # else Ctrl-C while reading would lose the step
-            self._pending.append((self.steps, stage, self.tokens, self._peaks))
-        self.tokens = None
-        count = (self.batches, self.samples)
-        if count != self._count:  # noted where it changes: nearly all steps have as many
-            self._count = count
-            self._counts.append(BatchCount(self.steps, *count))
-        self.batches, self.samples = 0, 0
+            self._pending.append((self.steps, stage, tokens, self._peaks))
+        if (batches, samples) != self._count:  # noted where it changes: nearly all steps have as many
+            self._count = batches, samples
+            self._counts.append(BatchCount(self.steps, batches, samples))
         if self.stream is not None and len(self._pending) > _LAG:
             self._read_reached()
         due = now - self._kept_ns >= _KEEP_NS
@@ -127,9 +165,9 @@ class Session:
         """Write the complete rows that were not written yet."""
         self._kept_ns = self.timeline.clock()
         self._read_reached()
-        if self.keep_rows is not None and self._kept < len(self._rows):
-            self._keeping.run(self.keep_rows, self._rows[self._kept :])
-            self._kept = len(self._rows)
+        if self.keep_rows is not None and self._kept < len(self.rows):
+            self._keeping.run(self.keep_rows, self.rows[self._kept :])
+            self._kept = len(self.rows)
 
     def _measured_enough(self) -> bool:
         self._read_reached()
@@ -140,13 +178,7 @@ class Session:
         return True
 
     def measured_s(self) -> list[float]:
-        """Return the seconds of each measured step, as far as they are known by now."""
-        return [row.time("step") for row in self._rows if row.stage == "measure" and row.seconds is not None]
-
-    @property
-    def rows(self) -> tuple[StepRow, ...]:
-        """The rows that were read by now."""
-        return tuple(self._rows)
+        return [row.time("step") for row in self.rows if row.stage == "measure" and row.seconds is not None]
 
     def finish(self, trace: bool = True) -> None:
         """End the stage that runs, and read what is still on the device: the run is over, as planned or not."""
@@ -156,26 +188,21 @@ class Session:
         if not self._finished and self.schedule.stage is not None:
             self._finished = True
             self._end_stage(self.schedule.stage)
-        self._read_all()
+        self._read_reached(wait=True)
         if self.progress is not None:
             self._drawing.run(self.progress.clear)
 
     def measured(self) -> Measured:
-        """Return what this rank measured."""
         facts = self.instruments.facts()
         compiled, graph_pools = facts.pop("recompiled", ()), facts.pop("graph_pools", None)  # these become notes
         return Measured(
-            rows=StepTable.of(self._rows),
+            rows=StepTable.of(self.rows),
             steps_planned=self.schedule.planned,
             batch_counts=[self._counts],
-            between_steps_s=self._between_steps_s(),
+            between_steps_s=sum(end - begin for begin, end in self._outside) * 1e-9 if self._measured_ns else None,
             between=self._between(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(
-                *self.notes,
-                *_recompiled_note(compiled, facts.get("counters", ())),
-                *_graph_note(graph_pools),
-            ),
+            notes=(*self.notes, *_notes(compiled, facts.get("counters", ()), graph_pools)),
             **facts,
         )
 
@@ -191,7 +218,7 @@ class Session:
 
     def _end_stage(self, stage: str) -> None:
         if stage in ("measure", "collectives"):  # what ends with these needs their steps' times
-            self._read_all()
+            self._read_reached(wait=True)
         if stage == "measure":
             went_on = self.schedule.stage != "measure"
             if went_on and self.rank == 0:  # its answer was everybody's, so it alone knows why measuring stopped
@@ -203,24 +230,19 @@ class Session:
         if self.progress is not None and (stage := self.schedule.stage) is not None:
             self._drawing.run(self.progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
 
-    def _read_reached(self) -> None:
-        finished = self.timeline.reading().finished
-        while finished and self._pending and (self.stream is None or self.stream.reached(finished[0].instants[-1])):
-            self._read(self._pending.popleft(), finished.popleft())
-
-    def _read_all(self) -> None:
-        """Wait for the device, and read all marks; only the host's where the device is dead."""
-        alive = True
-        if self.stream is not None:
+    def _read_reached(self, wait: bool = False) -> None:
+        """Read the marks that the device has reached, or ``wait`` for all; only the host's where the device is dead."""
+        stream, alive = self.stream, True
+        if wait and stream is not None:
             try:
-                self.stream.wait()
+                stream.wait()
             except Exception:
                 alive = False
         finished = self.timeline.reading().finished
-        while finished and self._pending:
+        while finished and self._pending and (wait or stream is None or stream.reached(finished[0].instants[-1])):
             self._read(self._pending.popleft(), finished.popleft(), alive)
 
-    def _read(self, pending: _Pending, marks: StepMarks, alive: bool = True) -> None:
+    def _read(self, pending: _Pending, marks: StepMarks, alive: bool) -> None:
         step, stage, tokens, memory = pending
         host = marks.host_seconds()
         seconds: tuple[float, ...] | None = host
@@ -229,42 +251,57 @@ class Session:
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if alive else None
             self.stream.release(marks.instants)  # reused, so that steps make no new events
-        self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
-        self.instants_ns.append((marks.host_ns[0], marks.host_ns[-1]))
+        self.rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
+        ns = marks.host_ns
+        self.instants_ns.append((ns[0], ns[-1]))
         if stage == "measure":
-            self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
-            self._outside += outside_of(marks, self._measured_ns[-1] if self._measured_ns else None)
-            self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
+            self.instruments.counters.reader.place(step, ns[0], ns[-1])
+            if self._measured_ns is not None:
+                self._outside.append((self._measured_ns[1], ns[0]))
+            self._measured_ns = (self._measured_ns or ns)[0], ns[-1]
+            self._outside += [each for code, each in zip(marks.codes, pairwise(ns), strict=False) if code == OUTSIDE]
             self._asked += marks.asked
             self._idle += marks.idle
 
     def _between(self) -> list[BetweenSteps]:
-        if not self._measured_ns:
+        if self._measured_ns is None:
             return []
-        timeline = self.timeline
-        passed = [Passed(at_ns, at_ns, what) for at_ns, what in timeline.went_outside]
-        passed += [Passed(*ends, CHECKPOINT) for ends in zip(timeline.saved[::2], timeline.saved[1::2], strict=False)]
-        return between_steps(self._outside, (self._measured_ns[0], self._measured_ns[-1]), passed)
-
-    def _between_steps_s(self) -> float | None:
-        if not self._measured_ns:
-            return None
-        whole = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9
-        return whole - sum(row.time("step", "host") for row in self._rows if row.stage == "measure")
+        events = passed(self.timeline.went_outside, self.timeline.saved)
+        return between_steps(self._outside, self._measured_ns, events)
 
 
-def _recompiled_note(names: Sequence[str], counters: Sequence[StepCounters]) -> list[str]:
-    """Return the note on what was compiled while measuring, the first few things and steps by name; empty for none."""
-    once = list(dict.fromkeys(names))
-    more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
-    steps = [str(each.step) for each in counters if each.compile_s]
-    when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
-    return [f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"] if once else []
+def between_steps(
+    outside: Sequence[tuple[int, int]], within: tuple[int, int], events: Sequence[NamedSpan]
+) -> list[BetweenSteps]:
+    """Return what took time in the spans ``outside`` of steps, the longest first; checkpoints also from amid steps.
+
+    A span counts as validation where that began in it, else as the turn of an epoch where one began in it, else as our
+    own. Time of a checkpoint counts as that alone.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    times: defaultdict[str, int] = defaultdict(int)
+    saved = [event for event in events if event.what == CHECKPOINTS and within[0] <= event.begin_ns < within[1]]
+    for begin_ns, end_ns in outside:
+        inside = [event for event in events if begin_ns <= event.begin_ns <= end_ns]
+        kinds = {event.what for event in inside}
+        what = VALIDATION if VALIDATION in kinds else EPOCH if EPOCH in kinds else _INSTRUMENTS
+        saving_ns = sum(min(event.end_ns, end_ns) - event.begin_ns for event in inside if event in saved)
+        seconds[what] += (end_ns - begin_ns - saving_ns) * 1e-9
+        times[what] += 1
+    if saved:
+        seconds[_CHECKPOINT] = sum(event.ns for event in saved) * 1e-9
+        times[_CHECKPOINT] = len(saved)
+    between = [BetweenSteps(what=what, seconds=s, times=times[what]) for what, s in seconds.items() if s > 0.0]
+    return sorted(between, key=lambda each: -each.seconds)
 
 
-def _graph_note(pools: int | None) -> list[str]:
-    """Return the note that peaks leave out what CUDA graphs use, whose ``pools`` are in bytes; empty for none."""
-    if pools is None:
-        return []
-    theirs = f"of what is reserved, {bytes_text(pools)} are theirs alone, or a MemPool's"
-    return [f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"]
+def _notes(compiled: Sequence[str], counters: Sequence[StepCounters], graph_pools: int | None) -> Iterator[str]:
+    """Yield what was compiled while measuring, and that peaks leave out what CUDA graphs use."""
+    if once := list(dict.fromkeys(compiled)):
+        more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
+        steps = [str(each.step) for each in counters if each.compile_s]
+        when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
+        yield f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"
+    if graph_pools is not None:
+        theirs = f"of what is reserved, {bytes_text(graph_pools)} are theirs alone, or a MemPool's"
+        yield f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"

@@ -1,27 +1,34 @@
-"""One function that makes the callback for your own Trainer."""
+"""Makes the callback: for a Trainer of one's own, and for a program that did not ask for it."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
-from lm_profiler.callbacks.admission import Admission
-from lm_profiler.callbacks.instruments.actions import ActionsOptions
-from lm_profiler.callbacks.instruments.memory import MemoryOptions
-from lm_profiler.callbacks.instruments.tracer import TraceOptions
-from lm_profiler.callbacks.launch import Launch
+from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.trackers import ExportOptions
-from lm_profiler.callbacks.watch_options import WatchOptions
-from lm_profiler.external_callbacks import MADE
+from lm_profiler.callbacks.profiling_options import (
+    ActionsOptions,
+    ExportOptions,
+    Launch,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    WatchOptions,
+)
+from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.record.run import Verb
 
 _numbers = count(1)  # the numbers of the Trainers of this process
+
+# the number of the Trainer that was admitted in this process, where its processes share no folder
+_first: int | None = None
 
 
 def profiling_callbacks(
@@ -77,25 +84,52 @@ def profiling_callbacks(
 
 
 def admitted_callbacks(asked: str) -> list[Callback]:
-    """Return the callback for the next Trainer of this process.
+    """Return the callback for the next Trainer of this process, which Lightning adds to each.
 
-    Args:
-        asked: A JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
-            ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
-
-    Raises:
-        ValueError: it is no such object.
+    ``asked`` is a JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
+    ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
     """
     given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
-    claims = given.get("claims")
+    claims = None if given.get("claims") is None else Path(given["claims"])
     number = next(_numbers)
-    if claims is not None and Path(claims).is_dir():
-        (Path(claims) / MADE).touch()
     options = {"stop_when_done": False, **given.get("options", {})}
     profilers = profiling_callbacks(**options)
     for profiler in profilers:
         assert isinstance(profiler, TrainingProfiler)
         profiler.launched(command=given.get("command", ""), added=True)
-        folder = None if claims is None else Path(claims)
-        profiler.admission = Admission(number, given.get("trainer"), options.get("verb", "fit"), folder)
+        profiler.admits = Admission(number, given.get("trainer"), options.get("verb", "fit"), claims)
     return profilers
+
+
+@dataclass(eq=False)
+class Admission:
+    """Admits one Trainer of the program, and only once: returns whether one that is about to run is profiled."""
+
+    number: int  # which Trainer of its process this is, from 1
+    wanted: int | None  # the number of the Trainer to profile; None for the first that runs ``verb``
+    verb: Verb  # what is profiled
+    # A folder that the processes of this node share; None where the program was started by hand. The ranks agree in it
+    # which Trainer is the first, because a rank that was spawned has seen no Trainer but its own.
+    claims: Path | None
+    _used: bool = False
+
+    def __call__(self, trainer: Trainer) -> bool:
+        if trainer.barebones or self._used or verb_of(trainer) != self.verb or self.wanted not in (None, self.number):
+            return False
+        self._used = self._claim()
+        profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
+        return self._used and all(each.admits is not None for each in profilers)  # the program's own goes first
+
+    def _claim(self) -> bool:
+        """Return whether no other Trainer of the program has been admitted."""
+        global _first
+        try:
+            if self.claims is None or not self.claims.is_dir():
+                raise FileNotFoundError
+            claim = self.claims / CLAIMED
+            with suppress(FileExistsError):
+                claim.symlink_to(str(self.number))  # a link is made whole, or not at all
+            return claim.readlink() == Path(str(self.number))
+        except OSError:  # another node, or a program that was started by hand: each process for itself
+            _first = _first or self.number
+            return _first == self.number

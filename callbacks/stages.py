@@ -1,66 +1,25 @@
-"""The stages of a run and how many steps each has: warm-up, measure, then those that look closer."""
+"""Counts the steps through the stages: warm-up, measure, then those that look closer."""
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TextIO
 
-from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, FINEST_TARGET, known_to
+from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, known_to
+from lm_profiler.callbacks.profiling_options import StageOptions
+from lm_profiler.measure.boundary import put
+from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import counted
-from lm_profiler.usage_error import expect
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageOptions:
-    """How long to warm up and to measure.
-
-    Args:
-        warmup_steps: Steps before the measured ones; recorded, never summarised.
-        measure_steps: Steps to measure; 0 where a run is only watched.
-        until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
-            both sides of it, such as 0.005: after at least 10 steps, looking again after a quarter more.
-        max_steps: Most steps to measure under until_ci.
-        max_seconds: Most seconds to measure under until_ci.
-        stop_when_done: End the run when the stages are done. Otherwise training goes on without the instruments.
-    """
-
-    warmup_steps: int = 5
-    measure_steps: int = 40
-    until_ci: float | None = None
-    max_steps: int = 1000
-    max_seconds: float = 600.0
-    stop_when_done: bool = True
-
-    def __post_init__(self) -> None:
-        expect(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
-        expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
-        if self.until_ci is not None:
-            share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
-            expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
-        expect(self.max_steps >= FEWEST_STEPS, "stages.max_steps", f"{FEWEST_STEPS} or more", self.max_steps)
-        expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
-
-    def checked(self, watch: bool) -> StageOptions:
-        """Return these options.
-
-        Raises:
-            UsageError: nothing is measured, and the run is not watched, or no step comes before that.
-        """
-        least = "1 or more, or 0 with watch and a step of warm-up"
-        expect(self.planned_steps > 0 or (watch and self.warmup_steps > 0), "stages.measure_steps", least, 0)
-        return self
-
-    @property
-    def planned_steps(self) -> int:
-        """Most steps to measure."""
-        return self.measure_steps if self.until_ci is None else self.max_steps
-
 
 # Share of the measured steps that are measured until the next look. Each look may stop on a lucky streak; with looks
 # this far apart, the interval where measuring stops keeps its 95 % (benchmarks/statistics).
 _MORE = 0.25
+
+_REDRAW_S = 0.5  # least seconds between two drawings on a terminal
 
 
 @dataclass
@@ -69,9 +28,9 @@ class StoppingRule:
 
     options: StageOptions  # target and caps
     agree: Callable[[int], int]  # makes rank 0's answer, the steps until the next look, everybody's; a collective call
+    look_at: int = field(init=False)  # measured steps after which to look again; never where no precision was asked for
     _enough: bool = False
     _over: bool = False
-    look_at: int = field(init=False)  # measured steps after which to look again; never where no precision was asked for
 
     def __post_init__(self) -> None:
         # From the first step on, because max_seconds may be over before the tenth.
@@ -110,18 +69,15 @@ class StoppingRule:
 
 
 class StageCounter:
-    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over.
-
-    ``stage`` is that of the step that runs now or comes next, None when all are done; ``done`` counts its steps.
-    """
+    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over."""
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._left = [stage for stage, count in steps.items() if count > 0]
+        # that of the step that runs now or comes next; None when all are done
         self.stage: str | None = self._left[0] if self._left else None
-        self.done = 0
-        self.left = sum(self.planned[stage] for stage in self._left)
-        """Steps until all stages are done."""
+        self.done = 0  # steps of that stage
+        self.left = sum(self.planned[stage] for stage in self._left)  # steps until all stages are done
 
     def advance(self) -> bool:
         """Count one step; True if it was its stage's last."""
@@ -133,7 +89,39 @@ class StageCounter:
         return True
 
     def end_stage(self) -> None:
-        """Go on to the next stage now."""
         self.left -= self.planned[self._left.pop(0)] - self.done
         self.stage = self._left[0] if self._left else None
         self.done = 0
+
+
+class Progress:
+    """Draws ``measuring 7/20`` over itself on a terminal; elsewhere prints one line for each stage."""
+
+    def __init__(
+        self, options: StageOptions, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._measured = "" if options.until_ci is None else "at most "
+        self._out: TextIO | None = out if out is not None else sys.stderr
+        self._clock = clock
+        self._live = self._out is not None and self._out.isatty()
+        self._drawn_at = float("-inf")
+        self._stage: str | None = None
+
+    def draw(self, stage: str, done: int, planned: int) -> None:
+        new = stage != self._stage
+        if self._live:
+            now = self._clock()
+            if not new and now - self._drawn_at < _REDRAW_S:
+                return
+            self._drawn_at = now
+            # To the beginning of the line, and erase it.
+            put(self._out, f"\r\x1b[K{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
+        elif new:
+            limit = self._measured if stage == "measure" else ""
+            put(self._out, f"{STAGE_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
+        self._stage = stage
+
+    def clear(self) -> None:
+        if self._live and self._stage is not None:
+            put(self._out, "\r\x1b[K")
+        self._stage = None

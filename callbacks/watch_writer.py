@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
+import torch
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, WAITING, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, UNEXPLAINED, WAITING, Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
-from lm_profiler.callbacks.metrics import RunMetrics
-from lm_profiler.callbacks.watch_options import WatchOptions
-from lm_profiler.measure.boundary import Guard, said
-from lm_profiler.measure.clocks.chunks import ChunkReader, TimedSteps
+from lm_profiler.callbacks.exports import RunMetrics
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.profiling_options import WatchOptions
+from lm_profiler.measure.boundary import said
+from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import Raw, Reading
+from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
+from lm_profiler.measure.memory.peaks import left_bytes
+from lm_profiler.record import watch_files as files
+from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run import RecordError, StepCounters
-from lm_profiler.record.run.part import Part, read_as
-from lm_profiler.record.watch_files import (
-    EVENTS,
-    LAST_STEPS,
-    ROW,
-    STATUS,
-    STEPS,
-    WINDOWS,
-    Sketch,
-    TraceRequest,
-    WatchEvent,
-    WatchStatus,
-    WatchWindow,
-    append_last_steps,
-    append_lines,
-    of_rank,
-    ranks_watched,
-    read_status,
-    request_file,
-    steps_repeated,
-)
+from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow
 
-_WINDOW = 1000  # steps
+_WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
+_MOST_LINES = 10_000  # that wait in memory where the disk is full
 _STATUS_S = 10.0
 _RANKS_S = 30.0  # between two looks at the other ranks' reports
 _STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
@@ -66,87 +51,62 @@ class Handed(NamedTuple):
     marks: Sequence[Any] = ()
     passed_over: int = 0  # steps since the last time that are in no figure, because they were traced
     spans: Sequence[NamedSpan] = ()
-    turns_ns: Sequence[int] = ()
-    left_ns: Sequence[int] = ()
     readings: Sequence[Reading] = ()
     collections: Sequence[GarbageCollection] = ()
     compilations: Sequence[TimedCompilation] | None = ()
     held_bytes: int | None = None
     global_step: int = 0
-    # makes the table of a trace that was taken, and returns the trace's path
-    traced: Callable[[], Path | None] | None = None
+    traced: Tracer | None = None  # has taken a trace
 
 
 @dataclass(eq=False)
 class WatchWriter:
-    """Reads and writes in a thread of its own; ``put`` is what training calls.
+    """Reads and writes in a thread of its own. Training calls ``put``, and traces as many steps as ``asked``."""
 
-    Args:
-        folder: the run's.
-        rank, world_size: this process's.
-        timeline: its marks tell where training stands when no step ends.
-        reader: reads the marks that are handed over.
-        run: what concludes from them.
-        ledger: where the time goes.
-        options: how many traces may be taken.
-        tell: reports a problem.
-        resumed_at: the Trainer's count of steps when fit began.
-        free_bytes: asks how much memory is left.
-        metrics: what monitoring is told; ``publish`` writes their file.
-        part: guards the thread.
-
-    ``asked`` is how many steps training shall trace next; 0 for none.
-    """
-
-    folder: Path
+    folder: Path  # the run's
     rank: int
     world_size: int
-    timeline: Timeline
-    reader: ChunkReader
-    run: WatchedRun
-    ledger: Ledger
-    options: WatchOptions
-    tell: Callable[[str], object]
-    free_bytes: Callable[[], int | None]
-    part: Guard
-    clock: Callable[[], int] = time.perf_counter_ns
-    resumed_at: int = 0
-    metrics: RunMetrics | None = None
-    publish: Callable[[], object] | None = None
+    timeline: Timeline  # its marks tell where training stands when no step ends
+    run: WatchedRun  # concludes from them
+    ledger: Ledger  # where the time goes
+    options: WatchOptions  # how many traces may be taken
+    report: Callable[[str], object]  # gets a note of a problem
+    device: torch.device  # where steps run
+    resumed_at: int = 0  # the Trainer's count of steps when fit began
+    metrics: RunMetrics | None = None  # what monitoring gets
+    publish: Callable[[], object] | None = None  # writes the metrics' file
     asked: int = 0
-    _global_step: int = 0
-    _repeated: int | None = None
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
-    _window: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=list)
-    _in_window: int = 0
-    _held: list[int] = field(default_factory=list)
-    _held_last: int | None = None
+    _window: WatchWindow | None = None
+    _last: Handed = Handed(0)  # noqa: RUF009 - a tuple
     _unread: list[Reading] = field(default_factory=list)
-    _last_raw: Raw | None = None
-    _waiting: deque[tuple[str, Part]] = field(default_factory=lambda: deque(maxlen=10_000))
-    _handed_ns: int = 0
+    _last_raw: list[Raw] = field(default_factory=list)
+    _lines: dict[str, list[Part]] = field(default_factory=lambda: {EVENTS: [], WINDOWS: []})
     _written_ns: int = 0
     _looked_ns: int = 0
-    _reports: RankReports = field(default_factory=RankReports)
+    _ranks: RankReports = field(default_factory=RankReports)
+    _repeated: int | None = None
     _timed: int = 0
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _stalled: bool = False
-    _why: WatchEvent | None = None
-    # when each trace that nobody asked for was taken (ns), and its bytes; those of a day
-    _traces: deque[tuple[int, int]] = field(default_factory=deque)
-    _bytes: int = 0
-    _told: bool = False
+    _why: WatchEvent | None = None  # the event because of which the next trace is taken
+    _traces_ns: deque[int] = field(default_factory=deque)  # when traces that nobody asked for were taken, of a day
+    _trace_bytes: int = 0
+    _full: bool = False  # whether it was reported that something cannot be written
+
+    def __post_init__(self) -> None:
+        self._reader = ChunkReader(self.timeline.stream)
+        self.part, self.clock = self.timeline.part, self.timeline.clock
 
     def start(self) -> None:
-        """Begin to write."""
-        self._handed_ns = self._looked_ns = self.clock()
-        self._repeated = steps_repeated(self.folder, self.resumed_at)
+        self._last = Handed(self.clock())
+        self._looked_ns = self._last.now_ns
+        self._repeated = files.steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(target=self.part.run, args=(self._loop,), name="lm_profiler watch", daemon=True)
         self._thread.start()
 
     def put(self, handed: Handed) -> None:
-        """Hand over what passed since the last call."""
         self._queue.put(handed)
 
     def end(self, last: Handed) -> None:
@@ -159,12 +119,14 @@ class WatchWriter:
             self._status(last.now_ns)
             self._look_at_ranks(last.now_ns, last=True)
             self.ledger.close(last.now_ns)
-            self._close_window()
+            if self._window is not None:
+                self._lines[WINDOWS].append(self._window)
+                self._window = None
+            self._flush()
             self.ledger.until(now_ns := self.clock(), INSTRUMENTS)
             self._status(now_ns, ended=True)
 
     def stop(self) -> None:
-        """End the thread without another word."""
         self._queue.put(None)
 
     def _loop(self) -> None:
@@ -183,32 +145,31 @@ class WatchWriter:
 
     def take(self, handed: Handed) -> None:
         """Read what was handed over, and write what it says."""
-        self._global_step = handed.global_step
         if handed.passed_over:
             self.run.skip(handed.passed_over)
-        timed = self.reader.read(handed.marks)
+        at_s, held = self._at_s(handed.now_ns), handed.held_bytes
+        timed = self._reader.read(handed.marks)
         ns = np.column_stack([timed.begin_ns, timed.end_ns])
         first = self.run.steps + 1
-        self.ledger.add(*timed[:3], handed.spans, handed.turns_ns, handed.left_ns)
-        others = [span for span in handed.spans if span.what != INSTRUMENTS]
+        self.ledger.add(*timed[:3], handed.spans)
+        others = [span for span in handed.spans if span.ns and span.what != INSTRUMENTS]
         events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), others)
         for what, seconds in self.ledger.longest.items():
-            events += self.run.outside(what, seconds, self._at_s(handed.now_ns))
+            events += self.run.outside(what, seconds, at_s)
         self.ledger.longest.clear()
         if self.metrics is not None:
-            self.metrics.add(timed, handed.held_bytes)
-        if handed.held_bytes is not None:
-            self._held.append(handed.held_bytes)
-            self._held_last = handed.held_bytes
-            events += self.run.held(self._at_s(handed.now_ns), handed.held_bytes, self.free_bytes)
+            self.metrics.add(timed, held)
+        if held is not None:
+            events += self.run.held(at_s, held, partial(_free_bytes, self.device))
         if self._stalled:
             self._book_stall(timed)
         for event in events:
-            self._tell(event, handed.now_ns)
+            self._lines[EVENTS].append(event.model_copy(update={"rank": self.rank}))
+            self._ask_for_trace(event, handed.now_ns)
         if handed.traced is not None:
-            self._keep_trace(handed.traced, handed.now_ns)
-        self._keep(first, ns, timed.seconds)
-        self._handed_ns, self._stalled = handed.now_ns, False
+            self._keep_trace(handed.traced)
+        self._keep(first, ns, timed.seconds, held)
+        self._last, self._stalled = handed._replace(marks=()), False
         if handed.now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(handed.now_ns)
         self._flush()
@@ -216,64 +177,59 @@ class WatchWriter:
     def _at_s(self, ns: int) -> float:
         return self.run.epoch_s + ns * 1e-9
 
+    def _file(self, name: str) -> Path:
+        return self.folder / files.of_rank(name, self.rank)
+
     def _counters(self, first: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
         """Return the counters of the steps that are timed by now, each since the reading before it."""
         self._unread += handed.readings
-        last = first + len(timed.begin_ns)
-        raw = [] if self._last_raw is None else [self._last_raw]
-        for step, *rest in (each for each in self._unread if each[0] < last):
-            if step >= first:
-                at = step - first
-                raw.append((step, int(timed.begin_ns[at]), int(timed.end_ns[at]), *rest))
+        last, raw = first + len(timed.begin_ns), self._last_raw
+        for step, *rest in (each for each in self._unread if first <= each[0] < last):
+            raw.append((step, int(timed.begin_ns[step - first]), int(timed.end_ns[step - first]), *rest))
         self._unread = [each for each in self._unread if each[0] >= last]
-        self._last_raw = raw[-1] if raw else None
+        self._last_raw = raw[-1:]
         return step_counters(raw, Beside(handed.collections, handed.compilations), self.rank) if len(raw) > 1 else []
 
-    def _tell(self, event: WatchEvent, now_ns: int) -> None:
-        self._waiting.append((EVENTS, event.model_copy(update={"rank": self.rank})))
-        if event.kind == "level" or (event.kind == "slow step" and self.run.repeats(event)):
-            while self._traces and now_ns - self._traces[0][0] > _DAY_S * 1e9:
-                self._traces.popleft()
-            last_ns = self._traces[-1][0] if self._traces else None
-            rested = last_ns is None or now_ns - last_ns >= self.options.cooldown_s * 1e9
-            few = len(self._traces) < self.options.traces_per_day and self._bytes < self.options.trace_mib * 2**20
-            if self.options.traces and rested and few and not self.asked:
-                self._traces.append((now_ns, 0))
-                self._why, self.asked = event, 2
-
-    def _keep_trace(self, traced: Callable[[], Path | None], now_ns: int) -> None:
-        """Have the table of a trace made; where an event was its cause, tell that event again with the trace."""
-        path, why = traced(), self._why
-        self._why = None
-        if path is None:
+    def _ask_for_trace(self, event: WatchEvent, now_ns: int) -> None:
+        """Have the next steps traced after a change of level or a slow step that repeats, where the budget allows."""
+        if event.kind != "level" and not (event.kind == "slow step" and self.run.repeats(event)):
             return
+        options, taken_ns = self.options, self._traces_ns
+        while taken_ns and now_ns - taken_ns[0] > _DAY_S * 1e9:
+            taken_ns.popleft()
+        rested = not taken_ns or now_ns - taken_ns[-1] >= options.cooldown_s * 1e9
+        few = len(taken_ns) < options.traces_per_day and self._trace_bytes < options.trace_mib * 2**20
+        if options.traces and rested and few and not self.asked:
+            taken_ns.append(now_ns)
+            self._why, self.asked = event, 2
+
+    def _keep_trace(self, tracer: Tracer) -> None:
+        """Make the table of a trace; where an event was its cause, write that event again with the trace."""
+        path, why = tracer.path, self._why
+        self._why = None
+        if not path.exists():
+            return
+        tracer.part.run(lambda: tracer.kernels(tracer.work([])))
         if why is not None:
-            self._bytes += path.stat().st_size
-            told = {"rank": self.rank, "trace": path.name, "times": 1}
-            self._waiting.append((EVENTS, why.model_copy(update=told)))
+            self._trace_bytes += path.stat().st_size
+            again = {"rank": self.rank, "trace": path.name, "times": 1}
+            self._lines[EVENTS].append(why.model_copy(update=again))
 
     def _look_for_stall(self) -> None:
-        """Tell where training stands if no step has ended for long."""
+        """Report where training stands if no step has ended for long."""
         now_ns = self.clock()
-        quiet_s = (now_ns - self._handed_ns) * 1e-9
+        quiet_s = (now_ns - self._last.now_ns) * 1e-9
         if now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(now_ns)
-        usual_s = self.run.levels.level_s or 0.0
-        if self._stalled or quiet_s < max(_STALL_S, _STALL_STEPS * usual_s):
-            return
         part = self.timeline.peek().stack[-1]
-        if part >= len(PARTS):
-            return  # outside of steps: validation may take long
+        usual_s = self.run.levels.level_s or 0.0
+        # Outside of steps validation may take long.
+        if self._stalled or quiet_s < max(_STALL_S, _STALL_STEPS * usual_s) or part >= len(PARTS):
+            return
         self._stalled = True
-        event = WatchEvent(
-            at_s=self._at_s(now_ns),
-            rank=self.rank,
-            step=self.run.steps + 1,
-            kind="stall",
-            part=PARTS[part],
-            now=quiet_s,
-        )
-        self._waiting.append((EVENTS, event))
+        where = {"rank": self.rank, "step": self.run.steps + 1, "part": PARTS[part]}
+        stall = WatchEvent.model_validate({**where, "at_s": self._at_s(now_ns), "kind": "stall", "now": quiet_s})
+        self._lines[EVENTS].append(stall)
         self._flush()
 
     def _book_stall(self, timed: TimedSteps) -> None:
@@ -292,74 +248,57 @@ class WatchWriter:
         if self.rank or self.world_size < 2:
             return
         reports = {}
-        for rank in ranks_watched(self.folder):
+        for rank in files.ranks_watched(self.folder):
             with suppress(RecordError, OSError):
-                reports[rank] = read_status(self.folder, rank)
-        events = self._reports.look(self._at_s(now_ns), reports, last)
-        self._waiting.extend((EVENTS, event) for event in events)
-        self.ledger.move(self._reports.waited_s, WAITING, WAITED_IN)
-        self._reports.waited_s = 0.0
+                reports[rank] = files.read_status(self.folder, rank)
+        self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
+        self.ledger.move(self._ranks.waited_s, WAITING, WAITED_IN)
+        self._ranks.waited_s = 0.0
         self._flush()
 
     def _look_for_request(self) -> None:
-        """Take a request for a trace from the run's folder."""
-        path = request_file(self.folder, self.rank)
+        path = files.request_file(self.folder, self.rank)
         if not path.exists():
             return
         with suppress(OSError):
+            request = None
             try:
-                request = read_as(path, TraceRequest, "a request for a trace")
+                request = read_as(path, files.TraceRequest, "a request for a trace")
             except RecordError as error:
-                self.tell(str(error))  # `trace` replaces the file as a whole, so this is not half of one
-                request = None
+                self.report(str(error))  # `trace` replaces the file as a whole, so this is not half of one
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:
                 self._why, self.asked = None, max(request.steps, 1)
 
-    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
-        """Write the steps as rows, and each thousand as a window."""
-        rows = np.empty(len(ns), ROW)
+    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None) -> None:
+        """Write the steps as rows, and those of a thousand or more as a window."""
+        if not len(ns):
+            return
+        rows = np.empty(len(ns), files.ROW)
         rows["step"], rows["begin_ns"], rows["seconds"] = np.arange(first, first + len(ns)), ns[:, 0], seconds
         self._timed += len(ns)
         self._seconds += np.nan_to_num(seconds).sum(axis=0)
-        path = self.folder / of_rank(LAST_STEPS, self.rank)
-        self._write(lambda: append_last_steps(path, rows, _LAST_BYTES))
-        while len(ns):
-            room = _WINDOW - self._in_window
-            self._window.append((ns[:room], seconds[:room]))
-            self._in_window += len(ns[:room])
-            ns, seconds = ns[room:], seconds[room:]
-            if self._in_window == _WINDOW:
-                self._close_window(behind=len(ns))
-
-    def _open_window(self, behind: int = 0) -> WatchWindow | None:
-        """Return the window that is not complete; ``behind`` are steps that came after it."""
-        if not self._in_window:
-            return None
-        seconds = np.concatenate([each for _, each in self._window])
-        sketches = {part: Sketch.of(seconds[:, at]) for at, part in enumerate(TIMED) if seconds[:, at].any()}
-        return WatchWindow(
-            first_step=self.run.steps - behind - self._in_window + 1,
-            steps=self._in_window,
-            began_s=self._at_s(int(self._window[0][0][0, 0])),
-            seconds=sketches,
-            held_bytes=min(self._held, default=None),
-            peak_bytes=max(self._held, default=None),
+        self._write(partial(files.append_last_steps, self._file(files.LAST_STEPS), rows, _LAST_BYTES))
+        window = WatchWindow(
+            first_step=first,
+            steps=len(ns),
+            began_s=self._at_s(int(ns[0, 0])),
+            seconds={part: files.Sketch.of(seconds[:, at]) for at, part in enumerate(TIMED) if seconds[:, at].any()},
+            held_bytes=held,
+            peak_bytes=held,
         )
-
-    def _close_window(self, behind: int = 0) -> None:
-        if (window := self._open_window(behind)) is not None:
-            self._waiting.append((WINDOWS, window))
-        self._window, self._in_window, self._held = [], 0, []
-        self._flush()
+        self._window = window if self._window is None else self._window.merged(window)
+        if self._window.steps >= _WINDOW:
+            self._lines[WINDOWS].append(self._window)
+            self._window = None
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns
         part = self.timeline.peek().stack[-1]
         terms = self.ledger.terms(now_ns)
         if not ended:  # the step that runs is in no term yet
-            terms.pop("unexplained")
-        status = WatchStatus(
+            terms.pop(UNEXPLAINED)
+        status = files.WatchStatus(
             rank=self.rank,
             world_size=self.world_size,
             began_s=self._at_s(self.ledger.began_ns),
@@ -369,37 +308,42 @@ class WatchWriter:
             phase="" if ended else PARTS[part] if part < len(PARTS) else "outside of steps",
             ledger=terms,
             wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(terms.values()),
-            window=self._open_window(),
-            held_bytes=self._held_last,
+            window=self._window,
+            held_bytes=self._last.held_bytes,
             traces=self.options.traces,
             timed=self._timed,
             seconds=dict(zip(TIMED, self._seconds.tolist(), strict=True)),
-            silent=self._reports.silent,
-            global_step=self._global_step,
+            silent=self._ranks.silent,
+            global_step=self._last.global_step,
             resumed_at=self.resumed_at,
             repeated=self._repeated,
         )
-        self._write(lambda: status.write(self.folder / of_rank(STATUS, self.rank)))
+        self._write(lambda: status.write(self._file(files.STATUS)))
         if self.publish is not None:
             self._write(self.publish)
 
     def _flush(self) -> None:
         """Write the lines that wait, as far as the disk takes them."""
-        for name in (EVENTS, WINDOWS):
-            parts = [part for of, part in self._waiting if of == name]
-            path = self.folder / of_rank(name, self.rank)
-            if parts and self._write(lambda: append_lines(path, parts)):  # noqa: B023 - called at once
-                kept = [each for each in self._waiting if each[0] != name]
-                self._waiting.clear()
-                self._waiting.extend(kept)
+        for name, lines in self._lines.items():
+            if lines and self._write(partial(files.append_lines, self._file(name), lines)):
+                lines.clear()
+            del lines[:-_MOST_LINES]
 
     def _write(self, write: Callable[[], object]) -> bool:
-        """Return whether ``write`` could: a full disk may have room again, so it is told once and tried again."""
+        """Return whether ``write`` could: a full disk may have room again, so it is reported once and tried again."""
         try:
             write()
         except OSError as error:
-            if not self._told:
-                self._told = True
-                self.tell(f"what is watched cannot be written, and is kept as far as memory allows: {said(error)}")
+            if not self._full:
+                self._full = True
+                self.report(f"what is watched cannot be written, and is kept as far as memory allows: {said(error)}")
             return False
         return True
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return how much memory is left for what runs on ``device``."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    machine = int(psutil.virtual_memory().available)
+    return min(machine, left_bytes() or machine)

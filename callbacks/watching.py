@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,35 +17,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 from lightning.pytorch import Callback, Trainer
 
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, INSTRUMENTS, LOGGERS, VALIDATION, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import (
+    CHECKPOINTS,
+    INSTRUMENTS,
+    LOGGERS,
+    VALIDATION,
+    Ledger,
+    NamedSpan,
+    passed,
+)
 from lm_profiler.analysis.watch.watched_run import WatchedRun
-from lm_profiler.callbacks.instruments.actions import owner_of
-from lm_profiler.callbacks.instruments.tracer import TraceOptions, Tracer
-from lm_profiler.callbacks.marks.methods import bracket
-from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.exports import metrics_of, publish
+from lm_profiler.callbacks.instruments.action_owners import owner_of
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.marks.actions import NOTHING, Marked
+from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.marks.spans import NOTHING, Marked
-from lm_profiler.callbacks.metrics import RunMetrics, labels_of, published
 from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.trackers import ExportOptions
-from lm_profiler.callbacks.watch_options import WatchOptions
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.chunks import ChunkReader
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
-from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import LIGHTNING, OURS, RunRecord
-from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import STEPS
 
 # least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds
@@ -61,27 +61,24 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(eq=False, repr=False)  # Python shows whose method a signal handler is, also before there is all of it
 class Watching:
-    """Watches one fit from its set-up on. The constructor asks nothing.
-
-    ``part`` guards all of it: where it fails, training goes on without.
-    """
+    """Watches one fit from its set-up on. The constructor asks nothing."""
 
     callback: Callback  # ours, whose time is named apart
     trainer: Trainer  # the run's
     options: WatchOptions  # what may be traced
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began
-    tell: Callable[[str], object]  # reports a problem
-    part: Guard = UNGUARDED
+    report: Callable[[str], object]  # gets a note of a problem
+    part: Guard = UNGUARDED  # guards all of it: where it fails, training goes on without
     steps: int = 0
-    resumed_at: int = 0
+    resumed_at: int = 0  # the Trainer's count of steps when the loop began
     ledger: Ledger = field(init=False)
     _timeline: Timeline = field(init=False)
-    _phases: PhaseProfiler | None = None
-    _user: object = None
-    _writer: WatchWriter | None = None
+    _phases: PhaseProfiler = field(init=False)
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
+    _user: object = None
+    _writer: WatchWriter | None = None
     _spans: list[NamedSpan] = field(default_factory=list)
     _validated_ns: int = 0
     _hand_ns: int = 0
@@ -89,7 +86,6 @@ class Watching:
     _tracer: Tracer | None = None
     _traced: int = 0
     _trace_ns: int = 0
-    _left: int = 0
     _signalled: bool = False
     _passed_over: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -97,7 +93,7 @@ class Watching:
     _done: bool = False
 
     def __post_init__(self) -> None:
-        self.part = Guard("watch", self.tell, self._leave)
+        self.part = Guard("watch", self.report, self._leave)
         self.ledger = Ledger(self.began_ns)
 
     def passed(self, what: str) -> None:
@@ -118,6 +114,10 @@ class Watching:
         if signal.getsignal(signal.SIGUSR1) == self._asked_by_signal:  # Lightning may have restored it
             signal.signal(signal.SIGUSR1, before)
 
+    def _asked_by_signal(self, signum: int, frame: object) -> None:
+        """Ask for a trace; a signal may come at any line, so nothing else happens here."""
+        self._signalled = self.options.traces
+
     def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
         """Return the stages' ``step_ended``, whose time is noted as our own."""
 
@@ -132,85 +132,45 @@ class Watching:
 
     def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
         """Begin to watch, between two steps: the ``stages`` are over, and left a ``record``."""
-        rows = stages.rows
-        self._book_stages(rows, stages.instants_ns, stages.timeline)
-        trainer, device = self.trainer, self.trainer.strategy.root_device
-        self.steps = len(rows)
-        stream = stream_of(device)
-        self._timeline = timeline = Timeline(self.clock, stream, self.part)
+        self._book_stages(stages)
+        trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
+        self.steps = len(stages.rows)
+        self._timeline = timeline = Timeline(self.clock, stream_of(device), self.part)
         self._probe = probe = probe_of(device)
         self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
         self._reader.start()
         self._undo.callback(self._reader.stop)
-        loader = trainer.train_dataloader
         epoch_s = time.time() - self.clock() * 1e-9
-        run = WatchedRun(getattr(loader, "num_workers", None), epoch_s)
+        run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
         run.skip(self.steps)
+        metrics, write = None, None
+        if export.monitoring:
+            metrics = metrics_of(folder, rank, stages.rows, record, epoch_s)
+            part = Guard("export", self.report)
+            write = part.run(publish, metrics, export, rank, trainer.local_rank, self._unpublish)
         self._writer = WatchWriter(
-            folder,
-            trainer.global_rank,
-            trainer.world_size,
-            timeline,
-            ChunkReader(stream),
-            run,
-            self.ledger,
-            self.options,
-            self.tell,
-            partial(_free_bytes, device),
-            self.part,
-            self.clock,
-            self.resumed_at,
-            *self._published(folder, rows, record, export, epoch_s),
-        )
+            folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
+            self.resumed_at, metrics, write,
+        )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
-        self._phases = PhaseProfiler(
-            trainer,
-            timeline,
-            steps=_ENDLESS,
-            step_ended=self._step_ended,
-            follow=lambda left: left,
-            done=lambda: None,
-            stop=False,
-            died=lambda error: None,
-            callback=self.callback,
-        )
+        self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
         trainer.profiler = self._phases  # type: ignore[attr-defined]
         self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
-        OptimizerMarks(timeline, self._undo).attach(trainer, trainer.lightning_module)
+        self._phases.mark_optimizers()
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
                 with suppress(AttributeError):
                     bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
         self._writer.start()
 
-    def _published(
-        self, folder: Path, rows: Sequence[StepRow], record: RunRecord | None, export: ExportOptions, epoch_s: float
-    ) -> tuple[RunMetrics | None, Callable[[], object] | None]:
-        """Publish the run's metrics where that is asked for; return them, and what writes their file."""
-        if not export.monitoring:
-            return None, None
-        tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
-        mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
-        metrics = RunMetrics(
-            labels_of(folder, self.trainer.global_rank),
-            sum(tokens) / len(tokens) if tokens else None,
-            mfu * step_s if mfu and step_s else None,
-            epoch_s,
-        )
-        part = Guard("export", self.tell)
-        write = part.run(published, metrics, export, self.trainer.global_rank, self.trainer.local_rank, self._unpublish)
-        return metrics, write
-
-    def _book_stages(self, rows: Sequence[StepRow], instants_ns: Sequence[tuple[int, int]], stages: Timeline) -> None:
+    def _book_stages(self, stages: Session) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
-        saved = [NamedSpan(*ends, CHECKPOINTS) for ends in zip(stages.saved[::2], stages.saved[1::2], strict=False)]
-        spans, self._spans = sorted([*self._spans, *saved], key=lambda span: span.end_ns), []
-        begin_ns, end_ns = np.array(instants_ns, np.int64).reshape(-1, 2).T
-        host_s = np.array([row.host_seconds for row in rows]).reshape(-1, len(TIMED))
+        others = passed(stages.timeline.went_outside, stages.timeline.saved)
+        spans, self._spans = sorted([*self._spans, *others], key=lambda span: span.end_ns), []
+        begin_ns, end_ns = np.array(stages.instants_ns, np.int64).reshape(-1, 2).T
+        host_s = np.array([row.host_seconds for row in stages.rows]).reshape(-1, len(TIMED))
         spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in their end
-        turns = [at for at, what in stages.went_outside if what != VALIDATION]
-        left = [at for at, what in stages.went_outside if what == VALIDATION]
-        self.ledger.add(begin_ns, end_ns, host_s, spans, turns, left)
+        self.ledger.add(begin_ns, end_ns, host_s, spans)
         if len(host_s):
             self.ledger.longest.clear()
             for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
@@ -227,9 +187,8 @@ class Watching:
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
-        return _TimedByName(
-            self, f"callback: {owner[0]}" if action_name.startswith("[Callback]") else f"hooks: {owner[0]}"
-        )
+        kind = "callback" if action_name.startswith("[Callback]") else "hooks"
+        return _TimedByName(self, f"{kind}: {owner[0]}")
 
     def _step_ended(self) -> int:
         """Count a step; called in every one, so that it does nothing else but compare two clocks."""
@@ -246,7 +205,7 @@ class Watching:
             self._spans.append(NamedSpan(now_ns, ended_ns, INSTRUMENTS))
         return _ENDLESS
 
-    def _hand_over(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> None:
+    def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
         writer = self._writer
         assert writer is not None
         self._hand_ns = now_ns + _HAND_NS
@@ -255,17 +214,15 @@ class Watching:
         if asked:
             self._trace(asked, now_ns)
 
-    def _handed(self, now_ns: int, traced: Callable[[], Path | None] | None = None) -> Handed:
+    def _handed(self, now_ns: int, traced: Tracer | None = None) -> Handed:
         timeline = self._timeline
         marks = timeline.take()
-        spans, self._spans = self._spans, []
-        went, timeline.went_outside[:] = list(timeline.went_outside), []
+        spans, self._spans = [*self._spans, *passed(timeline.went_outside)], []
+        timeline.went_outside.clear()
         timeline.saved.clear()
-        passed, self._passed_over = self._passed_over, 0
-        turns = [at for at, what in went if what != VALIDATION]
-        left = [at for at, what in went if what == VALIDATION]
+        passed_over, self._passed_over = self._passed_over, 0
         seen = (*self._reader.take(), self._held_bytes(), self.trainer.global_step)
-        return Handed(now_ns, marks, passed, spans, turns, left, *seen, traced)
+        return Handed(now_ns, marks, passed_over, spans, *seen, traced)
 
     def _held_bytes(self) -> int | None:
         held = self._probe.held()
@@ -278,48 +235,40 @@ class Watching:
         """Trace the next ``steps`` whole steps, after one in which torch's profiler warms up."""
         trainer, writer = self.trainer, self._writer
         assert writer is not None
-        label = f".step{self.steps + 2}"
-        taken = is_a(self._user, "PyTorchProfiler")
         tracer = Tracer(
             TraceOptions(steps=steps), trainer.strategy.root_device, self._timeline, writer.folder, writer.rank,
-            lambda: trainer.lightning_module, taken, label,
+            lambda: trainer.lightning_module, is_a(self._user, "PyTorchProfiler"), f".step{self.steps + 2}",
         )  # fmt: skip
-        tracer.part = Guard("a trace on demand", self.tell, tracer.discard)
-        tracer.part.run(tracer.begin, "trace")
-        self._tracer, self._left, self._traced, self._trace_ns = tracer, steps + 1, 0, now_ns
+        tracer.part = Guard("a trace on demand", self.report, tracer.discard)
+        tracer.part.run(tracer.start)
+        self._tracer, self._traced, self._trace_ns = tracer, 0, now_ns
 
     def _trace_on(self, now_ns: int) -> None:
         """Go on with a trace after each of its steps, and end it after the last."""
         tracer = self._tracer
         assert tracer is not None
         self._traced += 1
-        if self._traced < self._left and not tracer.part.out:
+        if self._traced <= tracer.options.steps and not tracer.part.out:
             tracer.part.run(tracer.step)
             return
         self._tracer = None
         self._spans.append(NamedSpan(self._trace_ns, now_ns, INSTRUMENTS))
-        tracer.part.run(tracer.end, "trace")
+        tracer.part.run(tracer.result)
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced
-        self._hand_over(self.clock(), partial(_kernels_of, tracer))
-
-    def _asked_by_signal(self, signum: int, frame: object) -> None:
-        """Ask for a trace; a signal may come at any line, so nothing else happens here."""
-        self._signalled = self.options.traces
+        self._hand_over(self.clock(), tracer)
 
     def end(self) -> None:
         """Write what is left: the fit is over."""
         if self._done:
             return
         self._done = True
-        writer, tracer = self._writer, self._tracer
-        if writer is None:
+        if (writer := self._writer) is None:
             self._undo.close()
             return
-        if self._phases is not None:
-            self.part.run(self._phases.close_step)
-        if tracer is not None:
-            tracer.part.run(tracer.discard)
+        self.part.run(lambda: self._phases.close_step())
+        if self._tracer is not None:
+            self._tracer.part.run(self._tracer.discard)
         handed = None if self.part.out else self.part.run(self._handed, self.clock())
         self._restore()
         if handed is not None:
@@ -327,7 +276,7 @@ class Watching:
         self.part.run(self._unpublish.close)
 
     def _restore(self) -> None:
-        if self._phases is not None:
+        if hasattr(self, "_phases"):
             self._phases.restore()
             self._timeline.stop()
         self._undo.close()
@@ -338,21 +287,6 @@ class Watching:
             self._writer.stop()
         self._restore()
         self._unpublish.close()
-
-
-def _kernels_of(tracer: Tracer) -> Path | None:
-    """Make the table of kernels of a trace that was taken, and return the trace's path; None where there is none."""
-    if not tracer.path.exists():
-        return None
-    tracer.part.run(lambda: tracer.kernels(tracer.work([])))
-    return tracer.path
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    machine = int(psutil.virtual_memory().available)
-    return min(machine, left_bytes() or machine)
 
 
 @dataclass(eq=False, slots=True)

@@ -28,6 +28,7 @@ else:
     import tomli as tomllib
 
 import ranks_picture
+from schemas import schemas
 
 from lm_profiler.analysis.conclude import FINDINGS
 from lm_profiler.cli import main as program
@@ -41,7 +42,6 @@ from lm_profiler.record.quantities import (
     Quantity,
     overview,
 )
-from lm_profiler.record.schema import schemas
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "lm_profiler"

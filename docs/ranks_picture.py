@@ -29,7 +29,7 @@ def draw(file: Path) -> None:
     figure, panels = plt.subplots(3, 1, figsize=(8.5, 5.4), sharex=True, layout="constrained")
     _as_clocked(panels[0], "What each rank’s own clock shows: both take 95 ms, and rank 0’s backward looks slow")
     _told_apart(panels[1], OWN_MS, "Told apart: rank 0 waits 30 ms for rank 1, whose data takes 30 ms longer")
-    _told_apart(panels[2], MENDED, "Replayed with rank 1’s data as long as rank 0’s: the step ends 30 ms earlier")
+    _told_apart(panels[2], MENDED, "With rank 1’s data as long as rank 0’s: the step ends 30 ms earlier")
     before, after = (_released_ms(ranks) + OWN_MS[0]["optimizer"] for ranks in (OWN_MS, MENDED))
     _arrow(panels[2], after, before, 0.5, "saved")
     panels[2].set_xlabel("ms of the step, on one clock")

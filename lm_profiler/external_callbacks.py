@@ -14,8 +14,8 @@ from typing import Any
 # the environment variable that asks for the profiler: a JSON object, as ``callbacks.shortcut`` reads it
 VARIABLE = "LM_PROFILER"
 
-# names of files in the folder that the processes of a program share: a Trainer was made; one of them is profiled
-MADE, CLAIMED = "made", "claimed"
+# name of a file in the folder that the processes of a program share: one of their Trainers is profiled
+CLAIMED = "claimed"
 
 
 def external_callbacks() -> list[Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_profiler.torch_names import PrivateName, lightnings
+from lm_profiler.torch_names import PrivateName
 
 LIGHTNINGS = "2.6.6"  # versions of Lightning that have these names, as tests have seen
 
 
 def _name(path: str, purpose: str, without: str) -> PrivateName:
-    return lightnings(PrivateName(path, purpose, without, LIGHTNINGS))
+    return PrivateName(path, purpose, without, LIGHTNINGS, "Lightning")
 
 
 # Profiler actions: the names that Lightning's loops pass to ``trainer.profiler``. They count steps.
@@ -40,7 +40,6 @@ LOGGING = _name("Trainer._logger_connector", "names time spent on logging", "it 
 SIGTERM_FLAG = _name("_TrainingEpochLoop._broadcast_sigterm_tensor", "names time of that broadcast", "it is the loop's")
 SIGNALS = _name("Trainer._signal_connector", "keeps Lightning from broadcasting in a signal's handler", "it broadcasts")
 SIGTERM_HANDLER = _name("_SignalConnector._sigterm_notifier_fn", "as above: that handler", "it broadcasts")
-TIMEOUT = _name("DDPStrategy._timeout", "how long torch waits for another rank", "taken as torch's 30 minutes")
 COMPILED_STEPS = _name("LightningModule._compiler_ctx", "tells steps that Lightning compiled", "taken as eager")
 
 # Classes that are recognized by their names.

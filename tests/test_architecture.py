@@ -180,16 +180,12 @@ TWICE = {
     "levels.py",
     "loader.py",
     "numerics.py",
-    "owners.py",
     "plan.py",
     "planned.py",
     "precision.py",
     "ranks.py",
     "recorder.py",
     "remedies.py",
-    "slack.py",
-    "slow_steps.py",
-    "step_counters.py",
     "steps.py",
     "sweep.py",
     "traffic.py",
@@ -245,7 +241,7 @@ RUNS_CODE = {
 """What runs code of whoever wrote what it reads, by the last name of its module."""
 
 OF_THIS_PROCESS = {
-    ("lm_profiler/measure/collectives/recorder.py", "pickle.loads"): "torch makes it in this process, of its own ring",
+    ("lm_profiler/measure/collective_calls.py", "pickle.loads"): "torch makes it in this process, of its own ring",
     ("lm_profiler/processes/child.py", "pickle.load"): "of a file without a name, which the parent gives as stdin",
 }
 

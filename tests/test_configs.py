@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from lm_profiler.cli import preflight
-from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
-from lm_profiler.cli.options import OptionsReader
-from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.options import OptionsReader, read_config
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer

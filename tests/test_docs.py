@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from warm import run
 
-from lm_profiler.analysis.plan.capacities import capacity
-from lm_profiler.analysis.plan.planned import Planned, planned_floors
+from lm_profiler.analysis.plan.planned import Planned, capacity, planned_floors
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS
 from lm_profiler.cli.rehearse import ask, told
 from lm_profiler.report.run.plan_table import plan_table
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.report.tables.formats import terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

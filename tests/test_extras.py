@@ -26,7 +26,7 @@ for call in [
     ["compare", run, repeats[0]],
     ["report", "logs", "--output", "runs.html"],
     ["report", "logs", "--output", "runs.parquet"],
-    ["report", "logs", "--plot", "steps", "--output", "steps.svg"],
+    ["report", "logs", "--plot", "phases", "--output", "phases.svg"],
     ["compare", "--a", run, repeats[0], "--b", *repeats[1:]],
     ["sweep", "demo", "--launcher", "local"],
 ]:

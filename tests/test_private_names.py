@@ -50,7 +50,7 @@ PRIVATE = re.compile(r"_(?!_)\w+")
 
 def test_each_name_says_what_it_is_for_and_what_happens_without_it() -> None:
     assert all(each.purpose and each.without and each.seen for each in NAMES.values())
-    assert len({each.path for each in NAMES.values()}) == len(NAMES) <= 70  # the fewer the better
+    assert len({each.path for each in NAMES.values()}) == len(NAMES) <= 50  # the fewer the better
 
 
 @pytest.mark.parametrize("library, seen", [("torch", torch_names.TORCHS), ("lightning", lightning_names.LIGHTNINGS)])
@@ -130,7 +130,7 @@ def test_plain_containers_are_walked_without_torchs_trees(monkeypatch: pytest.Mo
 
 
 def hidden(path: str) -> None:
-    raise torch_names.missing(path)
+    raise AttributeError(path)
 
 
 EVERYTHING = """
@@ -159,7 +159,7 @@ APART = [
         ("_get_current_dispatch_mode_stack", "_prepare_trace", "_data_fetcher"),
     ),
     (("GRAPH_TASK", "PROFILER_ENABLED", "COMBINED"), ("_current_graph_task_id", "_is_profiler_enabled", "_iterator")),
-    (("SCHEMA", "LOADER_ITERATOR", "LOGGING"), ("OpOverload._schema",)),
+    (("LOGGING",), ()),
     (("COMPILED_CALL",), ("_compiled_call_impl",)),
     (("FETCHED",), ("train_dataloader_next",)),
     (("STEPPED",), ("optimizer_step",)),

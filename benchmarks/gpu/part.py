@@ -13,7 +13,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import UNFINISHED
 from lm_profiler.callbacks import collect
-from lm_profiler.cli.quiet import quiet_libraries
+from lm_profiler.cli.surroundings import quiet_libraries
 from lm_profiler.record.calls import OK
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.gpu.card import watched
 from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
-from lm_profiler.processes.cell_server import CellEnded, CellServer, CellStarted
 from lm_profiler.processes.child import how_ended
+from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
 from lm_profiler.record.calls import OK
 from lm_profiler.record.files import write_whole
 

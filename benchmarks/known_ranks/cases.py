@@ -16,8 +16,7 @@ _SMALL_BUCKETS = {"bucket_mb": 0.01, "width": 128}
 def one(rank: int, phase: str, **options: object) -> Case:
     """One slow phase of one rank."""
     name = "a hook" if phase == "other" else phase
-    small, talks = ("bucket_mb" in options, "small buckets"), ("talks" in options, "the module's own all_reduce")
-    title = ", ".join([f"{name} of rank {rank} +50", *(told for said, told in (small, talks) if said)])
+    title = f"{name} of rank {rank} +50" + (", small buckets" if "bucket_mb" in options else "")
     if options.get("sharded"):
         title = f"FSDP2: {title}"
     return Case(title, [Delay(rank, phase, 50e-3)], told=("straggler", rank, phase), **options)  # type: ignore[arg-type]
@@ -31,8 +30,6 @@ def of_two() -> Sequence[Case]:
         one(0, "data"),
         one(0, "optimizer"),
         one(1, "backward", **_SMALL_BUCKETS),
-        one(1, "data", **_SMALL_BUCKETS, talks=True),
-        one(1, "backward", **_SMALL_BUCKETS, talks=True),
         two_phases(0, 1),
         in_turns(),
         Case(

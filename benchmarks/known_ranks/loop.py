@@ -101,30 +101,28 @@ class Batches:
 
 class _Asleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sleeper: Sleeper, talks: bool) -> Tensor:
-        ctx.sleeper, ctx.talks = sleeper, talks
+    def forward(ctx: Any, x: Tensor, sleeper: Sleeper) -> Tensor:
+        ctx.sleeper = sleeper
         sleeper("forward", 1 / _LAYERS)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.sleeper("backward", 1 / _LAYERS)
-        if ctx.talks:
-            torch.distributed.all_reduce(torch.zeros(3))
-        return grad, None, None
+        return grad, None
 
 
 class Sleepy(LightningModule):
-    """Layers that sleep; ``train_dataloader`` is its own. ``talks``: amid backward it calls a collective of its own.
+    """Layers that sleep; ``train_dataloader`` is its own.
 
     ``reduces_behind``: whether gradients are reduced while backward goes on, as DDP does.
     """
 
     reduces_behind = True
 
-    def __init__(self, sleeper: Sleeper, width: int = 64, talks: bool = False) -> None:
+    def __init__(self, sleeper: Sleeper, width: int = 64) -> None:
         super().__init__()
-        self.sleeper, self.width, self.talks = sleeper, width, talks
+        self.sleeper, self.width = sleeper, width
         self.net = nn.ModuleList(nn.Linear(width, width) for _ in range(_LAYERS))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -133,8 +131,8 @@ class Sleepy(LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         x = batch
         with self.sleeper.notes.phase("forward"):
-            for number, layer in enumerate(self.net):
-                x = _Asleep.apply(layer(x), self.sleeper, self.talks and number == 1)
+            for layer in self.net:
+                x = _Asleep.apply(layer(x), self.sleeper)
             return x.sum()
 
     def on_before_backward(self, loss: Tensor) -> None:

@@ -38,8 +38,7 @@ class Case:
 
     ``steps`` are measured; ``turns``: how often it then runs without the delays and with them.
     ``told``: kind, rank and phase of the finding that is right. All delays are taken away to see what that saves.
-    ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in
-    DDP's place; ``talks``: the module calls a collective of its own amid backward.
+    ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in DDP's place.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Case:
     bucket_mb: float = 25.0
     width: int = 64
     sharded: bool = False
-    talks: bool = False
     told: tuple[str, int | None, str | None] = ("equal", None, None)
 
 
@@ -91,7 +89,7 @@ def watch(case: Case, rank: int, world: int) -> Seen:
         steps = began + 2 * case.turns * BLOCK + 1
         trainer = quiet_trainer(world, folder, case, callbacks=[profiler], max_steps=steps)
         with sleeper.notes.hears_collectives():
-            trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width, case.talks))
+            trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
     return Seen(sleeper.notes, profiler.record if rank == 0 else None)
 
 

@@ -1,109 +1,107 @@
-"""What an instrument is, and how all instruments of a run begin and end with its stages."""
+"""What an instrument is, and what all instruments of a rank leave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, ClassVar
 
-from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.ranks import RanksWatch
-from lm_profiler.callbacks.instruments.step_counters import StepWatch
-from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.traffic import StepTraffic
+from lm_profiler.measure.device.contention import CpuUse
+from lm_profiler.record.run import Flops
 
 
-class Instrument(Protocol):
-    """Reads something in some stages of a run, and keeps it as facts.
+@dataclass(frozen=True)
+class SeenFlops:
+    """What was counted in the ``memory`` stage, all of its steps together."""
+
+    flops: Flops | None = None
+    unknown: str | None = None  # why FLOPs are unknown; None where no step of that stage ran
+    compiled: bool = False  # whether the step is compiled, and FLOPs have to be counted on a copy
+    # FLOPs of one rank, by the work and the dtype of the factors
+    by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured(Evidence):
+    """What one rank measured, or all of them merged: the evidence before Trainer and machine are asked."""
+
+    traffic: StepTraffic | None = None  # bytes that a step of the memory stage moved
+    cpu_uses: Sequence[CpuUse] = ()  # CPU use on each rank that can read it
+    seen_flops: SeenFlops = field(default_factory=SeenFlops)
+
+
+class Instrument:
+    """Reads something in one stage of a run, and keeps it as facts, by the names of the fields of ``Measured``.
 
     It is told of every stage, between steps. Where it raises it is taken out: ``discard`` is called, and nothing else.
+    ``part`` guards what training calls of it during a step.
     """
 
-    name: str
-    part: Guard  # guards what training calls of it during a step
+    name: str = ""
+    stage: ClassVar[str] = ""
+    part: Guard = UNGUARDED
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What it knows by now, by the names of the fields of ``Measured``."""
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def _undo(self) -> ExitStack:
+        return ExitStack()
 
     def begin(self, stage: str) -> None:
         """Begin what is to be done in ``stage``, which starts with the next step."""
-
-    def end(self, stage: str) -> None:
-        """End what was done in ``stage``, which is over; at the end of ``measure`` the device is done too."""
-
-    def discard(self) -> None:
-        """Stop, and leave training's objects as they were."""
-
-
-@dataclass(eq=False)
-class Watch:
-    """Instrument that works from the beginning of one ``stage`` to its end."""
-
-    name: str  # its name in messages
-    stage: str  # the stage in which it works
-    start: Callable[[], object]  # called at the beginning
-    finish: Callable[[], Mapping[str, Any]]  # called at the end; returns the facts
-    stop: Callable[[], object] = lambda: None  # ends the work without a result; may be called twice
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    part: Guard = UNGUARDED
-
-    def begin(self, stage: str) -> None:
         if stage == self.stage:
             self.start()
 
     def end(self, stage: str) -> None:
+        """End what was done in ``stage``, which is over; at the end of ``measure`` the device is done too."""
         if stage == self.stage:
-            self.facts = self.finish()
+            self.facts.update(self.result())
+
+    def start(self) -> None:
+        """Begin, where there is one stage only."""
+
+    def result(self) -> Mapping[str, Any]:
+        """End, and return the facts."""
+        return {}
 
     def discard(self) -> None:
-        self.stop()
+        """Stop, and leave training's objects as they were."""
+        self._undo.close()
+
+    def observe(self, timeline: Timeline, *observers: Callable[[int], object]) -> None:
+        """Call ``observers`` at each mark until the instrument is discarded."""
+        guarded = tuple(self.part.guard(each) for each in observers)
+        self._undo.callback(timeline.unobserve, *guarded)
+        timeline.observers += guarded
 
 
-class Instruments:
-    """All instruments of one run, in the order in which they begin; they end in the opposite order.
-
-    Args:
-        memory: begins first, because it resets the peaks that the others may add to.
-        tracer: the trace, in a stage of its own.
-        others: further ones in their order; one that a reading would disturb stands before the one that reads.
-        tell: is told of each that fails; the others go on.
-        counters: begins last and ends first, so that what the others cost at both ends is not in its counts.
-        ranks: who waits for whom; None where this process trains alone.
-    """
+class Watch(Instrument):
+    """Instrument of one stage that is made of functions: ``result`` gets what ``start`` returned, and returns facts."""
 
     def __init__(
         self,
-        memory: MemoryReader,
-        tracer: Tracer,
-        others: Iterable[Instrument],
-        tell: Callable[[str], object],
-        counters: StepWatch,
-        ranks: RanksWatch | None = None,
+        name: str,
+        stage: str,
+        start: Callable[[], Any],
+        result: Callable[[Any], Mapping[str, Any]],
+        stop: Callable[[], object] = lambda: None,  # ends the work without a result; may be called twice
     ) -> None:
-        self.memory, self.tracer, self.counters, self.ranks = memory, tracer, counters, ranks
-        self._all: list[Instrument] = [memory, tracer, *others, *([] if ranks is None else [ranks]), counters]
-        for instrument in self._all:
-            instrument.part = Guard(instrument.name, tell, instrument.discard)
+        self.name, self.stage = name, stage  # type: ignore[misc]  # the others' is the class's
+        self._start, self._result, self._stop = start, result, stop
 
-    def begin(self, stage: str) -> None:
-        """Begin all of them: ``stage`` starts with the next step."""
-        for instrument in self._all:
-            instrument.part.run(instrument.begin, stage)
+    def start(self) -> None:
+        self._began = self._start()
 
-    def end(self, stage: str) -> None:
-        """End all of them: ``stage`` is over."""
-        for instrument in reversed(self._all):
-            if instrument.part.out:
-                instrument.part.undo()  # amid a backward pass, where it failed, not everything could be undone
-            else:
-                instrument.part.run(instrument.end, stage)
+    def result(self) -> Mapping[str, Any]:
+        return self._result(self._began)
 
     def discard(self) -> None:
-        """Stop them all."""
-        for instrument in reversed(self._all):
-            instrument.part.run(instrument.discard)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what all of them know by now, by the names of the fields of ``Measured``."""
-        return {name: value for instrument in self._all for name, value in instrument.facts.items()}
+        self._stop()

@@ -10,44 +10,20 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.storage_notes import TensorsSeen
-from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.record.steps import Peaks
-from lm_profiler.torch_names import storage_key
-from lm_profiler.usage_error import UsageError, expect
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryOptions:
-    """Peak memory by phase and by cause.
-
-    Args:
-        steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
-            timed. With 0, FLOPs are counted on shapes alone when the run is over, which takes some seconds; with
-            trace.steps=0 too, they are not.
-        history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
-    """
-
-    steps: int = 1
-    history: bool = False
-
-    def __post_init__(self) -> None:
-        expect(self.steps >= 0, "memory.steps", "0 or more", self.steps)
-        expect(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
-        if self.history and not torch.cuda.is_available():
-            raise UsageError("memory.history: expected a CUDA device, given none; leave the option out")
 
 
 @dataclass(eq=False)
-class MemoryReader:
+class MemoryReader(Instrument):
     """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes."""
 
     probe: Probe  # reads the peaks
@@ -58,19 +34,15 @@ class MemoryReader:
     # hears of the operators of forward passes, from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does
-    told: Callable[..., object] | None = None
-    storage: Callable[[Any], int] = storage_key  # returns the identity of a storage for ``told``
-    part: Guard = UNGUARDED
-    facts: dict[str, Any] = field(default_factory=dict)
+    heard: Callable[..., object] | None = None
+    storage: Callable[[Any], int] = id  # returns the identity of a storage for ``heard``
+    name = "memory"
     _set_up: MemoryCauses | None = None
     _seen: TensorsSeen | None = None
     _readers: tuple[HoldingsReader, LevelsReader, TrafficReader, PartPeaks] | None = None
-    _observers: tuple[Callable[[int], None], ...] = ()
-    name: str = "memory"
 
     def __post_init__(self) -> None:
-        self.step_peaks = self.probe.peaks
-        """Returns the peaks since the stage began; in the ``memory`` stage, those of the last step."""
+        self.step_peaks = self.probe.peaks  # since the stage began; in the ``memory`` stage, those of the last step
 
     def _step_peaks(self) -> Peaks:
         assert self._readers is not None
@@ -98,31 +70,27 @@ class MemoryReader:
             PartPeaks(self.probe),
         )
         self._readers[0].start()
-        self._observers = tuple(self.part.guard(reader) for reader in self._readers)
-        if self.told is not None:
-            self._seen = TensorsSeen(module, optimizers, levels.saved, self.storage, self.told)
-            self._observers = (self.part.guard(self._seen), *self._observers)
-        self.timeline.observers += self._observers
+        if self.heard is not None:
+            self._seen = TensorsSeen(module, optimizers, levels.saved, self.storage, self.heard)
+        self.observe(self.timeline, *([] if self._seen is None else [self._seen]), *self._readers)
         self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
 
     def end(self, stage: str) -> None:
         if stage == "measure":
-            self.facts["allocator"] = allocator_facts(self.device)
-            self.facts["graph_pools"] = graph_pool_bytes(self.device)
+            self.facts.update(allocator=allocator_facts(self.device), graph_pools=graph_pool_bytes(self.device))
         if self._readers is None:
             return
         causes, levels, traffic, parts = self._readers
         self.discard()
-        self.facts |= {"part_peaks": parts.by_part(), "causes": causes.by_part(), "levels": levels.levels}
-        self.facts |= {"traffic": traffic.traffic, "moments": {"set_up": self._set_up, **causes.moments}}
+        self.facts.update(part_peaks=parts.by_part(), causes=causes.by_part(), levels=levels.levels)
+        self.facts.update(traffic=traffic.traffic, moments={"set_up": self._set_up, **causes.moments})
 
     def discard(self) -> None:
         if self._readers is None:
             return
         self.step_peaks = self.probe.peaks
         causes, levels, *_ = self._readers
-        self.timeline.unobserve(*self._observers)
-        self._observers = ()
+        super().discard()
         causes.stop()
         levels.stop()
         if not levels.watching:

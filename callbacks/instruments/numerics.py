@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -14,35 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lm_profiler.callbacks.namespaces import STEPS, trainer_of
-from lm_profiler.measure.copies.precision_audit import audit
+from lm_profiler.measure.copies.module_copies import audit
 from lm_profiler.record.run import NumericsFacts, Verb
 from lm_profiler.torch_names import tree_map
-from lm_profiler.usage_error import expect
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumericsOptions:
-    """What the precision does to the numbers.
-
-    Args:
-        audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
-            dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
-            steps, and the memory of a second model and its gradients.
-        losses: With it, losses and norms of the gradients of the first so many steps. A callback more: leave it out
-            where steps are timed.
-    """
-
-    audit: bool = False
-    losses: int = 0
-
-    def __post_init__(self) -> None:
-        expect(self.losses >= 0, "numerics.losses", "0 or more", self.losses)
 
 
 class KeptLosses(Callback):
-    """Keeps the loss of each batch of the first ``steps`` steps, where ``training_step`` returns one, and the norm of
-    the gradients that optimizers get.
-    """
+    """Keeps the losses of the first ``steps`` steps' batches, and the norms of the gradients that optimizers get."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -72,54 +49,42 @@ class KeptLosses(Callback):
         """The mean loss of each step over its batches; None where it is not finite."""
         # The sum is the mean: Lightning has divided each loss by the number of batches
         # (2.6.6: ClosureResult.from_training_step_output).
-        means = [float(torch.stack(losses).float().sum()) for losses in self._kept.values()]
-        return [mean if isfinite(mean) else None for mean in means]
+        return [_finite(torch.stack(losses).float().sum()) for losses in self._kept.values()]
 
     @property
     def gradient_norms(self) -> list[float | None]:
         """The norm of each step's gradients over all optimizers; None where it is not finite."""
-        norms = [float(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
-        return [norm if isfinite(norm) else None for norm in norms]
+        return [_finite(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    return float(value) if isfinite(value) else None
 
 
 def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
     # In float32: squares of float16 overflow beyond 256.
-    norm: torch.Tensor = torch.stack([_values(each).float().norm() for each in gradients]).norm()
+    values = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    norm: torch.Tensor = torch.stack([each.detach().float().norm() for each in values]).norm()
     return norm
 
 
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    dense: torch.Tensor = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return dense.detach()
-
-
 def on_host(batch: Any) -> Any:
-    """Return a copy of ``batch`` on the host."""
     return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
-    """Return what the audit finds with ``batch``, which gives the copy that ``on_host`` made.
-
-    Raises:
-        ValueError: this run cannot be audited.
-        Exception: whatever the module's own code raises, or asking for the batch.
-    """
+    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made; raises anything."""
     module, plugin = trainer.lightning_module, trainer.precision_plugin
     first = batch()
-    if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():
+    group = torch.distributed
+    talks = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+    if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or talks:
         raise ValueError("expected a fit with automatic optimization on one device")
     scaler = getattr(plugin, "scaler", None)
+    scale, device = 1.0 if scaler is None else scaler.get_scale(), trainer.strategy.root_device
     with _unattached(module):
-        facts = audit(
-            module,
-            partial(_step, STEPS[verb]),
-            first,
-            trainer.strategy.root_device,
-            plugin.forward_context(),
-            1.0 if scaler is None else scaler.get_scale(),
-        )
+        facts = audit(module, partial(_step, STEPS[verb]), first, device, plugin.forward_context(), scale)
     kept = [each for each in trainer.callbacks if isinstance(each, KeptLosses)]  # type: ignore[attr-defined]
     losses = [loss for each in kept for loss in each.losses]
     norms = [norm for each in kept for norm in each.gradient_norms]
@@ -133,13 +98,8 @@ def _step(name: str, module: Any, batch: Any) -> Any:
 
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
-    """Take the Trainer away from ``module`` and its parts for a while, so that a copy's step logs nothing.
-
-    A copy may reach the real module, and with it the Trainer.
-    """
-    attached: list[tuple[Any, Any]] = [
-        (part, trainer) for part in module.modules() if (trainer := trainer_of(part)) is not None
-    ]
+    """Take the Trainer away from ``module`` and its parts: a copy may reach them, and its step shall log nothing."""
+    attached: list[tuple[Any, Any]] = [(part, of) for part in module.modules() if (of := trainer_of(part)) is not None]
     for part, _ in attached:
         part.trainer = None
     try:
@@ -147,9 +107,3 @@ def _unattached(module: LightningModule) -> Iterator[None]:
     finally:
         for part, trainer in attached:
             part.trainer = trainer
-
-
-def _is_one_of_many() -> bool:
-    """Return whether torch has a process group of several processes, with which the step could talk."""
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1

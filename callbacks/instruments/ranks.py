@@ -1,21 +1,34 @@
-"""Keeps each rank's phases and collectives in the measured steps, which tell who waits for whom."""
+"""Keeps each rank's phases and collectives, which tell who waits for whom.
+
+On the host's clock these are of the measured steps. On GPUs, where the host only enqueues, they are of the stage after
+timing, from NCCL's own durations and on the stream's clock.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from sys import intern
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
-from lm_profiler.analysis.ranks.shared_calls import told_apart
-from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, RankTimeline, comes_ns
+from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.steps import StepMarks
-from lm_profiler.measure.collectives.recorder import Arrivals
-from lm_profiler.measure.collectives.reducer import bucket_bytes
+from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.collective_calls import (
+    Arrivals,
+    CollectiveCall,
+    StreamWaits,
+    drain_timed,
+    most_reductions,
+    reduces_in_backward,
+    time_collectives,
+)
 from lm_profiler.record.quantities import counted
 
 # most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
@@ -23,13 +36,13 @@ MOST_CALLS = 20_000
 
 _FULL = 0.75  # share of the flight recorder's ring buffer that may fill up before it is read
 
-_BESIDE = "amid backward are more collectives than DDP has buckets, and their sizes do not tell which are its own"
+STEPS = 6  # steps of the ``collectives`` stage
 
 UNKNOWN_WAITS = "who waits for whom is unknown"
 
 
 @dataclass(eq=False)
-class RanksWatch:
+class RanksWatch(Instrument):
     """Instrument that keeps the marks of the measured steps, and the calls in torch's flight recorder.
 
     The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.
@@ -39,8 +52,6 @@ class RanksWatch:
     rank: int  # this process's
     # returns the module that trains, as its strategy wrapped it; called when the steps are over
     wrapped: Callable[[], object] = lambda: None
-    part: Guard = UNGUARDED
-    facts: dict[str, Any] = field(default_factory=dict)
     name: str = "who waits for whom"
     stage: ClassVar[str] = "measure"  # the stage whose steps it keeps
     _steps: list[int] = field(default_factory=list)
@@ -75,11 +86,11 @@ class RanksWatch:
             self._drain(self.arrivals)
         why_not = self._why_not()
         if why_not is None and self.arrivals is not None:
-            timeline = self._told_apart(self._timeline(self.arrivals), self.arrivals)
-            if timeline is not None:
+            timeline = self._timeline(self.arrivals)
+            if not self._calls_amid_backward(timeline):
                 self.facts["timelines"] = [timeline]
                 return
-            why_not = _BESIDE
+            why_not = "the module calls collectives of its own amid backward, which cannot be told from DDP's"
         if self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
             self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # reasons that all ranks share are told by rank 0
 
@@ -89,39 +100,31 @@ class RanksWatch:
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
-    def _told_apart(self, timeline: RankTimeline, arrivals: Arrivals) -> RankTimeline | None:
-        """Return ``timeline`` with DDP's buckets told apart from other calls amid backward; None if they cannot be."""
-        buckets = bucket_bytes(self.wrapped())
-        if buckets is None:
-            return timeline
-        return told_apart(timeline, {(c.group, c.number): c.sent_bytes for c in arrivals.calls}, buckets)
+    def _calls_amid_backward(self, timeline: RankTimeline) -> bool:
+        """Return whether a backward has more calls than DDP makes, of which the last alone is waited for."""
+        most = most_reductions(self.wrapped())
+        mark = np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
+        amid = mark[(mark >= 0) & (timeline.codes[mark] == BACKWARD)]
+        return most is not None and int(np.bincount(amid).max(initial=0)) > most
 
     def _why_not(self) -> str | None:
         arrivals = self.arrivals
         if arrivals is None:
             return "this torch has no flight recorder"
         if arrivals.lost:
-            return (
-                f"a step calls more collectives than torch's flight recorder holds; it holds"
-                f" {counted(arrivals.room, 'call')}, set TORCH_FR_BUFFER_SIZE to more"
-            )
+            holds = counted(arrivals.room, "call")
+            return f"a step makes more than the {holds} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if arrivals.room == 0 or arrivals.last < 0:  # no entry at all, not even of DDP's first broadcast
-            return "torch's flight recorder is empty; where it is off, TORCH_FR_BUFFER_SIZE=2000 switches it on"
+            return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
         return None
 
-    def discard(self) -> None:
-        """Do nothing: no object of training's was changed."""
-
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
-    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them.
-
-    Where there are more than ``MOST_CALLS``, only the last steps are kept.
-    """
+    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before; the last steps of many."""
     at_ns = np.array(arrivals.at_ns, dtype=np.int64)
     until = int(np.searchsorted(at_ns, marks[-1].host_ns[-1], "right"))
     before = np.searchsorted(at_ns, [each.host_ns[0] for each in marks])
@@ -137,5 +140,117 @@ def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arr
         at_ns[since:until],
         # Interned, so that thousands of equal names are one string.
         [Collective(intern(call.group), call.number, intern(call.name)) for call in arrivals.calls[since:until]],
-        ClockOffset(),
+        clock_id(),
     )
+
+
+def clock_id() -> str:
+    """Return a name of this process's monotonic clock: equal where it is the same clock, also across containers."""
+    with suppress(OSError):
+        # A time namespace may have an offset of its own (time_namespaces(7)).
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
+    return socket.gethostname()
+
+
+class _StreamWait(NamedTuple):
+    """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
+
+    at_ns: int
+    since_ns: int
+    until_ns: int
+    call: CollectiveCall
+
+
+@dataclass(eq=False)
+class StreamRanksWatch(RanksWatch):
+    """Instrument that has NCCL time its collectives in the ``collectives`` stage.
+
+    The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
+    placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
+    there (``comes_ns``). The duration of each collective goes to rank 0 in the field for waiting, until ``with_waits``
+    turns it into that. A call on another stream than the computing one (FSDP) makes nobody wait by itself: the waits of
+    the computing stream take its place.
+    """
+
+    stream: EventStream | None = None  # the device's clock
+    waits: StreamWaits | None = None  # records the waits of the computing stream
+    _on_stream: list[StepMarks] = field(default_factory=list)
+    _stood: list[_StreamWait] = field(default_factory=list)
+    stage: ClassVar[str] = "collectives"
+
+    def begin(self, stage: str) -> None:
+        if stage == self.stage and self.arrivals is not None:
+            time_collectives()
+            self.arrivals.drain()
+            if self.waits is not None:
+                self._undo.callback(self.waits.stop)
+                self.waits.start()
+
+    def look(self, steps: int) -> None:
+        """Do nothing: the ring buffer is read when the stage is over."""
+
+    def keep(self, stage: str, step: int, marks: StepMarks) -> None:
+        if stage == self.stage and self.stream is not None:
+            on_stream = self._on_stream_ns(self.stream, marks)
+            if on_stream is not None:
+                super().keep(stage, step, marks)
+                self._on_stream.append(replace(marks, host_ns=on_stream, instants=[]))
+                self._stood += self._waits_in(self.stream, step, marks, on_stream[0])
+
+    def end(self, stage: str) -> None:
+        if stage == self.stage:
+            self.discard()
+        super().end(stage)
+
+    def _on_stream_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
+        """Return the step's marks on the stream; None where one of them cannot be read."""
+        since = [stream.seconds(marks.instants[0], instant) for instant in marks.instants[1:]]
+        known = [round(seconds * 1e9) for seconds in since if seconds is not None]
+        # The host may be ahead by more than a step: a step cannot begin before the last one ended on the stream.
+        begins = max(marks.host_ns[0], self._on_stream[-1].host_ns[-1] if self._on_stream else 0)
+        return [begins + ns for ns in (0, *known)] if len(known) == len(since) else None
+
+    def _waits_in(self, stream: EventStream, step: int, marks: StepMarks, begins: int) -> list[_StreamWait]:
+        """Return the computing stream's waits in ``step``, which begins at ``begins``; none if one is unreadable."""
+        stood = list[_StreamWait]()
+        for stand in [] if self.waits is None else self.waits.stands:
+            if not marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]:
+                continue
+            since, until = (stream.seconds(marks.instants[0], at) for at in (stand.since, stand.until))
+            if since is None or until is None:
+                return []
+            since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
+            call = CollectiveCall(f"streams, step {step}", len(stood), "wait_event", 0, until_ns - since_ns)
+            stood.append(_StreamWait(stand.at_ns, since_ns, until_ns, call))
+        return stood
+
+    def _drain(self, arrivals: Arrivals) -> None:
+        drain_timed(arrivals)
+
+    def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
+        """Return ``arrivals`` with the computing stream's waits in the place of calls on other streams."""
+        calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
+        if self.waits is not None and self._stood:
+            calls = [(at_ns, call) for at_ns, call in calls if not self.waits.beside(at_ns)]
+        if len(calls) == len(arrivals.calls):
+            self._stood.clear()
+        calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])
+        return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
+
+    def _timeline(self, arrivals: Arrivals) -> RankTimeline:
+        arrivals = self._with_stream_waits(arrivals)
+        on_host = timeline_of(self.rank, self._steps, self._marks, arrivals)
+        on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
+        took = {(c.group, c.number): -1 if c.duration_ns is None else c.duration_ns for c in arrivals.calls}
+        took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
+        # What is reduced while backward goes on has a stream of its own.
+        behind = reduces_in_backward(self.wrapped()) & (on_host.codes == BACKWARD)
+        # Instants that are known on both clocks: the marks, and the waits of the stream.
+        host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])
+        stream_ns = np.concatenate([on_stream.host_ns, *([each.since_ns, each.until_ns] for each in self._stood)])
+        behind = np.concatenate([behind, np.zeros(2 * len(self._stood), dtype=bool)])
+        order = np.argsort(host_ns, kind="stable")
+        calls_ns, took_there = on_host.arrivals_ns, np.maximum(took_ns, 0)
+        comes = comes_ns(calls_ns, took_there, host_ns[order], stream_ns[order], behind[order])
+        zero = on_stream.host_ns[0]  # waits are measured, so that instants of several ranks need no clock but an order
+        return replace(on_host, host_ns=on_stream.host_ns - zero, arrivals_ns=comes - zero, waited_ns=took_ns)

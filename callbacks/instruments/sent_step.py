@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.namespaces import WHOLE, nearest
-from lm_profiler.measure.copies.module_copy import ModuleCopy, UncopyableError
-from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
+from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.record.run import Verb
 from lm_profiler.torch_names import tree_leaves, tree_map
 
-META = torch.device("meta")
-
+_META = torch.device("meta")
 _PLAIN = (bool, int, float, str)
 
 
@@ -31,11 +30,7 @@ class SentOptimizer:
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> SentOptimizer:
-        """Return the groups of ``optimizer`` and the states that it has on ``device``.
-
-        Raises:
-            UncountableError: it may run the step several times.
-        """
+        """Return the groups of ``optimizer``; raises UncountableError where it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
         # Options that are no plain values, such as a learning rate in a tensor, do not change what a step moves.
@@ -72,23 +67,18 @@ class SentStep:
             raise UncountableError("its weights are sharded")  # a rank multiplies them whole, or its part of them
         whole = nearest(trainer.strategy) in WHOLE and verb == "fit"
         optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers] if whole else []
-        module, batch, optimizers = on_meta((module, batch, optimizers))
+        module, batch, optimizers = _on_meta((module, batch, optimizers))
         batches = trainer.accumulate_grad_batches if verb == "fit" else 1
         return cls(module, batch, verb, batches, str(trainer.precision), device.type == "cpu", optimizers)
 
 
 def without_data(batch: Any) -> Any:
-    """Return ``batch`` with tensors that have shapes and no data.
-
-    Raises:
-        UncountableError: it holds something that cannot be described.
-    """
+    """Return ``batch`` with tensors that have shapes and no data; raises UncountableError where that cannot be."""
     return tree_map(_shape_of_leaf, batch)
 
 
-def on_meta(value: Any) -> Any:
-    """Return a copy of a module or a batch whose tensors have no data; raises UncopyableError."""
-    return ModuleCopy(partial(shape_of, device=META), META)(value)
+def _on_meta(value: Any) -> Any:
+    return ModuleCopy(partial(shape_of, device=_META), _META)(value)
 
 
 def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
@@ -103,7 +93,7 @@ def _shape_of_leaf(leaf: Any) -> Any:
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.to("meta")
-    shape = on_meta(leaf)
+    shape = _on_meta(leaf)
     if shape is leaf:
         raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
     return shape

@@ -1,15 +1,18 @@
-"""The torch.profiler trace of whole steps, with the phases in it, in a stage of its own after all timing."""
+"""The torch.profiler trace of whole steps, with phases and modules in it, in a stage of its own after all timing."""
 
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,76 +22,97 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
-from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
+from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.callbacks.profiling_options import TraceOptions
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.quantities import PARTS, PHASES
 from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
-from lm_profiler.usage_error import UsageError, expect
 
 # devices whose kernels torch.profiler records, besides the host's operators
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
-
-@dataclass(frozen=True, kw_only=True)
-class TraceOptions:
-    """The PyTorch profiler's trace.
-
-    Args:
-        steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
-            0 for no trace.
-        record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and tiles.
-        with_stack: Keep the Python stacks (large).
-        profile_memory: Keep allocations (large).
-        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; of our own model with attention=math
-            its scores, softmax and values too.
-        cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
-            so that nsys profile --capture-range=cudaProfilerApi records these steps alone.
-    """
-
-    steps: int = 2
-    record_shapes: bool = True
-    with_stack: bool = False
-    profile_memory: bool = False
-    nvtx: bool = False
-    cuda_profiler_range: bool = False
-
-    def __post_init__(self) -> None:
-        expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
-        for name in ("nvtx", "cuda_profiler_range"):
-            if getattr(self, name) and not torch.cuda.is_available():
-                raise UsageError(f"trace.{name}: expected a CUDA device, given none; leave the option out")
+# matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``
+_WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 
 
-class _Ranges:
-    """Observer of marks that names each phase in the trace."""
+class PhaseRanges:
+    """Observer of marks that puts each phase into a range. It may run in timed steps: no context managers."""
 
-    def __init__(self) -> None:
-        self._open = ExitStack()
-
-    def __call__(self, code: int) -> None:
-        self._open.close()
-        if code < len(PHASES):
-            self._open.enter_context(record_function(f"phase: {PARTS[code]}"))
-
-
-class NvtxRanges:
-    """Observer of marks that puts each phase into an NVTX range. It runs in timed steps too: no context managers."""
-
-    def __init__(self) -> None:
-        self._open = False
+    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
+        self._push, self._pop, self._open = push, pop, False
 
     def __call__(self, code: int) -> None:
         if self._open:
-            torch.cuda.nvtx.range_pop()
+            self._pop()
         self._open = code < len(PHASES)
         if self._open:
-            torch.cuda.nvtx.range_push(PARTS[code])
+            self._push(PARTS[code])
+
+
+class _OpenRanges(threading.local):
+    """The open ranges of each thread: the autograd engine recomputes checkpointed modules in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[nn.Module, record_function]] = []
+
+
+class ModuleRanges:
+    """Opens a range ``module: <path> (<class>)`` around every forward pass below ``module``, until ``detach``.
+
+    Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
+    """
+
+    def __init__(self, part: Guard = UNGUARDED) -> None:
+        self._part = part
+        self._hooks = ExitStack()
+        self._threads = _OpenRanges()
+
+    def attach(self, module: nn.Module) -> None:
+        closed = self._part.guard(self._close)
+        for path, child in _callable_below(module):
+            name = f"module: {path} ({type(child).__name__})"
+            opened = self._part.guard(partial(self._open, name))
+            # Before and after every hook of the user's; `always_call` closes the range when forward raises.
+            self._hooks.enter_context(child.register_forward_pre_hook(opened, prepend=True))
+            self._hooks.enter_context(child.register_forward_hook(closed, always_call=True))
+
+    def detach(self) -> None:
+        self._hooks.close()
+        for _, range_ in reversed(self._threads.open):
+            range_.__exit__(None, None, None)
+        self._threads.open.clear()
+
+    def _open(self, name: str, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        range_ = record_function(name)
+        range_.__enter__()
+        self._threads.open.append((module, range_))
+
+    def _close(self, module: nn.Module, args: Any, output: Any) -> None:
+        stack = self._threads.open
+        if torch.compiler.is_compiling() or not any(opened is module for opened, _ in stack):
+            return
+        opened = None
+        while opened is not module:  # Ctrl-C may have left inner ranges open
+            opened, range_ = stack.pop()
+            range_.__exit__(None, None, None)
+
+
+def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of all modules below ``module`` that have a forward pass of their own, each once."""
+    left_alone = {inside for part in module.modules() if is_compiled(part) for inside in part.modules()}
+    for path, part in module.named_modules(memo=left_alone):
+        # A ModuleList, for one, is never called.
+        if path and type(part).forward is not nn.Module.forward:
+            yield _WRAPPERS.sub("", path), part
 
 
 @dataclass(eq=False)
-class Tracer:
+class Tracer(Instrument):
     """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
 
     That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
@@ -102,19 +126,15 @@ class Tracer:
     module: Callable[[], nn.Module]  # returns the module whose parts are named in the trace; called once it is built
     taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
     label: str = ""  # what the file's name has after the rank, as ``.step500`` of a trace amid training
-    part: Guard = UNGUARDED
+    name = "trace"
+    stage = "trace"
     _profile: profile | None = None
-    _undo: ExitStack = field(default_factory=ExitStack)
-    name: str = "trace"
-    facts: ClassVar[Mapping[str, Any]] = {}  # they are in the trace's own files
 
     @property
     def path(self) -> Path:
         return self.folder / "trace" / f"rank{self.rank}{self.label}.pt.trace.json.gz"
 
-    def begin(self, stage: str) -> None:
-        if stage != "trace":
-            return
+    def start(self) -> None:
         if self.taken or PROFILER_ENABLED.find():
             # torch has one session a process: a second one would end the user's, or the process.
             self.part.leave_out("torch.profiler already runs in this process, which can have one session only")
@@ -136,9 +156,10 @@ class Tracer:
             tracing.profiler.acc_events = False  # torch would parse all events for it, and nobody reads them
         self._undo.callback(tracing.stop)
         self._profile = tracing
-        ranges, modules = self.part.guard(_Ranges()), ModuleRanges(self.part)
-        self._undo.callback(self.timeline.unobserve, ranges)
-        self.timeline.observers += (ranges,)
+        opened = ExitStack()
+        name_phase = lambda part: opened.enter_context(record_function(f"phase: {part}"))  # noqa: E731
+        self.observe(self.timeline, PhaseRanges(name_phase, opened.close))
+        modules = ModuleRanges(self.part)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
         self._give_way_to_others()
@@ -167,11 +188,11 @@ class Tracer:
             torch.accelerator.synchronize(self.device)
         self._profile.step()
 
-    def end(self, stage: str) -> None:
+    def result(self) -> Mapping[str, Any]:
         running = self._profile
         self.discard()
         if running is None:
-            return
+            return {}
         self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
         # it is given, and leaves it there when the disk is full.
@@ -182,14 +203,10 @@ class Tracer:
             with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target)
             aside.replace(self.path)
+        return {}
 
     def work(self, notes: list[str]) -> TracedWork | None:
-        """Return what ran in the traced steps; None without a trace, or with a note where the trace has no whole step.
-
-        Raises:
-            ValueError: the trace is not whole.
-            OSError: it cannot be read.
-        """
+        """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
         if not self.path.exists():
             return None
         packed = Packed(trace_events(self.path))
@@ -199,11 +216,7 @@ class Tracer:
         return None
 
     def kernels(self, work: TracedWork | None) -> KernelTable | None:
-        """Return the table of kernels in the traced steps, and write it beside the trace; None without a trace.
-
-        Raises:
-            OSError: the table cannot be written.
-        """
+        """Write the table of kernels in the traced steps beside the trace, and return it; None without a trace."""
         if work is None:
             return None
         table = kernel_table(work)
@@ -211,6 +224,5 @@ class Tracer:
         return table
 
     def discard(self) -> None:
-        """Stop, and keep nothing."""
         self._profile = None
-        self._undo.close()
+        super().discard()

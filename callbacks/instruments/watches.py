@@ -1,41 +1,62 @@
-"""Instruments that read something at the beginning and the end of one stage."""
+"""Instruments that read something where the measured steps begin and end, or between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.callbacks.instruments.instrument import Watch
+from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.boundary import Guard, say
-from lm_profiler.measure.counts.ready_batches import ready_batches
 from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
+from lm_profiler.measure.counts.step_reader import Beside, StepReader, ready_batches, step_counters
 from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import CpuUseReader
-from lm_profiler.measure.device.telemetry import TelemetrySampler
+from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
-from lm_profiler.measure.memory.snapshot_timeline import MarksHeard, timeline_of
+from lm_profiler.measure.memory.storage_notes import MarksHeard, timeline_of
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.run import LoaderFacts
 from lm_profiler.usage_error import UsageError
 
 
-def profiler_range() -> Watch:
-    """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
+@dataclass(eq=False)
+class StepWatch(Instrument):
+    """Instrument that reads counters of the process at the end of measured steps."""
 
-    def start() -> None:
-        torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
-        torch.cuda.profiler.start()
+    reader: StepReader  # reads the counts
+    rank: int = 0  # this process's
+    sampler: TelemetrySampler | None = None  # samples the clock of its GPU; None without one
+    name = "counters of the steps"
+    stage = "measure"
 
-    def finish() -> Mapping[str, Any]:
-        torch.cuda.profiler.stop()
-        return {}
+    @property
+    def facts(self) -> dict[str, Any]:  # made when asked for, after everything that is timed
+        return self.part.run(self._facts, otherwise={})
 
-    return Watch("trace.cuda_profiler_range", "measure", start, finish, torch.cuda.profiler.stop)
+    def _facts(self) -> dict[str, Any]:
+        reader, sampler = self.reader, self.sampler
+        if not reader.raw:
+            return {}
+        beside = Beside(reader.collections, reader.compilations)
+        if sampler is not None:
+            beside = replace(beside, gpu=sampler.during)
+        return {"counters": step_counters(reader.raw, beside, self.rank)}
+
+    def start(self) -> None:
+        self.reader.start()
+
+    def end(self, stage: str) -> None:
+        if stage == self.stage:
+            self.reader.stop()
+
+    def discard(self) -> None:
+        self.reader.stop()
 
 
 def watches_of(
@@ -46,63 +67,55 @@ def watches_of(
 ) -> list[Watch]:
     """Return the watches that mean something on ``device``, in the order in which they begin.
 
-    Args:
-        device: the run's.
-        history: file for a snapshot of the allocator; None where its history is not recorded.
-        sampler: reads the GPU's clock, power and temperature; None where there is no GPU.
-        heard: the marks of the steps whose history is recorded.
+    The allocator's history is written to ``history``, with the marks that were ``heard`` meanwhile.
     """
-    watches = [recompilations_watch()]
+    compiled = lambda before: {  # noqa: E731
+        "recompilations": recompilations() - before,
+        "recompiled": recompiled_since(before) or (),
+    }
+    watches = [Watch("recompilations", "measure", recompilations, compiled)]
     if (detector := sync_detector_of(device)) is not None:
-        finish = detector.end
-        watches.append(Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": finish()}, finish))
+        waits, end = detector.begin, detector.end
+        watches.append(Watch("waits for the device", "memory", waits, lambda _: {"syncs": end()}, end))
     if history is not None:
         watches.append(history_watch(device, history, heard))
     if sampler is not None:
         stop = sampler.stop
-        watches.append(Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": stop()}, stop))
+        watches.append(Watch("telemetry", "measure", sampler.start, lambda _: {"telemetry": stop()}, stop))
     # This one begins last and ends first: it counts the CPU time of all that runs in between.
     cpu = CpuUseReader(None if sampler is None else sampler.gpu)
-    return [*watches, Watch("contention", "measure", cpu.begin, lambda: {"cpu_uses": cpu.end()})]
+    return [*watches, Watch("contention", "measure", cpu.begin, lambda _: {"cpu_uses": cpu.end()})]
 
 
-def recompilations_watch() -> Watch:
-    """Return the watch that counts what torch.compile compiled while steps were measured."""
-    before = 0
+def profiler_range() -> Watch:
+    """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
 
     def start() -> None:
-        nonlocal before
-        before = recompilations()
+        torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
+        torch.cuda.profiler.start()
 
-    def facts() -> Mapping[str, Any]:
-        return {"recompilations": recompilations() - before, "recompiled": recompiled_since(before) or ()}
+    def stop(_: object = None) -> Mapping[str, Any]:
+        torch.cuda.profiler.stop()
+        return {}
 
-    return Watch("recompilations", "measure", start, facts)
+    return Watch("trace.cuda_profiler_range", "measure", start, stop, stop)
 
 
 def loader_watch(trainer: Trainer) -> Watch:
-    """Return the watch that counts how many batches the training loader's workers have prefetched.
-
-    It looks where the measured steps begin and where they end. With several loaders the counts stay unknown.
-    """
-    before: int | None = None
+    """Return the watch that counts how many batches the loader's workers have prefetched; unknown of several ones."""
 
     def ready() -> int | None:
         iterators = _loader_iterators(trainer)
         loader = trainer.train_dataloader
         return ready_batches(iterators[0], getattr(loader, "num_workers", None)) if len(iterators) == 1 else None
 
-    def start() -> None:
-        nonlocal before
-        before = ready()
-
-    def facts() -> Mapping[str, Any]:
+    def facts(before: int | None) -> Mapping[str, Any]:
         loader = trainer.train_dataloader
         workers, each = (getattr(loader, name, None) for name in ("num_workers", "prefetch_factor"))
         ahead = workers * (each or 0) if isinstance(workers, int) else None
         return {"loader": LoaderFacts(workers=workers, ahead=ahead, ready_before=before, ready_after=ready())}
 
-    return Watch("prefetched batches", "measure", start, facts)
+    return Watch("prefetched batches", "measure", ready, facts)
 
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
@@ -113,9 +126,7 @@ def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
 
 
 def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = None) -> Watch:
-    """Return the watch that writes the allocator's history of the ``memory`` stage to ``path``.
-
-    With what was ``heard`` at its marks, it also writes the memory timeline of the last step beside it.
+    """Return the watch that writes the allocator's history to ``path``, and the last step's memory timeline beside it.
 
     Raises:
         UsageError: the allocator of ``device`` keeps none.
@@ -124,7 +135,7 @@ def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = N
     if history is None:
         raise UsageError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
 
-    def facts() -> Mapping[str, Any]:
+    def facts(_: object) -> Mapping[str, Any]:
         try:
             recorded = history.dump(path)
             if heard is not None:

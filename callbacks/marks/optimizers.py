@@ -8,20 +8,20 @@ methods are wrapped on the instances.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.marks.methods import bracket
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 
 class OptimizerMarks:
-    """The marks at the optimizers of one run; closing ``undo`` removes them."""
+    """The marks at the optimizers of one run, until ``undo`` is closed."""
 
     def __init__(self, timeline: Timeline, undo: ExitStack) -> None:
         self._timeline = timeline
@@ -34,7 +34,9 @@ class OptimizerMarks:
         before_step = self._timeline.part.guard(self._before_step)
         for optimizer in trainer.optimizers:
             self._undo.callback(optimizer.register_step_post_hook(self._after_step).remove)
-            if manual or _steps_within_steps(optimizer):
+            # Its ``step`` may call that of a base class: torch fires the hooks around each of them.
+            classes = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
+            if manual or len(classes) > 1:
                 self._undo.callback(optimizer.register_step_pre_hook(before_step).remove)
         if manual:
             self._bracket(module, "manual_backward", at.BACKWARD)
@@ -83,7 +85,38 @@ class OptimizerMarks:
         return result
 
 
-def _steps_within_steps(optimizer: Optimizer) -> bool:
-    """Return whether its ``step`` may call that of a base class: torch fires the hooks around each of them."""
-    classes = (kind for kind in type(optimizer).__mro__ if kind is not Optimizer)
-    return sum("step" in vars(kind) for kind in classes) > 1
+def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
+    """Have each call of ``owner.name`` run inside ``context``, guarded by ``part``, until ``undo`` is closed.
+
+    Raises AttributeError where ``owner`` has no such method, or does not let it be replaced.
+    """
+    own = getattr(owner, "__dict__", {})
+    replaced = own.get(name)
+    setattr(owner, name, _Bracketed(owner, name, context, part))
+    if replaced is not None:
+        undo.callback(setattr, owner, name, replaced)
+    else:  # not by delattr where it can be avoided: a Mock would have no such method any more
+        undo.callback(own.pop, name, None) if name in own else undo.callback(delattr, owner, name)
+
+
+class _Bracketed:
+    """A method of ``owner`` inside a context. A copy of the owner, or its pickle, has the plain method there."""
+
+    def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
+        self._owner, self._name, self._context, self._part = owner, name, context, part
+        self._method = getattr(owner, name)
+        update_wrapper(self, self._method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        part, context = self._part, self._context
+        part.run(context.__enter__)
+        try:
+            result = self._method(*args, **kwargs)
+        except BaseException as error:
+            part.run(context.__exit__, type(error), error, error.__traceback__)
+            raise
+        part.run(context.__exit__, None, None, None)
+        return result
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)

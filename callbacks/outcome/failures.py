@@ -1,19 +1,27 @@
-"""Turns the exception that ended a run into the failure of its record."""
+"""Turns the exception that ended a run into the failure of its record; of several ranks' ends, finds the first cause.
+
+Each rank that ends badly leaves how it ended in the run's folder. Ranks do not end each other: that is done by whoever
+launched them, and by the time limit of the process group.
+"""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 import torch
 
 from lm_profiler.callbacks.namespaces import is_a, is_fetch
-from lm_profiler.measure.boundary import first_line
+from lm_profiler.measure.boundary import first_line, message_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.history import is_out_of_memory, memory_history_of, oom_cause
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Failure, Status
+from lm_profiler.record.run import Failure, RankEnd, Status, read_ends
 
 # the failure of a run that ended without an error before it had done a step
 NO_STEP = Failure(
@@ -62,3 +70,44 @@ def keep_snapshot(device: torch.device, path: Path) -> None:
     if history is not None:
         with suppress(Exception):  # a record without a snapshot is better than none
             history.dump(path)
+
+
+# matches the messages of torch, gloo and NCCL about a collective or a store whose other end is gone or late
+_GROUP_FAILED = re.compile(
+    r"gloo|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|"
+    r"remote (server|process)|TCPStore|wait timeout after|Watchdog",
+)
+
+# seconds to wait for other ranks' ends: where this one followed, the first has left its own by now; where a signal
+# ended it, the others may be in the middle of a long operation
+_PATIENCE_S, _SIGNALLED_S = 2.0, 8.0
+_LOOK_S = 0.1  # seconds between two looks
+
+
+def is_of_the_group(error: BaseException) -> bool:
+    """Return whether ``error`` says only that another rank is gone or did not come, and not why."""
+    if type(error).__name__.startswith("Dist"):  # torch's own: DistBackendError, DistNetworkError, …
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and _GROUP_FAILED.search(message_of(error)) is not None
+
+
+def codes_of(trainer: Any) -> dict[int, int | None]:
+    """Return the exit codes of the ranks that this process started as commands; None of one that runs."""
+    started = enumerate(getattr(trainer.strategy.launcher, "procs", []), 1)
+    return {trainer.global_rank + n: process.poll() for n, process in started if hasattr(process, "poll")}
+
+
+def ends_of_ranks(
+    own: RankEnd, folder: Path, ranks: int, codes: Callable[[], Mapping[int, int | None]], pause: Any = time.sleep
+) -> dict[int, RankEnd]:
+    """Return the ends that ranks left, once all have or some seconds have passed; at once where ``own`` is first."""
+    patience_s = _PATIENCE_S if own.followed else _SIGNALLED_S if own.is_signalled and not codes() else 0.0
+    ends = {own.failure.rank or 0: own}
+    with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; what is known by then is told
+        for look in range(round(patience_s / _LOOK_S), -1, -1):
+            gone = {rank for rank, code in codes().items() if code is not None}  # it leaves nothing any more
+            ends = read_ends(folder) | ends
+            if not look or len(ends.keys() | gone) >= ranks:
+                break
+            pause(_LOOK_S)
+    return ends

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_profiler.analysis.findings import Known
+from lm_profiler.analysis.savings import Known
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
@@ -27,17 +27,15 @@ _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts that a run's steps and its trace show."""
+    """What a run's steps and its trace show."""
 
     known: Known  # its record
     rows: Sequence[StepRow]  # the measured steps, each the mean over the ranks, with the device's time
     model: StepModel  # of these
-    # share of marks at which the device had already finished when the next phase was enqueued
-    device_idle: float | None = None
+    device_idle: float | None = None  # share of marks at which the device had finished when the next phase came
     kernels: KernelTable | None = None  # of its trace
 
     def share(self, *parts: str) -> float:
-        """Return the share of the mean step that ``parts`` take."""
         return sum(self.known.mean_s(part) for part in parts) / self.known.step_s
 
     def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
@@ -91,8 +89,7 @@ def binding(
 
 
 def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
-    """Return ``verdict``, not certain where the steps do not tell, or something else had what the machine's rates are
-    held against."""
+    """Return ``verdict``, not certain where steps do not tell, or something else had what rates are held against."""
     distorted = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     few = seen.model.end - seen.model.first < FEWEST_VALUES
     noisy = seen.known.record.steadiness is not None and seen.known.record.steadiness.word == "noisy"
@@ -113,8 +110,7 @@ def _straggler(seen: RunFacts) -> Verdict | None:
 
 
 def _input(seen: RunFacts) -> Verdict | None:
-    """Judge the wait for batches: it binds from a third of the step on; where that is open, the next cause is told as
-    well."""
+    """Judge the wait for batches: it binds from a third of the step on; near that, the next cause is told as well."""
     parts = ("data", "transfer")
     share = seen.share(*parts)
     low, high = seen.interval(share, parts)
@@ -132,8 +128,7 @@ def _input(seen: RunFacts) -> Verdict | None:
 
 
 def _communication(seen: RunFacts) -> Verdict | None:
-    """Judge the communication that no compute hides: as the ranks say it, without their waiting, else by rank 0's
-    trace."""
+    """Judge what no compute hides: as the ranks say it, without their waiting, else by rank 0's trace."""
     ranks = seen.known.record.ranks
     share = None if seen.kernels is None else seen.kernels.communication_share
     if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
@@ -178,20 +173,16 @@ def _compute(seen: RunFacts) -> Verdict | None:
     if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.known.on_device else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
     low, high = seen.interval(share, _COMPUTE)
-    return Verdict(
-        bound_by="compute",
-        share=share,
-        share_low=low,
-        share_high=high,
-        because="compute",
-        facts={"optimizer": seen.share("optimizer"), **({} if seen.known.contended else {"utilisation": used})},
-    )
+    facts = {"optimizer": seen.share("optimizer")}
+    if not seen.known.contended:
+        facts["utilisation"] = used
+    return Verdict(bound_by="compute", share=share, share_low=low, share_high=high, because="compute", facts=facts)
 
 
 def _nothing(seen: RunFacts) -> Verdict:
     """Return what stands out though nothing binds: time outside every phase, or how little of the machine is used."""
     outside, used = 1.0 - seen.share("data", "transfer", *_COMPUTE), seen.utilisation
-    facts = {"working": seen.share(*_COMPUTE), "outside": outside, "data": seen.share("data")}
+    facts = {"working": seen.share(*_COMPUTE), "outside": outside}
     because = "outside" if outside >= OTHER else "shared" if seen.known.contended else "unknown"
     if because == "unknown" and used is not None:
         because, facts["utilisation"] = "small operators", used

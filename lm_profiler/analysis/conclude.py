@@ -1,69 +1,78 @@
-"""From evidence to the record: pure arithmetic, the same at a run's end, for an old run, and in a test.
+"""From evidence to the record: pure arithmetic, the same at a run's end, for an old or a killed run, and in a test.
 
 Each finding is a function of its own; one that fails leaves a note, and its figures unknown.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from lm_profiler.analysis.binding import binding
-from lm_profiler.analysis.evidence import Evidence, rows_of
-from lm_profiler.analysis.findings import findings_of
-from lm_profiler.analysis.hardware.device_rates import (
-    GIVEN,
-    MEASURED_PRODUCT,
+from lm_profiler.analysis.evidence import Evidence, read_evidence
+from lm_profiler.analysis.hardware.roofline import (
     Dtype,
+    Work,
+    beaten_floors,
+    clock_share,
+    floor_of,
+    judge_utilisation,
     matmul_dtype,
-    peak,
+    mean_rate,
     rates_of,
-    share_of_peak,
-    sheet_clock_hz,
+    torch_name,
 )
-from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
-from lm_profiler.analysis.ranks.exposed import communication_figures, exposed_communication
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, lasting_step_s, mean_counts
+from lm_profiler.analysis.savings import findings_of
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
-from lm_profiler.analysis.steps.steadiness import steadiness
-from lm_profiler.analysis.steps.step_model import StepModel
-from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, rank_medians, step_figures
+from lm_profiler.analysis.steps.step_model import StepModel, steadiness
+from lm_profiler.analysis.steps.summaries import (
+    MeanCounts,
+    changed_batches_note,
+    lasting_step_s,
+    mean_counts,
+    mean_over_ranks,
+    model_of,
+    rank_medians,
+    step_figures,
+    world_of,
+)
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES
-from lm_profiler.analysis.why.moved import Lists
-from lm_profiler.analysis.why.slack_model import HOST_PLACES, held_in, slack
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
-from lm_profiler.record.quantities import MEMORY, PARTS, duration_text
+from lm_profiler.record.entry import UNFINISHED, Collection
+from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
 from lm_profiler.record.run import (
     Environment,
-    Floor,
-    FlopRate,
     Flops,
     LoaderFacts,
     MemoryFacts,
     MemoryReading,
     Rates,
+    RecordError,
     RunRecord,
-    Settings,
-    Telemetry,
-    Utilisation,
     Waterfall,
+    first_end,
+    read_ends,
 )
-from lm_profiler.record.steps import Peaks, StepRow
+from lm_profiler.record.steps import Peaks, StepRow, StepTable
+from lm_profiler.record.text import ranks_text
 
 # Lightning's names of precisions, by torch's names of dtypes
 _PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
 
-_BEYOND = 1.05  # a share of the measured matmul rate that noise cannot explain
-
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
+
+_ALIKE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
+_INPUTS = frozenset(of.name for of in fields(Evidence)) - {"notes"}
 
 
 class RunSteps:
@@ -74,7 +83,7 @@ class RunSteps:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        self.rows = rows_of(evidence)
+        self.rows = StepTable.of(evidence.rows)
         timed = self.rows.of_stages("measure").timed
         self.timed = timed if evidence.failure is None else timed.finished_by_all()
         self.steps = mean_over_ranks(self.timed, evidence.world_size)
@@ -105,11 +114,6 @@ class RunSteps:
 
     @cached_property
     def machine(self) -> Environment:
-        """The machine that the run was on.
-
-        Raises:
-            ValueError: that is unknown.
-        """
         if self.evidence.environment is None:
             raise ValueError("the machine is unknown")
         return self.evidence.environment
@@ -120,7 +124,6 @@ class RunSteps:
         return 1 if self.machine.device_type == "cpu" else self.evidence.world_size
 
     def dtype(self, precision: str) -> Dtype | None:
-        """Return the dtype in which matmuls of a Lightning ``precision`` run."""
         return matmul_dtype(precision, str(self.machine.flags.get("float32_matmul_precision", "highest")))
 
     @property
@@ -129,44 +132,25 @@ class RunSteps:
         return self.dtype(main_precision(self.evidence))
 
     @cached_property
-    def work(self) -> Evidence:
-        """The evidence with the work of a step of as many batches as the measured ones have.
-
-        What forward and backward move of another number is unknown.
-        """
-        batches, known = self.counts.batches, self.evidence.work_batches
+    def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
+        """The work of a step of as many batches as the measured ones have; of another number the bytes are unknown."""
+        seen, batches, known = self.evidence, self.counts.batches, self.evidence.work_batches
         if not (batches and known) or batches == known:
-            return self.evidence
+            return seen.flops, seen.work
         times = batches / known
-        flops = self.evidence.flops
-        return replace(
-            self.evidence,
-            flops=None if flops is None else flops.times(times),
-            by_dtype=_times(self.evidence.by_dtype, times),
-            work={phase: _scaled(work, times) for phase, work in self.evidence.work.items()},
-            work_batches=batches,
-        )
 
+        def scaled(work: Work) -> Work:
+            flops = work.flops
+            return Work(None if flops is None else {dtype: round(n * times) for dtype, n in flops.items()}, None)
 
-def _scaled(work: Work, times: float) -> Work:
-    known = None if work.flops or work.bytes is None else round(work.bytes * (times if work.on_the_bus else 1))
-    return replace(work, flops=None if work.flops is None else _times(work.flops, times), bytes=known)
-
-
-def _times(counts: Mapping[str, int], times: float) -> dict[str, int]:
-    return {name: round(count * times) for name, count in counts.items()}
+        flops = None if seen.flops is None else seen.flops.times(times)
+        return flops, {phase: scaled(work) for phase, work in seen.work.items()}
 
 
 def main_precision(evidence: Evidence) -> str:
-    """Lightning's name of the precision in which most is multiplied: a module may enter autocast by itself, of which
-    the Trainer's precision knows nothing. That counts where FLOPs are unknown."""
+    """Lightning's name of the precision in which most is multiplied: a module may enter autocast by itself."""
     seen = evidence.by_dtype
     return _PRECISIONS.get(max(seen, key=seen.__getitem__), "") if any(seen.values()) else evidence.precision
-
-
-def torch_name(dtype: str) -> str:
-    """The factors that are multiplied in ``dtype``, by torch's name: TF32 is a way to multiply float32."""
-    return "float32" if dtype == "tf32" else dtype
 
 
 Found = dict[str, Any]  # fields of the record
@@ -202,13 +186,12 @@ def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     samples = run.counts.samples if run.evidence.ranks_heard == run.evidence.world_size else None
-    rank_step_s = rank_medians(run.timed)
     parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
     last = int(run.timed.step.max()) if len(run.timed) else 0
     notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.batches)
     return {
-        **step_figures(run.steps, run.model, samples, lag(run.evidence.verb, rank_step_s)),
-        "rank_step_s": rank_step_s,
+        **step_figures(run.steps, run.model, samples),
+        "rank_step_s": rank_medians(run.timed),
         "steadiness": steadiness(run.model, run.evidence.recompilations, parts_s) if run.steps else None,
     }
 
@@ -266,23 +249,6 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"telemetry": reading.model_copy(update=shares)}
 
 
-def _slack(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """Return what the delays of the ``whatif`` stage cost."""
-    if (of := run.evidence.experiment) is None:
-        return {}
-    steps = mean_over_ranks(run.rows.of_stages("whatif"))
-    plain = [row for block in of.blocks if block.place is None for row in steps[block.kept : block.end]]
-    own_s = {place: fmean(row.time(place) for row in plain) for place in HOST_PLACES} if plain else {}
-    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers, own_s)
-    if known is None:
-        notes.append("slack unknown: the run ended before two whole rounds of delays")
-        return {}
-    planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
-    if never := sorted(planned.keys() - {place.place for place in known.places}):
-        notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
-    return {"slack": known}
-
-
 def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     """The owners of ``other`` beside rank 0's own ``other`` in the stretch: other ranks log nothing."""
     if (owned := run.evidence.other_by_owner) is None:
@@ -293,42 +259,13 @@ def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    if run.work.flops is None or not (step_s := record.time["step"].mean):
+    flops, step_s = run.work[0], record.time["step"].mean
+    if flops is None or not step_s:
         return {}
     dtype = run.main_dtype
     ceiling = None if dtype is None else run.evidence.ceilings.get(torch_name(dtype))
     given, name = run.evidence.peak_flops_per_s, run.machine.device_name
-    return {"utilisation": judge_utilisation(run.work.flops, step_s, name, dtype, run.devices, ceiling, given)}
-
-
-def judge_utilisation(
-    flops: Flops,
-    step_s: float,
-    device_name: str,
-    dtype: Dtype | None,
-    devices: int,
-    ceiling_flops_per_s: float | None,
-    peak_flops_per_s: float | None,
-) -> Utilisation:
-    """Judge how close a step of ``flops`` (all ranks) comes to ``devices`` devices; ``peak_flops_per_s`` overrides the
-    table."""
-    known = peak(device_name, dtype) if dtype is not None else None
-    rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
-    if peak_flops_per_s is not None:
-        rate, source = peak_flops_per_s, GIVEN
-    reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
-    if reached is not None and reached > _BEYOND:
-        ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
-    return Utilisation(
-        flops=flops,
-        dtype=dtype,
-        peak_flops_per_s=rate,
-        peak_source=source,
-        mfu=share_of_peak(flops.model, step_s, rate, devices),
-        hfu=share_of_peak(flops.all, step_s, rate, devices),
-        ceiling_flops_per_s=ceiling_flops_per_s,
-        of_ceiling=reached,
-    )
+    return {"utilisation": judge_utilisation(flops, step_s, name, dtype, run.devices, ceiling, given)}
 
 
 def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
@@ -337,20 +274,17 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     if len(seen.timelines) < 2:
         return {}
     on_stream = any(timeline.waited_ns is not None for timeline in seen.timelines)
-    exposed = exposed_communication(seen.reducers, seen.traced)
     known = ranks_of(
         seen.timelines,
         seen.world_size,
         seen.reduces_in_backward,
         steps=None if on_stream else [row.step for row in run.stretch],
         witness=_ON_STREAM if on_stream else _ON_HOST,
-        exposed_s=exposed.seconds,
-        exposed_source=exposed.source,
+        traced=seen.traced,
         contention=seen.contention,
         counters=seen.counters,
     )
-    told = communication_figures(seen.traced)
-    return {"ranks": known and known.model_copy(update=told)}
+    return {"ranks": known}
 
 
 def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
@@ -364,7 +298,7 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    work, rates = run.work.work, record.rates or Rates()
+    work, rates = run.work[1], record.rates or Rates()
     took_s = {phase: record.time[phase].mean for phase in work}
     floors = {phase: floor_of(of, rates, took_s[phase]) for phase, of in work.items()}
     return {"floors": floors, "details": beaten_floors(work, rates, took_s)}
@@ -375,9 +309,7 @@ def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
-    """Return where the time of the mean step of ``record`` went, on one of ``devices``; None where FLOPs or peak are
-    unknown,
-    or nothing was traced."""
+    """Return where the mean step went, on one of ``devices``; None where FLOPs, peak or trace are unknown."""
     traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
     if traced is None or used is None or used.dtype is None or times is None or not times.mean or rates is None:
         return None
@@ -398,31 +330,9 @@ def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall |
         dtype=dtype,
         clock_share=clock_share(record.telemetry, rate, seen.multiprocessors),
         lists=seen.lists or Lists(0, None),
-        multiprocessors=seen.multiprocessors,
     )
     phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
     return waterfall(step, traced).model_copy(update={"step_phases": phases})
-
-
-def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
-    """FLOP/s of all that is multiplied, each dtype at its own rate; the usual one where a rate is unknown."""
-    flops: Counter[str] = Counter()
-    for floor in floors:
-        flops.update(floor.flops)
-    known = {dtype: rates.flops_per_s(dtype) for dtype in flops}
-    if not flops.total() or not all(known.values()):
-        return usual.flops_per_s
-    return flops.total() / sum(count / (known[dtype] or 1.0) for dtype, count in flops.items())
-
-
-def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
-    """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
-    if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
-        return None
-    if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
-        return None
-    stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
-    return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
@@ -430,27 +340,20 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     if (asked := run.evidence.settings) is None:
         return {}
     use, rate = record.utilisation, record.throughput
-    batches = run.counts.batches or run.evidence.work_batches or 1
+    batches = max(run.counts.batches or run.evidence.work_batches or 1, 1)
     peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
-    half = use is not None and use.dtype in ("bfloat16", "float16", "float64")
-    figures = {
-        # Also by the module's own autocast.
-        "precision": str(use.dtype) if half and use is not None else asked.precision,
-        "checkpointing": None if use is None else use.flops.recomputation > 0,
-        "tokens_per_batch": _each(None if rate is None else rate.tokens_per_step, batches),
-        "samples_per_batch": _each(None if rate is None else rate.samples_per_step, batches),
-        "memory_free_share": free_share(peak_bytes, record.environment.device_bytes if record.environment else None),
-    }
-    return {"settings": Settings(**{**asked.model_dump(), **figures})}
-
-
-def _each(count: int | None, batches: float) -> int | None:
-    return None if count is None else round(count / max(batches, 1))
-
-
-def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None:
-    """Share of the device's memory that the peak of its tensors left free; None on the CPU."""
-    return None if peak_bytes is None or not device_bytes else 1.0 - peak_bytes / device_bytes
+    device_bytes = record.environment.device_bytes if record.environment is not None else None
+    figures: dict[str, Any] = {}
+    if use is not None:
+        figures["checkpointing"] = use.flops.recomputation > 0
+        if use.dtype in ("bfloat16", "float16", "float64"):  # also by the module's own autocast
+            figures["precision"] = use.dtype
+    for name in ("tokens", "samples"):
+        count = getattr(rate, f"{name}_per_step", None)
+        figures[f"{name}_per_batch"] = None if count is None else round(count / batches)
+    if peak_bytes is not None and device_bytes:  # on the CPU nothing is known
+        figures["memory_free_share"] = 1.0 - peak_bytes / device_bytes
+    return {"settings": asked.model_copy(update=figures)}
 
 
 def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
@@ -469,7 +372,6 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("batches made ahead", _made_ahead),
     ("memory", _memory),
     ("energy", _energy),
-    ("slack", _slack),
     ("owners of other", _owners),
     ("utilisation", _utilisation),
     ("who waits for whom", _ranks),
@@ -480,3 +382,69 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("verdict", _verdict),
     ("findings", _savings),
 )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of ``field``, a dotted path in the record; None where the record did not have it, or has it no more."""
+
+    field: str
+    before: Any
+    now: Any
+
+
+def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Change]]:
+    """Return the record of the run in ``folder`` by today's rules, and what differs from ``record``, which it left.
+
+    Raises:
+        RecordError: its evidence is not there, or is damaged.
+    """
+    now = conclude(read_evidence(folder))
+    return now, list(_changes(record.model_dump(exclude=set(_INPUTS)), now.model_dump(exclude=set(_INPUTS))))
+
+
+def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            yield from _changes(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
+    elif isinstance(before, Sequence) and isinstance(now, Sequence) and not isinstance(before, str):
+        for at in range(max(len(before), len(now))):
+            was, is_ = (of[at] if at < len(of) else None for of in (before, now))
+            yield from _changes(was, is_, f"{path}[{at}]")
+    else:
+        numbers = isinstance(before, (int, float)) and isinstance(now, (int, float))
+        alike = math.isclose(before, now, rel_tol=_ALIKE, abs_tol=1e-9) if numbers else before == now
+        if not alike:
+            yield Change(path, before, now)
+
+
+def with_unfinished(runs: Collection) -> Collection:
+    """``runs``, those that are unfinished with the figures of the steps that they finished."""
+    entries, problems = list(runs.entries), list(runs.problems)
+    for at, entry in enumerate(entries):
+        if entry.record is not None and entry.record.status == "unfinished":
+            try:
+                ended = as_its_ranks_ended(entry.record, entry.folder)
+                entries[at] = replace(entry, record=as_far_as_it_came(ended, entry.rows))
+            except RecordError as error:
+                problems.append(str(error))
+    return replace(runs, entries=entries, problems=problems)
+
+
+def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
+    """``record`` of a run whose rank 0 wrote no more, with the first cause of those ends that ranks left in
+    ``folder``."""
+    cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
+    return record if cause is None else record.model_copy(update={"status": cause.status, "failure": cause.failure})
+
+
+def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
+    """``record``, which says nothing of its steps yet, with what those in ``rows`` say."""
+    known = {of.name: getattr(record, of.name) for of in fields(Evidence) if of.name in RunRecord.model_fields}
+    told = conclude(Evidence(**known, rows=rows, world_size=world_of(record) or 1))
+    ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)
+    whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
+    finished = f"the {counted(measured, 'measured step')} that it finished{whose}"
+    why = f"unfinished: {UNFINISHED}" if record.status == "unfinished" else "rank 0 wrote no end of the run"
+    note = f"{why}; figures are of {finished}"
+    return told.model_copy(update={"notes": [*told.notes, note]})

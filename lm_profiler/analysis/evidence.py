@@ -16,13 +16,12 @@ from typing import Annotated, Any
 from pydantic import SkipValidation, TypeAdapter, ValidationError
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
-from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
-from lm_profiler.analysis.why.moved import Lists
-from lm_profiler.analysis.why.slack_model import Experiment
+from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -50,8 +49,7 @@ from lm_profiler.record.run import (
     ThreadUse,
     Verb,
 )
-from lm_profiler.record.step_files import read_rows
-from lm_profiler.record.steps import Peaks, StepTable
+from lm_profiler.record.steps import Peaks, read_rows
 
 EVIDENCE_FILE = "evidence.json.gz"
 
@@ -101,9 +99,7 @@ class Evidence:
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
     counters: Sequence[StepCounters] = ()  # counters of each measured step, of each rank that has them
-    experiment: Experiment | None = None  # delays that were held in the ``whatif`` stage
     timelines: Sequence[RankTimeline] = ()  # the timeline of each rank that knows when it came to its collectives
-    reducers: Sequence[ReducerTimes] = ()  # the reducer's times on each rank, where DDP trains
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
 
     # What the Trainer, the module and the machine say.
@@ -139,11 +135,7 @@ _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own."""
     content = TypeAdapter(Evidence).dump_json(evidence, exclude=_KEPT_ELSEWHERE)
     write_whole(folder / EVIDENCE_FILE, gzip.compress(content, compresslevel=5, mtime=0))
 
@@ -170,11 +162,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
-    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step.
-
-    Raises:
-        RecordError: it is not whole, or cannot be read.
-    """
+    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step."""
     if not path.exists():
         return None, None
     try:
@@ -185,8 +173,3 @@ def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from None
     return kernel_table(work), traced_of(work)
-
-
-def rows_of(evidence: Evidence) -> StepTable:
-    """Return the rows as one table."""
-    return StepTable.of(evidence.rows)

@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.surroundings import quiet
 
 # rounds of one bare and one instrumented run, the steps that count in each, and the warm-up steps before them
 ROUNDS, STEPS, SKIPPED = 6, 300, 50
@@ -57,38 +57,34 @@ def loader(steps: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.ones(steps, 8)), batch_size=1)
 
 
-def compare(accelerator: str = "auto") -> dict[str, list[float]]:
-    """Return the seconds of each step, ``bare`` and ``instrumented``."""
-    seconds: dict[str, list[float]] = {"bare": [], "instrumented": []}
-    for _round in range(ROUNDS):
-        for kind in seconds:
-            with tempfile.TemporaryDirectory() as folder:
-                toy = Toy()
-                options = {"barebones": True} if kind == "bare" else _instrumented(folder)
-                trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, default_root_dir=folder, **options)
-                trainer.fit(toy, loader(SKIPPED + STEPS))
-                seconds[kind] += toy.step_seconds(SKIPPED)
-    return seconds
-
-
-def _instrumented(folder: str) -> dict[str, Any]:
-    instruments = TrainingProfiler(
+def _seconds(kind: str, accelerator: str) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
         # More steps than there are: the run ends while it is being measured.
-        StageOptions(warmup_steps=1, measure_steps=2 * (SKIPPED + STEPS)),
-        MemoryOptions(steps=0),
-        TraceOptions(steps=0),
-        actions=ActionsOptions(steps=0),
-        quiet=True,
-        log_dir=folder,
-    )
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return {"callbacks": [instruments], **dict.fromkeys(off, False)}
+        stages = StageOptions(warmup_steps=1, measure_steps=2 * (SKIPPED + STEPS))
+        off: dict[str, Any] = {
+            "memory": MemoryOptions(steps=0),
+            "trace": TraceOptions(steps=0),
+            "actions": ActionsOptions(steps=0),
+        }
+        if kind == "bare":
+            options: dict[str, Any] = {"barebones": True}
+        else:
+            options = {"callbacks": [TrainingProfiler(stages, **off, quiet=True, log_dir=folder)]}
+            none = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+            options |= dict.fromkeys(none, False)
+        toy = Toy()
+        trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, default_root_dir=folder, **options)
+        trainer.fit(toy, loader(SKIPPED + STEPS))
+        return toy.step_seconds(SKIPPED)
 
 
 def main() -> None:
-    """Print the result of ``compare`` as JSON."""
+    """Print the seconds of each step, ``bare`` and ``instrumented``, as JSON."""
+    seconds: dict[str, list[float]] = {"bare": [], "instrumented": []}
     with quiet():
-        seconds = compare(*sys.argv[1:])
+        for _round in range(ROUNDS):
+            for kind in seconds:
+                seconds[kind] += _seconds(kind, *(sys.argv[1:] or ["auto"]))
     print(json.dumps(seconds))
 
 

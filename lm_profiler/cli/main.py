@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.cli.errors import answer
-from lm_profiler.cli.surroundings import all_printed, check_surroundings, check_text, mute, open_standard_streams
+from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import UsageError
 
-# The verbs with their help. Each is a module of ``lm_profiler.cli.verbs`` with ``Options`` and ``run(options)``.
+# The verbs with their help. Each is in the ``VERBS`` of the module of ``lm_profiler.cli.verbs`` that is called so, or
+# that it shares with another verb: its options, its examples, and the function that runs it.
 VERBS = {
     "fit": "profile training steps",
     "validate": "profile the forward pass alone, under no_grad",
@@ -34,7 +34,9 @@ VERBS = {
     "selftest": "how far this machine's figures can be trusted",
 }
 
-# the verbs that share the module ``trainer``; their options are those of the Trainer, the module and the data
+_SHARED = {"ab": "compare", "numerics": "selftest", "trace": "watch"}
+
+# the verbs of the module ``trainer``; their options are those of the Trainer, the module and the data
 TRAINER_VERBS = ("fit", "validate", "test", "predict")
 
 _HELP = """\
@@ -51,13 +53,11 @@ for example: lm_profiler fit --config demo"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 for a failed run, 2 for a wrong call, 130 for an interrupt."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    open_standard_streams()
+    replace_unprintable()
     try:
-        check_text(arguments)
         code = _run(arguments)
     except (UsageError, MissingExtra) as error:
         say(str(error))
-        answer(error)
         code = WRONG_CALL
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         code = OK
@@ -93,22 +93,21 @@ def _run(arguments: list[str]) -> int:
 def _run_command(verb: str, arguments: list[str]) -> int:
     from lm_profiler.cli.options import OptionsReader
 
-    module = import_module(f"lm_profiler.cli.verbs.{verb}")
-    reader = OptionsReader(verb, module.Options)
+    kind, examples, run = import_module(f"lm_profiler.cli.verbs.{_SHARED.get(verb, verb)}").VERBS[verb]
+    reader = OptionsReader(verb, kind)
     if {"-h", "--help"} & {*arguments[: [*arguments, "--"].index("--")]}:
-        print(reader.help(module.EXAMPLES))
+        print(reader.help(examples))
         return OK
-    return int(module.run(reader.read(arguments)))
+    return int(run(reader.read(arguments)))
 
 
 def _run_trainer(arguments: list[str]) -> int:
     # A wrong config file and a wrong variable are reported before torch is imported, which takes seconds.
     from lm_profiler.cli.call import Call
-    from lm_profiler.cli.quiet import quiet_libraries
 
     quiet_libraries()
     call = Call(arguments)
-    check_surroundings(call)
+    check_variables()
     if sys.argv[1:] == arguments:
         # Lightning starts the other ranks with sys.argv; they cannot read this process's pipes again.
         sys.argv[1:] = call.arguments

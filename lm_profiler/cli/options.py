@@ -1,44 +1,111 @@
-"""Read the options of one of our verbs: a dataclass defines its parser, its help and its checks.
+"""Read the options of one of our verbs: jsonargparse makes a parser and the help of a dataclass.
 
-Each field is an option; its line in the docstring is the help. A sequence takes values separated by commas, or by
-spaces for numbers and paths; a mapping takes ``--field.KEY VALUE``. Three fields are no options: ``options`` gets the
-words that are no options of the verb, ``program`` those after ``--``, ``command`` the whole call. A YAML file uses the
-same names. Values stay text until a field's type reads them: a sweep passes ``010`` unchanged to its cells.
+Each field is an option; its line in the docstring is the help. Three fields are no options: ``options`` gets the words
+that are no options of the verb, ``program`` those after ``--``, ``command`` the whole call. Before the parser reads a
+line, each option becomes one word: a sequence may be written as values with commas, or with spaces for numbers and
+paths; a mapping as ``--field.KEY VALUE``. All values stay text until a field's type reads them: a sweep passes ``010``
+unchanged to its cells.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
+import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 
-from lm_profiler.cli.arguments import MANY, options_in, read_config
-from lm_profiler.cli.errors import UnknownOption, explain, nearest
-from lm_profiler.record.calls import command_line
+from lm_profiler.record.calls import by_name, command_line, config_file
 from lm_profiler.record.secrets import masked_line
-from lm_profiler.record.text import YamlTextError, compose, text_of
+from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, without
 from lm_profiler.usage_error import UsageError
 
+MANY = sys.maxsize  # the number of values of an option that takes any number of them
+
 _REST, _PROGRAM, _COMMAND = "options", "program", "command"
+_EXPECTED = "config: expected a YAML file of options"
+_FILES = (".yaml", ".yml", ".json")
 
 T = TypeVar("T")
 
 
-class OptionsReader(Generic[T]):
-    """Reads the options of one ``verb``.
+class Option(NamedTuple):
+    """An option as it was written; a word that belongs to no option is the value of one with an empty ``name``."""
 
-    Args:
-        verb: The verb's name.
-        kind: A dataclass whose fields have defaults. It raises UsageError for values that do not go together. It may
-            have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of options
-            (``config`` if not given); and ``SHIPPED``, the folder of such files in the package.
+    name: str
+    values: Sequence[str]
+    words: Sequence[str]
+
+    @property
+    def value(self) -> str:
+        """The first value, or an empty text where there is none."""
+        return self.values[0] if self.values else ""
+
+
+def options_in(arguments: Sequence[str], takes: Callable[[str], int] = lambda name: 1) -> Iterator[Option]:
+    """Yield the options in ``arguments``; ``takes`` returns how many values an option may have.
+
+    >>> [option[:2] for option in options_in(["fit", "--config", "a.yaml", "--model.size=large"])]
+    [('', ['fit']), ('config', ['a.yaml']), ('model.size', ['large'])]
+    """
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        name = {"-c": "--config", "-h": "--help"}.get(name, name)
+        if not name.startswith("--") or name == "--":
+            yield Option("", [word], [word])
+            continue
+        values = [value] if equals else []
+        most = takes(name[2:])
+        while not equals and left and len(values) < most and not left[0].startswith("--"):
+            values.append(left.pop(0))
+        # A flag takes a boolean that follows it: no positional argument is called "true".
+        if not most and not equals and left and left[0].lower() in ("true", "false"):
+            values.append(left.pop(0))
+        yield Option(name[2:], values, [word] if equals else [word, *values])
+
+
+def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
+    """Return the nodes and the text of the config ``path``: a file, the name of a shipped one, or the text itself.
+
+    The file is opened once: it may be a pipe. Names are looked up in the package's folder ``shipped``, such as sweeps.
+    """
+    if not path:
+        raise UsageError(f"{_EXPECTED}, given none")
+    try:
+        text = path if is_text(path) else read_text(Path(config_file(path, shipped)))
+        node = compose(text)
+    except OSError as error:
+        close = nearest(path, known := by_name(shipped)) or f"one of {', '.join(known)}"
+        remedy = "" if "/" in path or path.endswith(_FILES) else f"; did you mean {close}?"
+        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror}){remedy}") from None
+    except YamlTextError as error:
+        raise UsageError(f"{_EXPECTED}, given {path[:200]}, which {error}") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise UsageError(f"{_EXPECTED}, given {path[:200]}; write for example `model: {{size: small}}`")
+    return node, text
+
+
+def is_text(path: str) -> bool:
+    """Whether a config is given as its text, as it is for the other ranks of a run whose config came through a pipe."""
+    return "\n" in path or path.startswith("{")
+
+
+class OptionsReader(Generic[T]):
+    """Reads the options of one ``verb``, the fields of the dataclass ``kind``, which all have defaults.
+
+    The class may have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of
+    options (``config`` if not given); and ``SHIPPED``, the folder of such files in the package.
     """
 
     def __init__(self, verb: str, kind: Callable[..., T]) -> None:
@@ -52,18 +119,41 @@ class OptionsReader(Generic[T]):
         self._fields = {option: _bare(hints[name]) for option, name in self._named.items()}
 
     def read(self, arguments: Sequence[str]) -> T:
-        """Return the options of ``arguments`` and of the file that they name; the line overrides the file.
-
-        Raises:
-            UsageError: a wrong call.
-        """
+        """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
         line, program = self._split(arguments)
-        given, rest = self._on_line(line)
-        file = given.get(self._file)
-        settings = {**(self._in_file(file) if file is not None else {}), **given}
+        words, file, rest = self._prepared(line)
+        given = vars(self._parser().parse_args(words))
+        given = {name: file if name == self._file else given[name] for name in self._named.values()}
+        given = {name: value for name, value in given.items() if value is not None}  # a key without a value in a file
         aside = {_REST: rest, _PROGRAM: program, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
-        typed = {self._named[option]: value for option, value in self._typed(settings).items()}
-        return self._kind(**typed, **{name: aside[name] for name in self._has})
+        return self._kind(**given, **{name: aside[name] for name in self._has})
+
+    def help(self, examples: str) -> str:
+        """Return the text that ``--help`` prints."""
+        parser = self._parser()
+        parser.usage = (
+            f"lm_profiler {self._verb}{f' [{self._words.upper()}]' * bool(self._words)} [options]"
+            f"{' [options of fit]' * (_REST in self._has)}{' -- PROGRAM ...' * (_PROGRAM in self._has)}"
+        )
+        parser.description = cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0].partition("\n\nRaises:")[0]
+        parser.epilog = examples
+        return str(parser.format_help())
+
+    def _parser(self) -> _OptionsParser:
+        set_loader("texts", _texts, exceptions=(YamlTextError,))
+        parser = _OptionsParser(parser_mode="texts", allow_abbrev=False, print_config=None, formatter_class=_Formatter)
+        if self._file in self._fields:
+            parser.add_argument(f"--{self._file}", action="config", help="A YAML file of these options.")
+        parser.add_class_arguments(self._kind, as_group=False, skip={*self._has, self._file})
+        # jsonargparse describes its own syntax, and calls `--try` as its field, whose name has a `_` more.
+        for action in parser._actions:
+            option = action.dest.removesuffix("_")
+            if (kind := self._fields.get(option)) is not None:
+                action.option_strings = [f"--{option}" + ".KEY" * _is(kind, Mapping)]
+                if _is(kind, Sequence) or _is(kind, Mapping):
+                    action.metavar = "VALUE" + " ..." * _is(kind, Sequence)
+                parser._option_string_actions[f"--{option}"] = action
+        return parser
 
     def _split(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         """Return the verb's own words, and those after ``--`` where the verb takes a program."""
@@ -76,125 +166,67 @@ class OptionsReader(Generic[T]):
             raise UsageError(f"{self._verb}: expected -- and then a program, such as {example}, given none")
         return own, program
 
-    def help(self, examples: str) -> str:
-        """Return the text that ``--help`` prints."""
-        words = f" [{self._words.upper()}]" * bool(self._words)
-        parser = ArgumentParser(
-            usage=f"lm_profiler {self._verb}{words} [options]{' [options of fit]' * (_REST in self._has)}"
-            f"{' -- PROGRAM ...' * (_PROGRAM in self._has)}",
-            description=cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0],
-            epilog=examples,
-            formatter_class=_Formatter,
-        )
-        parser.add_class_arguments(self._kind, as_group=False, skip=self._has)
-        # jsonargparse describes its own syntax (`--runs+`); the help has to show the one that is read here.
-        for action in parser._actions:
-            if (kind := self._fields.get(action.dest.removesuffix("_"))) is not None:
-                action.option_strings = [action.option_strings[0].removesuffix("_") + ".KEY" * _is(kind, Mapping)]
-                action.nargs = 0 if kind is bool else None
-                many = _is(kind, Sequence) or _is(kind, Mapping)
-                action.metavar = "VALUE" + " ..." * _is(kind, Sequence) if many else action.metavar
-        return str(parser.format_help())
-
-    def _value_kind(self, name: str) -> Any:
+    def _kind_of(self, name: str) -> Any:
         """Return the type of the option ``name``'s value; None where there is no such option."""
         head, dot, key = name.partition(".")
         kind = self._fields.get(head)
-        if _is(kind, Mapping):
-            return get_args(kind)[1] if key else None
+        if _is(kind, Mapping) and key:
+            return get_args(kind)[1]
         return None if dot else kind
 
     def _takes(self, name: str) -> int:
-        kind = self._value_kind(name)
+        kind = self._kind_of(name)
         if _is(kind, tuple):
             return len(get_args(kind))
-        many = _is(kind, Sequence) and get_args(kind)[0] in (int, Path)
-        return 0 if kind is bool else MANY if many else 1
+        return 0 if kind is bool else MANY if _is(kind, Sequence) and get_args(kind)[0] in (int, Path) else 1
 
-    def _on_line(self, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the options by name, those of a mapping by their path, and the words that are options of `fit`."""
-        given: dict[str, Any] = {}
-        words, rest = list[str](), list[str]()
+    def _prepared(self, arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+        """Return a word for the parser for each option, the path of the file, and the words that are options of fit."""
+        own, words, rest, file = list[str](), list[str](), list[str](), None
+        mappings: dict[str, dict[str, Any]] = {}
         for option in options_in(arguments, self._takes):
-            name, kind = option.name, self._value_kind(option.name)
+            name, kind = option.name, self._kind_of(option.name)
             if not name:
                 words.append(option.value)
-            elif kind is not None and name in given:
-                raise UsageError(f"{name}: expected once, given twice")
+            elif name == self._file and kind is not None:
+                file = option.value
+            elif kind is not None and "." in name:
+                head, _, key = name.partition(".")
+                mappings.setdefault(head, {})[key] = _value(name, kind, option.values)
             elif kind is not None:
-                given[name] = self._value_of(name, kind, option.values)
-            elif name in self._fields:
-                raise UsageError(f"{name}: expected a key with it, as in --{name}.KEY VALUE, given none")
+                own.append(f"--{name}={_word(name, kind, option.values)}")
             # A dotted name is an option of fit. Without a dot it may be one of ours that was misspelt.
             elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
                 rest.append("=".join(option.words))
             else:
-                raise UnknownOption(name, self._fields)
-        if words:
-            many = _is(self._fields.get(self._words), Sequence)
-            if not self._words or self._words in given or (len(words) > 1 and not many):
-                raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
-            given[self._words] = words if many else words[0]
-        return given, rest
+                raise unknown_option(name, self._fields)
+        if words and (not self._words or (len(words) > 1 and not _is(self._fields[self._words], Sequence))):
+            raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
+        if words and self._words == self._file:
+            file = words[0]
+        elif words:
+            own.append(f"--{self._words}={_word(self._words, self._fields[self._words], words)}")
+        config = [] if file is None else self._file_words(file, mappings)
+        merged = [f"--{head}={json.dumps(values, ensure_ascii=False)}" for head, values in mappings.items()]
+        return [*config, *own, *merged], file, rest
 
-    def _value_of(self, name: str, kind: Any, words: Sequence[str]) -> Any:
-        """Return the value that ``words`` give to the option ``name``: a text, or a list of texts for a sequence."""
-        if not _is(kind, Sequence):
-            return words[0] if words else "true" if kind is bool else ""
-        if _is(kind, tuple) or get_args(kind)[0] is Path:
-            return list(words)
-        text = ",".join(words) if _is(get_args(kind)[0], Mapping) else f"[{','.join(words)}]"
-        try:
-            node = compose(text)
-        except YamlTextError as error:
-            raise UsageError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
-        return _texts_in(name, kind, node or yaml.ScalarNode("", ""))
-
-    def _in_file(self, path: str) -> dict[str, Any]:
-        given = {}
-        for key, node in read_config(path, self._shipped)[0].value:
-            name = str(key.value)
-            if _is(self._fields.get(name), Mapping):
-                if not isinstance(node, yaml.MappingNode):
-                    example = f"{name}: {{model.size: [small, medium]}}"
-                    raise UsageError(f"{name}: expected keys with values, such as `{example}`, given {text_of(node)}")
-                for sub, value in node.value:
-                    option = f"{name}.{sub.value}"
-                    given[option] = _texts_in(option, self._value_kind(option), value)
-            elif (kind := self._value_kind(name)) is not None and name != self._file:
-                given[name] = _texts_in(name, kind, node)
-            else:
-                raise UnknownOption(name, self._fields, path)
-        return given
-
-    def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields, with each text converted to the field's type."""
-        nested: dict[str, Any] = {}
-        for name, value in settings.items():
-            if value in ("", "null", []):
-                raise UsageError(f"{name}: expected a value, given none")
-            head, dot, key = name.partition(".")
-            if dot:
-                nested.setdefault(head, {})[key] = value
-            else:
-                nested[name] = value
-        # Texts in mappings go past jsonargparse, which would copy all of them for each (see _holds_texts).
-        texts = {name: value for name, value in nested.items() if _holds_texts(self._fields[name])}
-        parser, others = _OptionsParser(), {name: nested[name] for name in nested if name not in texts}
-        for name in others:
-            parser.add_argument(f"--{name}", type=self._fields[name])
-        try:
-            return {**texts, **vars(parser.parse_object(others))}
-        except UsageError as error:
-            takes_many = self._words and self._takes(str(error).partition(":")[0]) == MANY
-            raise UsageError(f"{error}{f'; put {self._words.upper()} before it' * bool(takes_many)}") from None
+    def _file_words(self, path: str, mappings: dict[str, dict[str, Any]]) -> list[str]:
+        """Return the file's text as a word, and put its mappings below those of the line: jsonargparse has no merge."""
+        node, _ = read_config(path, self._shipped)
+        for key, value in node.value:
+            if _is(self._fields.get(key.value), Mapping) and isinstance(value, yaml.MappingNode):
+                mappings[key.value] = {**_built(value), **mappings.get(key.value, {})}
+                if empty := [name for name, values in mappings[key.value].items() if not values]:
+                    raise UsageError(f"{key.value}.{empty[0]}: expected a value, given none")
+        rest = without(node, {*mappings})
+        return [f"--{self._file}={rest}"] * (rest.strip() != "{}")
 
 
 class _OptionsParser(ArgumentParser):
     """A parser that reports errors in a line or two, without the usage text."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise explain(message)
+        raise explain(message, [action.dest.removesuffix("_") for action in self._actions])
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -206,25 +238,116 @@ def _bare(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
 
 
-def _holds_texts(kind: Any) -> bool:
-    """Whether the type holds texts in a mapping. jsonargparse would copy the whole mapping for each of them."""
-    return _is(kind, Mapping) or (_is(kind, Sequence) and _is(get_args(kind)[0], Mapping))
-
-
 def _is(kind: Any, origin: type) -> bool:
     container = get_origin(kind)
     return isinstance(container, type) and issubclass(container, origin)
 
 
-def _texts_in(name: str, kind: Any, node: yaml.Node) -> Any:
-    """Return the text of each value in ``node``, as a command line would give it."""
-    if not _is(kind, Sequence):
-        return text_of(node)
-    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    if not _is(get_args(kind)[0], Mapping):
-        if isinstance(node, yaml.MappingNode):
-            raise UsageError(f"{name}: expected values, given keys; write the whole path, such as model.size")
-        return [text_of(child) for child in nodes]
-    if not all(isinstance(child, yaml.MappingNode) and child.value for child in nodes):
-        raise UsageError(f"{name}: expected sets of options, such as `{{model.size: small}}`, given {text_of(node)}")
-    return [{key.value: text_of(value) for key, value in child.value} for child in nodes]
+def _word(name: str, kind: Any, values: Sequence[str]) -> str:
+    """Return what was written for an option as one value that jsonargparse reads."""
+    if kind is bool and not values:
+        return "true"
+    if not any(values):
+        raise UsageError(f"{name}: expected a value, given none")
+    if not _is(kind, Sequence) or _is(get_args(kind)[0], Mapping):
+        return values[0]
+    as_written = _is(kind, tuple) or get_args(kind)[0] is Path
+    return json.dumps(values, ensure_ascii=False) if as_written else f"[{','.join(values)}]"
+
+
+def _value(name: str, kind: Any, values: Sequence[str]) -> Any:
+    """Return what was written for an option of a mapping: a text, or a list of texts."""
+    word = _word(name, kind, values)
+    try:
+        return word if kind is str else _texts(word)
+    except YamlTextError as error:
+        raise UsageError(f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}") from None
+
+
+def _texts(text: str) -> Any:
+    """Return what YAML says, with all scalars as they were written: jsonargparse's loader here."""
+    node = compose(text)
+    return None if node is None else _built(node)
+
+
+def _built(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {key.value: _built(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            {key.value: text_of(value) for key, value in each.value}
+            if isinstance(each, yaml.MappingNode)
+            else text_of(each)
+            for each in node.value
+        ]
+    return None if (text := text_of(node)) == "null" else text
+
+
+# -- what is wrong with a call, in a line or two: subject, expected, given, remedy -------------------------------------
+
+UNKNOWN = "unknown option --"  # the beginning of the message about an option that does not exist
+
+
+def unknown_option(option: str, known: Iterable[str]) -> UsageError:
+    """Return the error about an option that does not exist; a close one of those ``known`` is the remedy."""
+    close = nearest(option, known)
+    return UsageError(f"{UNKNOWN}{option}; {f'did you mean --{close}?' if close else 'see --help'}")
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Return the known option closest to ``given`` as a whole, else in its last part, else in its first; or None."""
+    # Reversed, so that of several options with the same last part the first in the alphabet stays.
+    names = sorted({*known} - {""}, reverse=True)
+    (head, dot, _), end = given.partition("."), given.rpartition(".")[2]
+    heads = {name.partition(".")[0]: name.partition(".")[0] for name in names if dot}
+    ends = {name.rpartition(".")[2]: name for name in names}
+    alike = ((given, {name: name for name in names}), (end, ends), (head, heads if head not in heads else {}))
+    for word, words in alike:
+        for close in difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.7):
+            return words[close]
+    return None
+
+
+def told_in(output: str) -> str:
+    """Return what a wrong call has printed, of the ``output`` of its process."""
+    return output.rpartition("lm_profiler: ")[2].strip()
+
+
+# -- jsonargparse's sentences ------------------------------------------------------------------------------------------
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)")
+_GIVEN = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
+_TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
+# lines of a message that say nothing to who wrote the call: of a union of types only what each of them expected does
+_NOISE = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path")
+
+
+def wrong_call(error: Exception, prefix: str = "") -> UsageError:
+    """Return ``error`` as UsageError; the message of the parser is explained."""
+    return error if isinstance(error, UsageError) else explain(str(error) or repr(error), prefix=prefix)
+
+
+def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
+    """Return jsonargparse's ``message``, often a tree of many lines, as subject, expected and given.
+
+    ``known`` are the options that exist; ``prefix`` is the subject where the message names none.
+    """
+    message = re.sub(r'^Parser key "\w+": ', "", message)  # of the option that named a file, before what is wrong there
+    match = _KEY.search(message)
+    key = match[1].replace("init_args.", "").removesuffix("_") if match else prefix
+    if unknown := _UNKNOWN.search(message):
+        within, option = unknown[1], unknown[1] or unknown[2]
+        return unknown_option(f"{key}.{option}" if within and key else option, known)
+    lines = [
+        _TYPE.sub(r"\1\2", line.partition(". Got value")[0].strip().removeprefix("- ")) for line in message.splitlines()
+    ]
+    lines = [line for line in lines if line and not line.startswith(_NOISE)]
+    others = [line for line in lines if not line.startswith("Expected a")]
+    if ours := next((line for line in others if re.match(r"[\w.]+: expected ", line)), None):
+        return UsageError(ours if not key or ours.startswith(f"{key}.") else f"{key}.{ours}")
+    if others or not lines:
+        return UsageError(f"{key}: " * bool(key) + " ".join(others)[:300])
+    expected = dict.fromkeys(re.sub(r"^Expected an? ", "", line).replace("NoneType", "null") for line in lines)
+    given = _GIVEN.search(message)
+    return UsageError(f"{key}: expected {' or '.join(expected)}, given {given[1].strip()[:200] if given else ''!r}")

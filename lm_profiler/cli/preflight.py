@@ -2,91 +2,40 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies
 from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told
-from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
-from lm_profiler.rehearse.ranks import SHARDED
+from lm_profiler.rehearse.strategies import SHARDED
 from lm_profiler.usage_error import UsageError
 
-LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again to look for remedies where it is refused
+LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again for the largest batch where it is refused
+_SHOWN = 3  # options that a refusal names beside the batch, those that change the least of the training
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why a run cannot fit, and the options of which each alone would make it fit; as text, two lines."""
+def plan_ahead(cli: ProfilerCLI) -> None:
+    """Rehearse the run in a child process, on rank 0 for all ranks, and record what memory it would need.
 
-    reason: str
-    remedies: tuple[str, ...]
-
-    def __str__(self) -> str:
-        fitting = " or ".join(self.remedies) or "nothing that was found, lm_profiler plan looks further"
-        return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
-
-
-def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
-    """Rehearse the run in a child process, and record what memory it would need.
-
-    Rank 0 rehearses for all ranks, which wait for its answer. A run that cannot be planned in time is not stopped. The
-    caller must keep the rendezvous that is returned until the ranks have a process group: it holds rank 0's store open.
+    A run that cannot be planned in time is not stopped.
 
     Raises:
         UsageError: the run needs more memory than its device has free. The record says so too.
-        SystemExit: the same on the other ranks.
-        Unheard: rank 0 is gone.
     """
-    if not cli.checks_memory:
-        return None
-    rendezvous = _rendezvous(cli)
-    # The others wait here, before they build a module: a refusal must come before anything is allocated.
-    if cli.trainer.global_rank > 0:
-        if rendezvous is not None and rendezvous.is_refused():
-            raise SystemExit(WRONG_CALL)
-        return None
-    if rendezvous is not None:
-        rendezvous.open()
-    refusal = _refused(cli)
-    if rendezvous is not None:
-        rendezvous.tell(refusal is not None)
-    if refusal is not None:
-        raise UsageError(str(refusal))
-    return rendezvous
+    if cli.checks_memory and cli.trainer.global_rank == 0 and (refusal := _refused(cli)) is not None:
+        raise UsageError(refusal)
 
 
-def call_off(cli: ProfilerCLI) -> None:
-    """End the other ranks too where only rank 0 finds the call wrong, as for a folder that it cannot make."""
-    trainer = getattr(cli, "trainer", None)
-    if trainer is not None and trainer.global_rank == 0 and cli.context.folder is None:
-        rendezvous = _rendezvous(cli)
-        if rendezvous is not None:
-            rendezvous.open()
-            rendezvous.tell(is_refused=True)
-
-
-def _rendezvous(cli: ProfilerCLI) -> Rendezvous | None:
-    """Return where the ranks learn whether the run is refused; None where no rank waits for it."""
-    if not cli.checks_memory or isinstance(cli.trainer.strategy, SHARDED):
-        return None
-    return Rendezvous.of(cli.trainer)
-
-
-def _refused(cli: ProfilerCLI) -> Refusal | None:
-    """Return why the run is refused, None if it is not. The record gets the plan, and the refusal."""
+def _refused(cli: ProfilerCLI) -> str | None:
+    """Return in two lines why the run is refused, None if it is not. The record gets the plan, and the refusal."""
     planned, plan = _planned(cli)
     cli.context.launched(planned=plan)
     folder, timeline = cli.context.folder, None if planned is None else planned.timeline
@@ -94,9 +43,12 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
         Guard("the planned memory timeline", say, outcome="unknown").run(write_timeline, timeline, folder)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
         return None
-    refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, plan.available)))
+    fitting, less = _remedies(cli, plan.available)
+    ways = [f"would fit: {' or '.join(fitting)}"] * bool(fitting) + [f"needs less: {' or '.join(less)}"] * bool(less)
+    ways += ["`lm_profiler plan` tries them", "--check_memory=false to run anyway"]
+    refusal = f"{_reason(planned, plan.available)}\n{'; '.join(ways)}"
     where = environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
-    cli.context.refuse(str(refusal), refusal.remedies, where, planned.model)
+    cli.context.refuse(refusal, fitting, where, planned.model)
     return refusal
 
 
@@ -110,8 +62,8 @@ def look_back(cli: ProfilerCLI) -> None:
     said = failure.out_of_memory
     has = plan.available if said is None else said.allowed or said.total or plan.available
     # The run did not fit, whatever the plan said: a remedy has to stay below the planned peak too.
-    less = min(plan.peak, plan.peak if has is None else has)
-    failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, less))})
+    fitting, _ = _remedies(cli, min(plan.peak, plan.peak if has is None else has))
+    failure = failure.model_copy(update={"remedies": fitting})
     record.model_copy(update={"failure": failure}).write(folder / "run.json")
 
 
@@ -160,17 +112,10 @@ def _reason(planned: Planned, available: int) -> str:
     )
 
 
-def _remedies(cli: ProfilerCLI, limit_bytes: int) -> Iterator[str]:
-    """Yield the options of which each alone makes the run fit, the least change first, as far as time allows."""
-    until, gpu = time.monotonic() + LIMIT_S, gpu_of(cli.trainer.strategy.root_device)
+def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the options of which each alone makes the run fit, and the first of others that need less."""
+    gpu = gpu_of(cli.trainer.strategy.root_device)
     planned = told(ask(cli, gpu, "batch", limit_bytes, LIMIT_S, fresh=not cli.is_ours))
-    if not isinstance(planned, Planned):
-        return
-    for way in remedies(planned):
-        left_s = until - time.monotonic()
-        if not way.is_known and left_s > 0:
-            answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s, fresh=not cli.is_ours))
-            fitting = isinstance(answer, Planned) and fits(answer, limit_bytes) is True
-            way = replace(way, is_known=fitting)
-        if way.is_known:
-            yield " ".join(way.words)
+    ways = remedies(planned) if isinstance(planned, Planned) else []
+    fitting, less = ([" ".join(way.words) for way in ways if way.is_known is known] for known in (True, False))
+    return tuple(fitting), tuple(less[:_SHOWN])

@@ -15,24 +15,26 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.capacities import ANY_GPU, largest_that_fits
-from lm_profiler.analysis.plan.planned import SETTINGS, Planned
+from lm_profiler.analysis.plan.planned import ANY_GPU, SETTINGS, Planned, largest_that_fits
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
-from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
+from lm_profiler.cli.surroundings import quiet
+from lm_profiler.cli.trainer_cli import (
+    OPTION_ERRORS,
+    ProfilerCLI,
+    check_together,
+    check_trainer_options,
+    trainer_error,
+)
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
-from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
-from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.parts import full_name
-from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeDevice, FakeStrategy, SilentLogger, Size
-from lm_profiler.rehearse.ranks import fake_strategy
+from lm_profiler.rehearse.loop import BeforeSteps, RehearsedSizes, SilentLogger, Sizes, reason_of
+from lm_profiler.rehearse.strategies import AS_WIDE, FakeDevice, FakeStrategy, Size, fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -50,46 +52,32 @@ _BATCHES = 2
 _STEPS = 10_000
 
 
-@dataclass
-class LargestSize:
-    """Choose the sizes to rehearse: the run as it is, then more or less of ``what``, on a device of ``has`` bytes.
-
-    ``largest`` is the result of the search. ``what`` is ``batch``, ``context`` or ``nothing``.
-    """
-
-    what: str
-    has: int
-    samples: Callable[[], int | None]
-    context: int | None
-    largest: int | None = None
-
-    def steps(self) -> Sizes:
-        """Yield the sizes, and receive the peak bytes of each."""
-        peak = yield Size()
-        begin = {"batch": self.samples(), "context": self.context}.get(self.what)
-        if not begin:
-            return
-        unit = _UNIT if self.what == "context" and begin % _UNIT == 0 else 1
-        search = largest_that_fits(begin // unit, peak, self.has)
-        try:
-            n = next(search)
-            while True:
-                n = search.send((yield Size(**{self.what: n * unit / begin})))
-        except StopIteration as done:
-            self.largest = done.value * unit
-
-
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
+
+
+def _sizes(what: str, has: int, begin: Callable[[], int | None], largest: list[int]) -> Sizes:
+    """Yield the run's own size, then more or less of ``what``, and receive the peak bytes of each.
+
+    ``largest`` gets the largest on a device of ``has`` bytes; ``begin`` returns the run's own.
+    """
+    peak = yield Size()
+    if not (own := begin()):
+        return
+    unit = _UNIT if what == "context" and own % _UNIT == 0 else 1
+    search = largest_that_fits(own // unit, peak, has)
+    try:
+        n = next(search)
+        while True:
+            n = search.send((yield Size(**{what: n * unit / own})))
+    except StopIteration as done:
+        largest.append(done.value * unit)
 
 
 def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float = 1.0) -> Planned:
     """Return what the run of ``cli`` needs on a ``gpu`` of that compute capability, or on the CPU (None).
 
-    The plan holds the largest ``what`` (``batch`` or ``context``) on a device with ``has`` bytes.
-
-    Raises:
-        UsageError: a wrong call.
-        Exception: what the module raises, also because it reads the values of fake tensors.
+    The plan holds the largest ``what`` (``batch``, ``context`` or ``nothing``) on a device with ``has`` bytes. A module
+    may raise anything, also because it reads the values of fake tensors.
     """
     world = FakeWorld(gpu)
     trainer = cli.trainer = _trainer(cli, world)
@@ -103,9 +91,10 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
     if isinstance(model, AttentionAlone):  # its inputs are parameters: another size is another module
         what = "nothing"
-    search = LargestSize(what, has, lambda: strategy.samples, context)
+    largest, own = list[int](), lambda: {"batch": strategy.samples, "context": context}.get(what)
     alike = isinstance(model, (LanguageModel, AttentionAlone))
-    rehearsal, unknown = RehearsedSizes(world=world, sizes=search.steps(), alike=alike, enough_s=enough_s), None
+    sizes, unknown = _sizes(what, has, own, largest), None
+    rehearsal = RehearsedSizes(world=world, sizes=sizes, alike=alike, enough_s=enough_s)
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
     try:
@@ -120,19 +109,17 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     given = full_name(cli.config[cli.verb].trainer.precision)
-    return Planned(
-        peaks=step.peaks,
-        causes=step.causes,
+    return replace(
+        step,
         batch=strategy.samples,
         context=context,
-        largest=search.largest,
+        largest=largest[0] if largest else None,
         compiled=compiled,
         work=_scaled_work(cli, step.work, gpu is not None or compiled),
         float32=float32_matmul_precision(),
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
-        held=step.held,
         model=facts.model_copy(update={"precision": given, "compiled": compiled}),
-        largest_unknown=None if search.largest is not None else unknown,
+        largest_unknown=None if largest else unknown,
         steps=[step.peak for step in rehearsal.seen],
         reserved=rehearsal.seen[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],
@@ -141,7 +128,6 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         sent=_all_sent(cli, strategy, step.sent),
         split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
-        timeline=step.timeline,
     )
 
 
@@ -197,9 +183,7 @@ def _planned(
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
         raise Unfit from None  # autograd does not work in a fork of a process that used it: see "Autograd and Fork"
-    # Before any code of the user runs: no file may be written, and torch has to be patched before it is used.
-    leave_files()
-    prepare(gpu)
+    prepare(gpu)  # before any code of the user runs
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
@@ -211,11 +195,7 @@ def _planned(
 
 
 def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
-    """Return a Trainer with the user's options on which a step on one device depends.
-
-    Raises:
-        UsageError: the options do not go together.
-    """
+    """Return a Trainer with the user's options on which a step on one device depends."""
     given = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
     precision = str(given["precision"] or "32-true")

@@ -1,32 +1,59 @@
-"""The run of one call as the command line sees it: its folder, the record of a failure, its exit code."""
+"""The run of one call as the command line sees it: its folder, the record of a failure, its exit code, its ranks."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import distributed
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
+from lm_profiler.analysis.conclude import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
-from lm_profiler.callbacks.outcome.rank_status import RANK_LOST
+from lm_profiler.callbacks.profiling_options import Launch
+from lm_profiler.cli.endings import handled, terminate
+from lm_profiler.cli.surroundings import quiet
+from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
-from lm_profiler.record.run import Environment, Failure, ModelFacts, RecordError, RunRecord, Status, Verb, read_run
+from lm_profiler.record.run import (
+    Environment,
+    Failure,
+    ModelFacts,
+    RankEnd,
+    RecordError,
+    RunRecord,
+    Status,
+    Verb,
+    first_end,
+    read_ends,
+    read_run,
+)
+from lm_profiler.record.steps import read_rows
 from lm_profiler.record.text import well_formed
 from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
+
+_LEAVING_S = 5.0  # seconds that ranks have to end by themselves once the run of this process is over
+_ASKED_S = 20.0  # seconds that they have to write how far they came once they were asked to end
 
 
 def local_rank() -> int:
@@ -35,23 +62,14 @@ def local_rank() -> int:
 
 
 class RunContext:
-    """What the command line knows of a run, which may fail before it begins.
-
-    Args:
-        verb: The Trainer's verb.
-        launch: How the run was started.
-        log_dir: Folder of all runs.
-
-    Nothing is on disk before ``begin``. Rank 0 alone claims ``folder``, which is None on the other ranks. ``profiler``
-    is the instruments' callback, None before there is one; from its set-up on, it writes the record.
-    """
+    """What the command line knows of a run, which may fail before it begins. Nothing is on disk before ``begin``."""
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        self.profiler: TrainingProfiler | None = None
+        self.profiler: TrainingProfiler | None = None  # from its set-up on, it writes the record
         self.rank: int | None = None
-        self.folder: Path | None = None
+        self.folder: Path | None = None  # claimed by rank 0 alone
         self._parent = Path(log_dir, launch.name)
         self._made: list[Path] = []
 
@@ -74,11 +92,6 @@ class RunContext:
                 f"log_dir: expected a folder that can be written to, given {self._parent} ({error.strerror}); "
                 "name another with --log_dir"
             ) from None
-
-    def of_rank(self, rank: int) -> RunContext:
-        """Set the rank in a process that was started for it, and return this context."""
-        self.rank, self.folder = rank, None if rank else self.folder
-        return self
 
     def _begin_without_trainer(self) -> None:
         """Claim the folder where no Trainer could be built to tell the rank: the launcher's variables tell it."""
@@ -145,48 +158,58 @@ class RunContext:
     def failed(self, error: Exception) -> int:
         """Write the traceback, and a record if there is none yet; return the exit code."""
         self._begin_without_trainer()
+        rank = self.rank
+        if isinstance(error, ProcessException):  # of a rank that was forked or spawned
+            rank = (rank or 0) + error.error_index
+            if getattr(error, "exit_code", None) == INTERRUPTED:
+                return self.ended(KeyboardInterrupt())
+            self._rank_ended(rank, error)
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
         if record is None or record.failure is None:  # otherwise the table at the run's end has printed it
-            who = f"rank {self.rank} failed" if self.rank else "failed" if record is not None else "failed in setup"
+            who = f"rank {rank} failed" if rank else "failed" if record is not None else "failed in setup"
             say(f"{who}: {said(error)}")
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is not None and folder.is_dir():  # a node without a shared disk may have none
-            path = folder / (f"traceback.rank{self.rank}.txt" if self.rank else "traceback.txt")
+            path = folder / (f"traceback.rank{rank}.txt" if rank else "traceback.txt")
             path.write_text(well_formed("".join(traceback.format_exception(error))), encoding="utf-8")
             say(f"traceback in {from_here(path)}")
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
-    def last_words(self, why: str, number: int, lost: int) -> int:
-        """Write the record from the watchdog's thread, since the main one is stuck; return the exit code.
+    def _rank_ended(self, rank: int, error: ProcessException) -> None:
+        """Record that ``rank``, which this process has started, has ended badly.
 
-        Args:
-            why: What has happened.
-            number: The signal's number; 0 for none.
-            lost: The number, from 1, of a rank that this process started and that has ended; 0 for none.
+        Where it left no word it was killed, and what ended the others followed from that: also the signal that torch
+        sends them then, which is no interruption of the run.
         """
-        status: Status = "interrupted" if number else "failed"
-        if self.profiler is None or not self.profiler.last_words(status, why, followed=not number):
-            failure = Failure(phase="setup", step=None, type="Stuck", message=why)
-            if lost:  # that rank ended before it knew the folder, so it left no record
-                rank, host = (self.rank or 0) + lost, platform.node()
-                failure = failure.model_copy(update={"type": RANK_LOST, "rank": rank, "host": host})
-            self._record(status, failure)
-            if self.folder is not None:
-                say(f"{status} in {failure.where}: {why}; written to {from_here(self.folder)}")
-        elif (record := self.record) is not None:
-            status = record.status
-            say(f"{failure_lines(record)[0]}; written to {from_here(self.profiler.folder)}")
-        return INTERRUPTED if status == "interrupted" else FAILED
+        folder = self.folder
+        if folder is None:
+            return
+        ends, failure = read_ends(folder), _failure(error).model_copy(update={"rank": rank, "host": platform.node()})
+        if not isinstance(error, ProcessExitedException):  # it raised, perhaps before it knew the folder
+            ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
+        elif not ends:
+            ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
+        cause = first_end(ends, [rank], {rank: getattr(error, "exit_code", 1)}) or ends[min(ends)]
+        if (record := self.record) is None:
+            self._record(cause.status, cause.failure)
+        else:
+            record.model_copy(update={"status": cause.status, "failure": cause.failure}).write(folder / "run.json")
+        if (record := self.record) is not None:
+            say(f"{failure_lines(record)[0]}; written to {from_here(folder)}")
 
     def _record(self, status: Status, failure: Failure, **known: Any) -> None:
         folder, launch = self.folder, self.launch
         if folder is None or _has_final_record(folder):
             return
-        if launch.config_yaml is not None:
-            write_whole(folder / "config.yaml", launch.config_yaml)
-        record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **known)
+        if (folder / "run.json").exists():  # a rank began it, and none could end it
+            begun = read_run(folder).model_copy(update={"status": status, "failure": failure})
+            record = as_far_as_it_came(begun, read_rows(folder, growing=True))
+        else:
+            if launch.config_yaml is not None:
+                write_whole(folder / "config.yaml", launch.config_yaml)
+            record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **known)
         record.write(folder / "run.json")
         # The record is complete without HPARAMS, so a failure here is a note.
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])
@@ -201,4 +224,69 @@ def _has_final_record(folder: Path) -> bool:
 
 
 def _failure(error: BaseException) -> Failure:
-    return Failure(phase="setup", step=None, type=type(error).__name__, message=first_line(error))
+    kind, message = type(error).__name__, first_line(error)
+    if isinstance(error, ProcessRaisedException):  # its text is the traceback in the rank
+        kind, _, message = str(error).rstrip().splitlines()[-1].partition(": ")
+    return Failure(phase="setup", step=None, type=kind.rpartition(".")[2], message=message)
+
+
+class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
+    """Lightning's multiprocessing launcher, whose ranks end as ranks of the command line do.
+
+    Lightning calls ``on_exception`` in the process that called the launcher alone, where no step runs.
+    """
+
+    def _wrapping_function(self, process_idx: int, trainer: Trainer | None, *args: Any) -> None:
+        with quiet(), handled({signal.SIGTERM: terminate}):
+            try:
+                super()._wrapping_function(process_idx, trainer, *args)
+            except BaseException as error:
+                for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending already
+                    signal.signal(number, signal.SIG_IGN)
+                for each in getattr(trainer, "callbacks", ()):
+                    if trainer is not None and isinstance(each, TrainingProfiler):
+                        each.on_exception(trainer, trainer.lightning_module, error)
+                if isinstance(error, KeyboardInterrupt):
+                    sys.exit(INTERRUPTED)  # torch would end the rank as if all went well
+                raise
+            finally:
+                leave_group()
+
+
+def take_over(trainer: Trainer) -> None:
+    """Replace ``trainer``'s multiprocessing launcher, if it has one, by ``RankLauncher``."""
+    strategy, launcher = trainer.strategy, trainer.strategy.launcher
+    method = START_METHOD.of_or(launcher)
+    if type(launcher) is LAUNCHER.find_or(None) and method is not None and RUNS_RANK.of_or(launcher) is not None:
+        setattr(strategy, LAUNCHED_BY.name, RankLauncher(strategy, method))
+
+
+def leave_group() -> None:
+    """Destroy the process group: Gloo's threads may abort a process that ends before them (pytorch issue 190489)."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def end_ranks(trainer: Trainer | None, ask: bool = False) -> None:
+    """Wait for the ranks that Lightning started, which are told to end if ``ask``; kill those that do not end."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "gloo":
+        leave_group()  # who waits for this rank sees that it has gone; NCCL would wait for the others
+    launcher = trainer.strategy.launcher if trainer is not None else None
+    processes = getattr(launcher, "procs", [])
+    children = list(processes)
+    processes.clear()  # otherwise Lightning's observer kills this process too once one of them fails
+    until = time.monotonic() + (_ASKED_S if ask else _LEAVING_S)
+    try:
+        for child in children if ask else ():
+            child.terminate()
+        for child in children:
+            _wait(child, max(until - time.monotonic(), 0.0))
+    finally:
+        for child in children:
+            child.kill()
+            _wait(child)
+
+
+def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        child.join(timeout) if isinstance(child, BaseProcess) else child.wait(timeout)

@@ -1,15 +1,15 @@
-"""Check what surrounds a call: closed streams, variables that must be numbers, a checkpoint. Imports no torch."""
+"""What surrounds a call: streams, variables that must be numbers, libraries that talk. Imports no torch."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from lm_profiler.cli.call import Call
 from lm_profiler.measure.boundary import say
 from lm_profiler.usage_error import UsageError
 
@@ -18,25 +18,21 @@ _RANKS = (
     *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "JSM_NAMESPACE_RANK"),
 )
+_LEVELS = {
+    "lightning.pytorch": logging.ERROR,
+    "lightning.fabric": logging.ERROR,
+    "lightning_utilities": logging.ERROR,
+    "torch.multiprocessing.spawn": logging.ERROR,  # names the ranks that it ends where one has failed
+    "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user asked for
+}
+_ADVICE = (
+    r"GPU available but not used",
+    r"`LightningModule\.configure_optimizers` returned `None`",  # our `optimizer: none` asks for it
+)
 
-_CHECKPOINT_WORDS = ("best", "last", "hpc")  # the values of ``ckpt_path`` that Lightning resolves itself
 
-# the first bytes of a file of torch.save; pickle is the format of torch before 1.6
-_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-
-
-def open_standard_streams() -> None:
-    """Open substitutes for closed standard streams (``report >&-``), and print unencodable characters as ``?``.
-
-    Otherwise the next file that is opened gets the closed stream's number, and output is printed into that file.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open() takes the lowest free number: this
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+def replace_unprintable() -> None:
+    """Print characters that a stream's encoding lacks as ``?``."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -63,36 +59,39 @@ def mute() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def check_text(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an argument that is not UTF-8, which no record can hold."""
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            shown = argument.encode(errors="surrogateescape").decode(errors="replace")[:100]
-            raise UsageError(f"expected arguments of UTF-8 text, given {shown!r}") from None
-
-
-def check_surroundings(call: Call) -> None:
-    """Raise UsageError for errors that would otherwise appear after seconds of imports, or as a traceback."""
+def check_variables() -> None:
+    """Raise UsageError for a rank that is no number: Lightning would end in a traceback while it is imported."""
     for name in _RANKS:
         given = os.environ.get(name, "0")
         if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", given) is None:
             raise UsageError(f"{name}: expected a number in this variable, given {given[:100]!r}; unset it")
-    _check_checkpoint(call.says("ckpt_path"))
 
 
-def _check_checkpoint(path: object) -> None:
-    """Raise UsageError for a checkpoint that does not exist, or that torch did not write."""
-    if path is None or str(path) in _CHECKPOINT_WORDS or str(path).startswith("registry") or "://" in str(path):
-        return
-    try:
-        with Path(str(path)).open("rb") as file:
-            begin = file.read(len(_ZIP))
-    except IsADirectoryError:  # a sharded checkpoint is a folder
-        return
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"ckpt_path: expected a checkpoint, given {str(path)[:200]} ({why})") from None
-    if not begin.startswith((_ZIP, _PICKLE)):
-        raise UsageError(f"ckpt_path: expected a checkpoint, given {path}, which torch.save did not write")
+def quiet_libraries() -> None:
+    """Set the variables that silence torch's C++ logs on stderr. Torch reads them once, when it is imported."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Lightning's tips, its advice on our own Trainer, and the deprecations of its own calls.
+
+    Its other warnings stay: a user's ``warn(..., stacklevel=2)`` in a hook is attributed to Lightning's module too.
+    """
+    from lightning.fabric.utilities.warnings import PossibleUserWarning
+
+    loggers = {logging.getLogger(name): level for name, level in _LEVELS.items()}
+    before = {logger: logger.level for logger in loggers}
+    with warnings.catch_warnings():
+        for category in (PossibleUserWarning, DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=r"lightning\.")
+        for message in _ADVICE:
+            warnings.filterwarnings("ignore", message, category=UserWarning)
+        try:
+            for logger, level in loggers.items():
+                logger.setLevel(level)
+            yield
+        finally:
+            for logger, level in before.items():
+                logger.setLevel(level)

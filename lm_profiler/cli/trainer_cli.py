@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from jsonargparse import Namespace
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.nn import Module
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
-from lm_profiler.callbacks.launch import Launch
-from lm_profiler.cli.call import Call
-from lm_profiler.cli.checks import (
-    LOADERS,
-    check_attention_of,
-    check_launch,
-    check_together,
-    check_trainer_options,
-    trainer_error,
-)
-from lm_profiler.cli.launcher import take_over
-from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.run_context import RunContext
-from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
+from lm_profiler.callbacks.profiling_options import Launch
+from lm_profiler.cli.call import OURS, Call
+from lm_profiler.cli.options import wrong_call
+from lm_profiler.cli.run_context import RunContext, take_over
+from lm_profiler.cli.surroundings import quiet
+from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
 from lm_profiler.measure.boundary import say
 from lm_profiler.models import transformer
 from lm_profiler.models.config import other_meanings
+from lm_profiler.models.transformer import check_attention
 from lm_profiler.record.calls import command_line
+from lm_profiler.record.run import Verb
 from lm_profiler.record.secrets import masked, masked_line, masked_option
-from lm_profiler.training import LanguageModel
+from lm_profiler.sweep.sweep_plan import check_folder_name
+from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
 # the packages whose classes run no code of a user
@@ -48,6 +48,11 @@ _PASSED_ON = ("ckpt_path", "weights_only")  # options of the Trainer's methods r
 
 # what Lightning, torch and our own classes raise for options that are wrong
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
+
+
+# Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
+_MOST_DEVICES = 1024
+_DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
 class EventsLogger(TensorBoardLogger):
@@ -78,12 +83,15 @@ class ProfilerCLI(OptionsCLI):
         """Return how the run is started, with secrets masked."""
         text = self.parser.dump(self.config, format="json", skip_unset=False, skip_validation=True)
         config = json.loads(text)[self.verb]
+        # whether module and data are ours, and all other named classes are ours, Lightning's or torch's
+        named = {one or other for one, other in re.findall(r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:', text)}
+        parts = {str(config[key]["class_path"]).partition(".")[0] for key in OURS if config[key] is not None}
+        self.is_ours = parts <= {"lm_profiler"} and named <= _KNOWN
         name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
         for option, text in (("name", name), ("log_dir", config["log_dir"])):
             if not isinstance(text, str) or not text.isprintable():
                 raise UsageError(f"{option}: expected text that can be printed, given {str(text)[:100]!r}")
-        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
-            raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
+        check_folder_name(name, config["log_dir"])
         config = masked(config)
         return Launch(
             name=name,
@@ -95,23 +103,17 @@ class ProfilerCLI(OptionsCLI):
         )
 
     def begin(self) -> None:
-        """Build the Trainer, and claim the folder of the run.
-
-        Raises:
-            UsageError: the options do not go together, or do not fit this machine.
-        """
+        """Build the Trainer, and claim the folder of the run."""
         given = vars(self._get(self.config, "trainer"))
         check_trainer_options(given, self.verb)
         try:
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             trainer = self.instantiate_trainer()
             check_launch(trainer)
-        except OPTION_ERRORS as error:
+        except (*OPTION_ERRORS, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "SLURM" not in str(error):
+                raise  # Lightning raises RuntimeError for SLURM variables that do not fit, others are the user's
             raise trainer_error(_cause(error), given) from error
-        except RuntimeError as error:
-            if "SLURM" not in str(error):  # Lightning raises RuntimeError for SLURM variables that do not fit
-                raise
-            raise trainer_error(error, given) from error
         self.trainer = trainer
         skip_teardown(trainer)
         self._claim_folder(trainer)
@@ -122,24 +124,15 @@ class ProfilerCLI(OptionsCLI):
         asked = self._get(self.config, "check_memory")
         return self.is_ours if asked is None else bool(asked)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether module and data are ours, and all other named classes are ours, Lightning's or torch's."""
-        config = self.config[self.verb]
-        parts = {path.partition(".")[0] for key in ("model", "data") for path in _classes(config.get(key))}
-        return parts <= {"lm_profiler"} and {path.partition(".")[0] for path in _classes(config)} <= _KNOWN
-
     def run_verb(self) -> None:
-        """Build everything else and run the verb.
-
-        Raises:
-            UsageError: the options do not go together.
-        """
+        """Build everything else and run the verb."""
         self.datamodule = self.build("data")
         self.model = self.build("model")
         if type(self.model) is LanguageModel and self._get(self.config, "trainer")["callbacks"] is None:
             self.model.stays = True
-        self.offer()
+        source = self.datamodule if self.datamodule is not None else self.model
+        self._get(self.config_init, "torch").apply(self.model)
+        self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         check_attention_of(self.model, self.trainer, self.verb)
         transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
@@ -153,16 +146,10 @@ class ProfilerCLI(OptionsCLI):
             arguments["return_predictions"] = False  # kept, they would fill the memory
         getattr(self.trainer, self.verb)(**arguments)
 
-    def offer(self) -> None:
-        """Apply the options ``torch`` and ``loader``, which work for any module and data."""
-        source = self.datamodule if self.datamodule is not None else self.model
-        self._get(self.config_init, "torch").apply(self.model)
-        self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
-
     def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run; the Trainer knows this process's rank, however the ranks were started."""
         context, config = self.context, self._get(self.config, "trainer")
-        take_over(trainer, context)
+        take_over(trainer)
         context.begin(trainer.global_rank)
         if context.folder is not None and context.profiler is not None:
             context.profiler.launched(folder=context.folder)
@@ -239,17 +226,6 @@ def _tear_down(strategy: Strategy) -> None:
         strategy.optimizers = optimizers
 
 
-def _classes(said: Any) -> Iterator[str]:
-    """Yield the paths of all classes, and of an attention function, that a config names."""
-    if isinstance(said, (Namespace, Mapping)):
-        for key, value in vars(said).items() if isinstance(said, Namespace) else said.items():
-            is_path = key == "class_path" or (key == "attention" and ":" in str(value))
-            yield from [str(value)] if is_path else _classes(value)
-    elif isinstance(said, (list, tuple)):
-        for value in said:
-            yield from _classes(value)
-
-
 def _read(arguments: Sequence[str]) -> ProfilerCLI:
     with quiet():
         return ProfilerCLI(Call(arguments))
@@ -258,3 +234,98 @@ def _read(arguments: Sequence[str]) -> ProfilerCLI:
 def _cause(error: Exception) -> Exception:
     """Return the exception of the class itself; the parser wraps it in a list of all types that the option may have."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
+
+
+# -- checks that can fail before anything is built or allocated --------------------------------------------------------
+
+
+def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
+    """Raise UsageError for Trainer options that cannot work here and that Lightning reports badly or not at all."""
+    if options["barebones"]:
+        raise UsageError("trainer.barebones: expected false, given true; without hooks there is nothing to measure")
+    strategy = options["strategy"]
+    if isinstance(strategy, str) and "." in strategy:
+        expected = f"the name of a strategy, given {strategy}; a class is --trainer.strategy.class_path={strategy}"
+        raise UsageError(f"trainer.strategy: expected {expected}")
+    batches = options["accumulate_grad_batches"]
+    expect(batches >= 1, "trainer.accumulate_grad_batches", "1 or more", batches)
+    devices = str(options["devices"])
+    if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MOST_DEVICES):
+        raise UsageError(f"trainer.devices: expected at most {_MOST_DEVICES:,}, given {devices[:30]}")
+    ends = ("max_steps", "max_epochs") if verb == "fit" else ()
+    for name in (*ends, f"limit_{LOOPS[verb]}_batches"):
+        if options[name] == 0:
+            raise UsageError(f"trainer.{name}: expected something to run, given {options[name]}; leave it out")
+    accelerator = options["accelerator"]
+    if not isinstance(accelerator, str) or accelerator == "auto":
+        return
+    here = [name for name in AcceleratorRegistry if AcceleratorRegistry[name]["accelerator"].is_available()]
+    usable = {*here, "auto", *(["gpu"] if {"cuda", "mps"} & set(here) else [])}
+    names = ", ".join(sorted(usable))
+    expect(accelerator in usable, "trainer.accelerator", f"one that this machine has ({names})", accelerator)
+
+
+def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
+    """Return Lightning's message as one line, followed by the Trainer options that it names and their given values."""
+    message = str(error)
+    if isinstance(error, UsageError) or "\n  " in message:  # ours, or the parser's
+        return wrong_call(error, prefix="trainer")
+    message = " ".join(message.split())
+    named = [name for name in options if re.search(rf"\b{name}\b", message)]
+    given = ", ".join(f"{name}={options[name]!r}" for name in named if name != "logger")
+    return UsageError(f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else ""))
+
+
+def check_launch(trainer: Trainer) -> None:
+    """Raise UsageError where the number of launched processes is not the number that this Trainer expects.
+
+    Lightning does not check this in time: two processes under torchrun with ``devices=1`` become two separate runs.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is None and TorchElasticEnvironment.detect():
+        environment = TorchElasticEnvironment()
+    if isinstance(environment, TorchElasticEnvironment):
+        _check_torchrun(environment.world_size(), trainer)
+    elif environment is not None:
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
+        tasks = os.environ["SLURM_NTASKS"]
+        say(f"SLURM has {tasks} tasks: each is a run of its own, for --trainer.devices and --trainer.num_nodes are 1")
+
+
+def _check_torchrun(started: int, trainer: Trainer) -> None:
+    devices, nodes = trainer.num_devices, trainer.num_nodes
+    if started != devices * nodes:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+        remedy = f"add --trainer.devices={here} --trainer.num_nodes={started // here}"
+        expected = f"the {started} processes that torchrun started"
+        raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
+
+
+def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
+    """Raise UsageError for options of model and data with which this Trainer would fail in or before its first step."""
+    if data is None and not is_overridden(LOADERS[verb], model):
+        name = type(model).__name__
+        raise UsageError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")
+    if isinstance(trainer.strategy, WrappedDDP):
+        trainer.strategy.wrapper_class  # noqa: B018  # it refuses a class that is no wrapper
+    if isinstance(model, LanguageModel):
+        model.trainer = trainer
+        model.check_precision()
+
+
+def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> None:
+    """Raise UsageError where an attention function that is not ours is wrong, on the run's device and in its dtype."""
+    if isinstance(model, LanguageModel):
+        name, width = model.config.attention, model.config.head_dim
+    elif isinstance(model, AttentionAlone):
+        name, width = model.attention, model.d_model
+    else:
+        return
+    kind, _, how = str(trainer.precision).partition("-")
+    kept = how == "mixed" and isinstance(model, AttentionAlone)  # its Q, K and V are parameters
+    dtype = torch.float32 if kept else _DTYPES.get(kind, torch.float32)
+    try:
+        check_attention(name, width, dtype, trainer.strategy.root_device, backward=verb == "fit")
+    except UsageError as error:
+        raise UsageError(f"model.{error}") from error.__cause__

@@ -1,15 +1,17 @@
-"""Read the options of the Trainer's verbs with LightningCLI, without building anything."""
+"""Read the options of the Trainer's verbs with LightningCLI, without building anything; their help and errors."""
 
 from __future__ import annotations
 
 import sys
 import traceback
+from argparse import SUPPRESS, Action
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import signature
-from typing import Any, cast, get_type_hints
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NoReturn, cast
 
-from jsonargparse import ActionYesNo
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -21,18 +23,21 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     WatchOptions,
-    WhatIfOptions,
 )
 from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.checks import LOADERS
-from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.options import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
+from lm_profiler.record.calls import by_name
 from lm_profiler.record.run import Verb
-from lm_profiler.torch_names import missing
+from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
+
+# Lightning's name of each verb's data, and of the hook that brings it
+LOOPS: dict[Verb, str] = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+LOADERS = {verb: f"{data}_dataloader" for verb, data in LOOPS.items()}
 
 INSTRUMENTS = {
     "stages": StageOptions,
@@ -40,16 +45,95 @@ INSTRUMENTS = {
     "memory": MemoryOptions,
     "trace": TraceOptions,
     "numerics": NumericsOptions,
-    "whatif": WhatIfOptions,
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
+_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")  # that Lightning resolves itself
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
-_TITLES = {
-    "trainer": "Lightning's Trainer",
-    "model": "The model: any LightningModule; the options of ours are at the end",
-    "data": "The data: any LightningDataModule, or null; the options of ours are at the end",
-}
+
+# what --help prints; --help all has every option with its type and default
+FIRST = """\
+usage: lm_profiler {verb} [options]
+
+The options that people use first. All, with types and defaults: --help all
+
+the run:
+  --config                         file of options, or a name such as demo
+  --name                           name of the run
+  --log_dir                        folder of all runs
+  --seed_everything                seed of all random numbers
+  --verbose                        print all that is known at the end
+  --check_memory                   refuse a run that cannot fit
+  --print_config                   print all settings, and run nothing
+
+stages:
+  --stages.warmup_steps            steps before the measured ones
+  --stages.measure_steps           steps to measure
+  --stages.until_ci                or until the interval is this narrow
+  --trace.steps                    steps that torch's profiler traces
+  --memory.steps                   steps in which memory is read
+  --actions.steps                  steps in which each action is timed
+  --numerics.audit                 what precision does to the numbers
+
+model and data:
+  --model                          class path of any LightningModule
+  --model.size                     small, medium, large, xl, 2.7B, …
+  --model.attention                sdpa, math or package.module:function
+  --model.activation_checkpointing keep each block's input only
+  --model.compile                  with torch.compile
+  --model.optimizer                adamw, sgd or none
+  --torch.compile                  torch.compile for any module
+  --data                           class path of any LightningDataModule
+  --data.batch_size                samples in a batch
+  --data.context_length            tokens in a sample
+  --data.num_workers               processes that make batches
+  --loader.num_workers             the same for any data
+
+trainer:
+  --trainer.precision              32-true, bf16-mixed, bf16-true, …
+  --trainer.accelerator            cpu, gpu, …
+  --trainer.devices                how many, or which
+  --trainer.num_nodes              how many machines
+  --trainer.strategy               ddp, fsdp, …
+  --trainer.accumulate_grad_batches  batches to an optimizer step
+  --trainer.gradient_clip_val      largest norm of the gradients
+  --trainer.callbacks              callbacks to add
+  --trainer.logger                 where the module's own logs go
+"""
+
+
+class Parser(LightningArgumentParser):
+    """A parser that reports errors in a line or two, without the usage text."""
+
+    def __init__(self, **options: Any) -> None:
+        # An abbreviation would turn a misspelt option into another one.
+        super().__init__(**{"allow_abbrev": False, "add_help": False, **options})
+        self.add_argument("-h", "--help", action=_Help, nargs="?", choices=["all"])
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        # For an option in a config file jsonargparse calls the outer parser's error(), which lacks the verb's options.
+        verbs = self._subcommands_action.choices.values() if self._subcommands_action is not None else ()
+        defaults = [parser.get_defaults(skip_validation=True) for parser in (self, *verbs)]
+        known = [key for options in defaults for key in options.keys(branches=True)]
+        raise explain(message, [key.replace(".init_args", "") for key in known])
+
+
+class _Help(Action):
+    """The action of ``--help``: print the options that people use first, or all, and end the call."""
+
+    def __init__(self, **options: Any) -> None:
+        text = "Print the options that people use first, or all of them, and exit."
+        super().__init__(**{**options, "default": SUPPRESS, "help": text})
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if values is None:
+            print(FIRST.format(verb=parser.usage.split()[1]), end="")
+        else:
+            own = ArgumentParser(add_help=False, usage=SUPPRESS)  # jsonargparse shows these for `--model.help CLASS`
+            own.add_class_arguments(LanguageModel, "model")
+            own.add_class_arguments(FakeTokens, "data")
+            print(parser.format_help() + own.format_help())
+        parser.exit()
 
 
 @dataclass
@@ -75,10 +159,14 @@ class OptionsCLI(LightningCLI):
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self._verbs: list[LightningArgumentParser] = []
         if RUN_VERB.of_or(LightningCLI) is None:
-            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {missing(RUN_VERB.path)}")
-        self._find_classes()
+            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}")
+        verb = cast(Verb, call.arguments[0])
+        classes = {key: _class_at(call.class_of(key), key) for key in OURS}
+        self._classes = {key: path for key in OURS if classes[key] is not None and (path := call.class_of(key))}
+        loader = LOADERS[verb]
+        own_data = getattr(classes["model"], loader, None) not in (None, getattr(LightningModule, loader))
+        leave_data = own_data and call.leaves_data_out()
         super().__init__(
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
             trainer_defaults={
@@ -90,13 +178,16 @@ class OptionsCLI(LightningCLI):
                 "enable_model_summary": False,
             },
             seed_everything_default=0,
-            parser_kwargs={verb: {"usage": f"lm_profiler {verb} [options]"} for verb in call.arguments[:1]},
+            parser_kwargs={str(verb): {"usage": f"lm_profiler {verb} [options]"}},
             parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
-            args=call.for_parser(self._classes, self._leave_data),
+            args=call.for_parser(self._classes, leave_data),
         )
-        self.verb = cast(Verb, self.subcommand)
+        self.verb = verb
+        if local_rank() == 0:
+            for line in call.said_of_files(leave_data):
+                say(line)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # which here depends on the call
         """Return the call's verb, whose parser takes 0.05 s, and the arguments of it that are no options."""
@@ -105,7 +196,9 @@ class OptionsCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add our options before the Trainer's many, so that the help shows them first."""
-        self._verbs.append(parser)
+        for action in parser._actions:
+            if action.dest == "config":
+                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(by_name())}."
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all that is known at the end, as lm_profiler report of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
@@ -116,31 +209,17 @@ class OptionsCLI(LightningCLI):
         )
         parser.add_argument("--watch", type=bool | WatchOptions, default=False, help=text)
         super().add_core_arguments_to_parser(parser)
-        for key, title in _TITLES.items():
-            (parser.groups or {})[key].title = title
         for key, ours in OURS.items():
-            parser.set_defaults({key: {"class_path": self.call.class_of(key) if key in self._classes else ours}})
-        if self._leave_data:
-            parser.set_defaults({"data": None})
-
-    def _find_classes(self) -> None:
-        """Import the classes that the call names, and find out whether the module has its own data."""
-        self._classes = {key: made for key in OURS if (made := class_at(self.call.class_of(key), key)) is not None}
-        model, loader = self._classes.get("model"), LOADERS[cast(Verb, self.call.arguments[0])]
-        own_data = isinstance(model, type) and getattr(model, loader, None) is not getattr(LightningModule, loader)
-        self._leave_data = own_data and self.call.leaves_data_out()
-        for key, file, options in self.call.passed_over(self._leave_data) if local_rank() == 0 else ():
-            if self._leave_data and key == "data":
-                say(f"{key}: {self.call.class_of('model')} brings its own; what {file} says is ignored")
-            elif key in self._classes and (shared := {*options} & {*signature(self._classes[key]).parameters}):
-                options_said = ", ".join(sorted(shared))
-                say(f"{key}: {self.call.class_of(key)} ignores {options_said} of {file}, which are for another class")
+            # from the beginning: where it changes, jsonargparse keeps the values of options that both classes have
+            parser.set_defaults({key: {"class_path": self._classes.get(key, ours)}})
+            (parser.groups or {})[key].title = f"The {key}; the options of {ours} are at the end"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args``, whatever ``sys.argv`` holds."""
-        assert isinstance(parser, Parser)
-        parser.verbs = self._verbs
         self.config = parser.parse_args(args)
+        for key in (*INSTRUMENTS, *_OFFERED, "trainer"):  # jsonargparse takes anything that a file says for all of it
+            if not isinstance(given := self.config[self.config["subcommand"]].get(key), Namespace):
+                raise UsageError(f"{key}: expected options, given {given!r}; leave it out")
 
     def _get(self, config: Any, key: str, default: Any = None) -> Any:
         """Return the value of the verb's option ``key``. This overrides Lightning's method of the same name."""
@@ -152,51 +231,31 @@ class OptionsCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run nothing; LightningCLI's constructor calls this."""
 
-    def _set_seed(self) -> None:
+    def _parse_ckpt_path(self) -> None:
+        path = str(self.config[self.config["subcommand"]].get("ckpt_path") or "best")
+        if path not in _CHECKPOINT_WORDS and ":" not in path and not Path(path).exists():
+            raise UsageError(f"ckpt_path: expected a checkpoint, given {path[:200]}, which is not there")
         try:
-            super()._set_seed()
-        except ValueError:
-            given = self._get(self.config, "seed_everything")
-            raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, given {given}") from None
+            super()._parse_ckpt_path()
+        except (UnpicklingError, RuntimeError, EOFError):
+            raise UsageError(
+                f"ckpt_path: expected a checkpoint, given {path}, which torch.save did not write"
+            ) from None
 
 
-# -- the classes that a call names -------------------------------------------------------------------------------------
-
-
-def class_at(path: str, key: str) -> Any:
-    """Return the class or function at the import path ``path``; None for anything else, which the parser reports.
-
-    Raises:
-        UsageError: the module exists and fails while it is imported; the message names error, file and line.
-    """
+def _class_at(path: str, key: str) -> type | None:
+    """Return the class at the import path ``path``; None for anything else, which the parser reports."""
     module, _, name = path.rpartition(".")
-    if not module or not all(part.isidentifier() for part in path.split(".")):
-        return None
     try:
-        named = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            return None
-        raise _broken(path, key, error) from error
+        named = getattr(import_module(module), name, None) if module else None
     except (Exception, SystemExit) as error:
-        raise _broken(path, key, error) from error
-    made = named if isinstance(named, type) else _returns(named)
-    return named if isinstance(made, type) and issubclass(made, _BASES[key]) else None
-
-
-def _returns(function: Any) -> Any:
-    """Return the annotated return type of a function."""
-    try:
-        return get_type_hints(function).get("return")
-    except (NameError, TypeError):
-        return None
-
-
-def _broken(path: str, key: str, error: BaseException) -> UsageError:
-    return UsageError(
-        f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
-        f"{_place(error)}: {said(error)}"
-    )
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise UsageError(
+            f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
+            f"{_place(error)}: {said(error)}"
+        ) from error
+    return named if isinstance(named, type) and issubclass(named, _BASES[key]) else None
 
 
 def _place(error: BaseException) -> str:
@@ -204,8 +263,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     at = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in at if not frame.filename.startswith(("<frozen", __file__))]
     # The fault is in the last file of the user, not in the installed packages that it calls.
-    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
-    last = (own or frames)[-1:]
-    return f"{last[0].filename}:{last[0].lineno}" if last else "unknown place"
+    others = ("<frozen", __file__, sys.prefix, sys.base_prefix)
+    last = ([frame for frame in at if not frame.filename.startswith(others)] or at)[-1]
+    return f"{last.filename}:{last.lineno}"

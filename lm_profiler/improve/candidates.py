@@ -26,7 +26,7 @@ _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SET_BY_IMPROVE = ("name", "log_dir", "config")
-_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "whatif", "check_memory")
+_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "check_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,25 +35,35 @@ class ImproveRequest:
 
     Each change runs beside the setting without it, in fresh processes that alternate, until it is clear which is
     faster. What wins stays, and the rest is tried on top of it. Started again, it goes on where it was.
+
+    Args:
+        file: YAML with any of these options.
+        config: Config of the run to be improved, or the name of one that comes with the package, such as demo.
+        try_: Values of an option to be tried too, as in --try.data.num_workers 0,2,4.
+        only: Try no changes but those.
+        budget: Time for all runs, such as 90s, 10m or 1h.
+        global_batch: Whether changes of the batch must keep the samples of a step (keep), or may not (free).
+        accept_numerics: Take what is faster though its numbers are off.
+        name: Name of the improvement; if not given, the config's and _improve.
+        log_dir: Folder of all runs.
+        options: Options of fit, of every run.
+        command: The whole call.
     """
 
     WORDS: ClassVar[str] = "file"
     FILE: ClassVar[str] = "file"
 
-    file: str | None = field(default=None, compare=False)  # YAML with any of these options
-    # config of the run to be improved, or the name of one that comes with the package, such as demo
+    file: str | None = field(default=None, compare=False)
     config: str | None = None
-    # values of an option to be tried too, as in --try.data.num_workers 0,2,4
     try_: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    only: bool = False  # try no changes but those
-    budget: str = "10m"  # time for all runs, such as 90s, 10m or 1h
-    # whether changes of the batch must keep the samples of a step (keep), or may not (free)
+    only: bool = False
+    budget: str = "10m"
     global_batch: Literal["keep", "free"] = "keep"
-    accept_numerics: bool = False  # take what is faster though its numbers are off
-    name: str = ""  # name of the improvement; if not given, the config's and _improve
-    log_dir: str = "logs"  # folder of all runs
-    options: Sequence[str] = ()  # options of fit, of every run
-    command: str = field(default="", compare=False)  # the whole call
+    accept_numerics: bool = False
+    name: str = ""
+    log_dir: str = "logs"
+    options: Sequence[str] = ()
+    command: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -25,7 +25,7 @@ from lm_profiler.sweep.sweep_plan import safe_name
 _SHORTEST_S = 1.0  # no run begins with fewer seconds left in the budget
 
 # options of cells that are only timed: they leave out all stages after the measured steps
-_TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
+_TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace")} | {"numerics.audit": "false"}
 _AUDITED = {"numerics.audit": "true", "numerics.losses": "10"}
 # an option of a setting that has fitted before: planning it again takes a fifth of a cell's time
 _NOT_REHEARSED = {"check_memory": "false"}

@@ -20,7 +20,7 @@ from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, se
 from lm_profiler.improve.decision import Checked, Compared, Ran
 from lm_profiler.improve.search import Searcher
 from lm_profiler.improve.tolerance import checked_numbers
-from lm_profiler.processes.cell_server import CellServer
+from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.process_spread import known_spread

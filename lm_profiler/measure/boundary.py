@@ -24,50 +24,38 @@ from lm_profiler.torch_names import NameMissing
 Result = TypeVar("Result")
 
 _FAILED = "failed and was taken out"
-
 _LINE = 300  # the most characters of an error's message that are shown
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to undo."""
 
 
 @dataclass(eq=False)
 class Guard:
     """Runs the code of one instrument for training, and takes it out when it fails.
 
-    ``out`` is whether it failed. On the hot path, where each frame counts, write
-    ``try: ... except BaseException as error: part.failed(error)`` in place of ``run``.
+    On the hot path, where each frame counts, write ``try: ... except BaseException as error: part.failed(error)`` in
+    place of ``run``.
     """
 
     name: str  # the instrument's name in the message
     tell: Callable[[str], object]  # gets the message that it failed and why, once
-    leave: Callable[[], object] = _nothing  # undoes what the instrument did to training's objects
+    leave: Callable[[], object] = lambda: None  # undoes what the instrument did to training's objects
     outcome: str = _FAILED  # what the message says happened
-    out: bool = field(default=False, init=False)
+    out: bool = field(default=False, init=False)  # whether it failed
     error: BaseException | None = field(default=None, init=False)
 
     def failed(self, error: BaseException) -> None:
-        """Take the instrument out, unless ``error`` came from outside: Ctrl-C or a signal handler.
-
-        Raises:
-            BaseException: ``error``, where it came from outside.
-        """
+        """Take the instrument out; raise ``error`` if it came from outside: Ctrl-C or a signal handler."""
         if comes_from_outside(error):
             raise error
         if self.out:
             return
         self.out, self.error = True, error
         missing = isinstance(error, NameMissing) and self.outcome == _FAILED
-        outcome = "left out" if missing else self.outcome
-        text = f"{self.name} {outcome}: {said(error)}"
-        # Tried twice: the first try may fail halfway and leave a part behind.
-        if self.undo() is not None and (another := self.undo()) is not None:
+        text = f"{self.name} {'left out' if missing else self.outcome}: {said(error)}"
+        if (another := self.undo()) is not None:
             text += f"; taking it out failed: {said(another)}"
         self.tell(text)
 
     def undo(self) -> BaseException | None:
-        """Undo what was done to training's objects; return the error where that fails."""
         try:
             self.leave()
         except BaseException as error:
@@ -170,7 +158,6 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the exception's message, shortened; empty where there is none."""
     line = next(iter(message_of(error).strip().splitlines()), "")
     return line if len(line) <= _LINE else f"{line[:_LINE].rpartition(' ')[0] or line[: _LINE - 1]}…"
 
@@ -193,13 +180,9 @@ def say(text: str) -> None:
 
 
 def put(stream: TextIO | None, text: str) -> None:
-    """Write ``text`` at once, escaping what the stream's encoding lacks; do nothing where ``stream`` is None.
+    """Write ``text`` at once, escaping what the encoding lacks; raises OSError, or ValueError where it is closed.
 
     Nothing stays in the stream's buffer, where it would fail once more when the program ends.
-
-    Raises:
-        OSError: The stream cannot be written to.
-        ValueError: The stream is closed.
     """
     if stream is None:
         return

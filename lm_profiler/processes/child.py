@@ -27,8 +27,6 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import psutil
 
-from lm_profiler.torch_names import BAD_FORK
-
 Answer = TypeVar("Answer")
 # the limits of a child: CPU time in seconds, memory in bytes, and its folder for temporary files
 Limits = tuple[float, int | None, str | None]
@@ -37,6 +35,8 @@ PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time:
 
 _MOST_SENT = 256 << 20  # bytes that are sent to a fresh interpreter at most
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+# variables that tell a process of other ranks, or keep torch from asking CUDA itself how many devices there are
+_NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 _PROGRAM = """
 import json, sys
@@ -69,17 +69,12 @@ class Named:
 class Child(Generic[Answer]):
     """A child process, started at once, that calls ``find`` and sends back the result.
 
-    The child is a fork of this process or a fresh interpreter. It leads a process group, is silent, sees no device, and
-    is killed with its group once it has answered, or when this process ends. A fork is of no use where this process has
-    opened a device or counted its devices through CUDA, and is not safe everywhere; then the child is a fresh
-    interpreter, which has to import all that ``find`` needs.
-
-    Args:
-        find: The function; it and its result can be pickled. Its exceptions are reported by ``NoAnswer``.
-        limit_s: CPU time that the child may take; of wall time it may take ``PATIENCE`` times that.
-        fresh: Whether the child must be a fresh interpreter: where ``find`` runs a user's code beside a run of the same
-            code. A fork shares file offsets and shared memory with this process.
-        limit_bytes: Memory that the child may take; None for no limit.
+    The child leads a process group, is silent, sees no device, and is killed with its group once it has answered, or
+    when this process ends. It is a fork of this process; or a fresh interpreter, which has to import all that ``find``
+    needs: where this process has opened a device or counted its devices through CUDA, a fork is of no use; and where
+    ``find`` runs a user's code beside a run of the same code the child must be ``fresh``, since a fork shares file
+    offsets and shared memory. The child may take ``limit_s`` of CPU time, ``PATIENCE`` times that of wall time, and
+    ``limit_bytes`` of memory.
     """
 
     def __init__(
@@ -108,11 +103,7 @@ class Child(Generic[Answer]):
             self.end()
 
     def answer(self) -> Answer:
-        """Wait for the result of ``find``, and end the child.
-
-        Raises:
-            NoAnswer: There is none.
-        """
+        """Wait for the result of ``find``, and end the child; raises NoAnswer where there is none."""
         kind, answer = self._heard()
         if kind == "unfit":
             self._begin(fresh=True)
@@ -138,10 +129,12 @@ class Child(Generic[Answer]):
         return heard
 
     def end(self) -> None:
-        """Kill the child and all that it has started, whether or not it has answered."""
         if self._link is not None:
-            # Listed before the child dies: afterwards nobody knows whose children they were.
-            started = _started_by(self._process.pid)
+            started = list[psutil.Process]()
+            with suppress(psutil.Error):
+                # Listed before the child dies: it adopts those whose parents have ended, and afterwards nobody knows
+                # whose children they were.
+                started = psutil.Process(self._process.pid).children(recursive=True)
             with suppress(ProcessLookupError):  # it may not lead a group yet
                 os.killpg(self._process.pid, signal.SIGKILL)
             for each in started:  # what has left the group
@@ -187,7 +180,6 @@ def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
 
 
 def _exit_code(process: Any) -> int | None:
-    """Wait for the end of a child, and return its exit code."""
     if isinstance(process, subprocess.Popen):
         return process.wait()
     process.join()
@@ -197,7 +189,7 @@ def _exit_code(process: Any) -> int | None:
 
 def surroundings() -> dict[str, str]:
     """Return the environment of a child: without devices, compiler and other ranks."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -208,33 +200,21 @@ def _own_folder() -> str | None:
     return None
 
 
-def _started_by(pid: int) -> list[psutil.Process]:
-    """Return all descendants of a child; it adopts those whose parents have ended (``adopt``)."""
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
-
-
-# -- what is sent to a fresh interpreter ----------------------------------------------------------------------------
+# -- what is sent to a fresh interpreter -------------------------------------------------------------------------------
 
 
 def _told(find: Callable[[], Any], limits: Limits) -> bytes:
-    """Return what a fresh interpreter reads: ``sys.path`` and the limits, a line of JSON each, and ``find``, pickled.
-
-    Raises:
-        NoAnswer: No other process could read it.
-    """
-    told = _Bounded()
+    """Return what a fresh interpreter reads: ``sys.path`` and the limits, lines of JSON, and ``find``, pickled."""
+    pickled = io.BytesIO()
     try:
-        told.write(json.dumps(sys.path).encode() + b"\n")
-        told.write(json.dumps([os.getpid(), *limits]).encode() + b"\n")
-        _Writer(told).dump(find)
+        _Writer(pickled).dump(find)
     except NoAnswer:
         raise
     except Exception as error:
         raise NoAnswer(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
-    return told.getvalue()
+    if pickled.tell() > _MOST_SENT:
+        raise NoAnswer(f"it cannot be sent to another process: it is larger than {_MOST_SENT >> 20} MiB")
+    return b"\n".join([*(json.dumps(line).encode() for line in (sys.path, [os.getpid(), *limits])), pickled.getvalue()])
 
 
 class _Writer(pickle.Pickler):
@@ -248,18 +228,10 @@ class _Writer(pickle.Pickler):
         return NotImplemented
 
 
-class _Bounded(io.BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > _MOST_SENT:
-            raise ValueError(f"it is larger than {_MOST_SENT >> 20} MiB")
-        return super().write(data)
-
-
-# -- in the child ----------------------------------------------------------------------------------------------------
+# -- in the child ------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Run in a fresh interpreter: answer the question that comes on stdin."""
     link = Connection(int(sys.argv[1]))
     os.set_inheritable(link.fileno(), False)
     answer_told(sys.stdin.buffer, link)
@@ -282,9 +254,9 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
     os.dup2(1, 0)  # a fork shares the position in stdin with its parent
     torch = sys.modules.get("torch")
     if torch is not None:
-        # CUDA itself, not NVML, has counted the devices: autograd would start a thread for each, and a fork cannot open
-        # them.
-        if BAD_FORK.find_or(lambda: True)() and torch.cuda.device_count() > 0:
+        if torch.cuda.is_available():
+            # This process sees no device. CUDA itself has counted them before the fork: autograd would start a thread
+            # for each, and a fork cannot open them.
             link.send(("unfit", None))
             return
         torch.set_num_threads(1)  # a fork has no pool of threads, and would wait for it
@@ -294,15 +266,15 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
 def _confine(cpu_s: float, data_bytes: int | None, folder: str | None) -> None:
     """Make this process die with its parent, lead a group, be silent and keep its limits."""
     die_with_parent()
-    adopt()
+    if sys.platform == "linux":  # become the parent of descendants whose own parents have ended
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     # A fork inherits its parent's handlers, and the pipe that asyncio is woken by.
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
     signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # ends this process also where nobody waits for it any more
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
@@ -327,19 +299,13 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
         signal.pause()
 
 
-# -- any child -------------------------------------------------------------------------------------------------------
+# -- any child ---------------------------------------------------------------------------------------------------------
 
 
 def die_with_parent(begin: bool = True) -> None:
     """Have Linux kill this process when its parent ends for whatever reason; ``begin=False`` undoes that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
-
-
-def adopt() -> None:
-    """Have Linux make this process the parent of its descendants whose own parents have ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def how_ended(code: int | None) -> str:

@@ -1,11 +1,11 @@
-"""The program that starts the cells of a sweep: ``python -m lm_profiler.processes.fork_server PROGRAM [MODULE ...]``.
+"""A server that starts the cells of a sweep, and its client.
 
-Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. Modules that are named are imported
-once, must touch no device, and make each cell a fork of this process; without modules a cell is a fresh interpreter.
-Requests and events go through the socket on stdin (``lm_profiler.processes.cell_server``).
+``python -m lm_profiler.processes.fork_server PROGRAM [MODULE ...]`` is the program. Each cell is a process that runs
+``python -m PROGRAM`` with the cell's arguments. Modules that are named are imported once, must touch no device, and
+make each cell a fork of the server; without modules a cell is a fresh interpreter.
 
-How a cell ended is also written beside its output, in case the sweep is gone by then. When the socket is closed, for
-whatever reason, every cell is killed: none outlives the sweep.
+How a cell ended is also written beside its output, in case the sweep is gone by then. When the socket on stdin is
+closed, for whatever reason, every cell is killed: none outlives the sweep.
 """
 
 from __future__ import annotations
@@ -16,22 +16,179 @@ import os
 import runpy
 import select
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
-from lm_profiler.processes.cell_server import ENDED_FILE, CellEnded, CellStarted, SignalCell, StartCell
-from lm_profiler.processes.child import die_with_parent
+from lm_profiler.processes.child import die_with_parent, how_ended
 from lm_profiler.record.files import write_whole
 
+ENDED_FILE = "ended.json"  # the file beside a cell's output that tells how the cell ended
+
+_PATIENCE_S = 10.0  # seconds that the program has to end by itself before it is killed
+_QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
 _MOST_GIVEN = 1024  # descriptors that are looked at: the usual soft limit of open files
+
+
+@dataclass(frozen=True)
+class StartCell:
+    cell: str
+    arguments: Sequence[str]
+    output: Path
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SignalCell:
+    cell: str
+    number: int
+
+
+@dataclass(frozen=True)
+class CellStarted:
+    cell: str
+    pid: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class CellEnded:
+    """Event: the process of a cell has ended; ``lost`` says why its exit code is unknown, if it is."""
+
+    cell: str
+    code: int | None
+    lost: str | None = None
+
+
+# -- the client --------------------------------------------------------------------------------------------------------
+
+
+class ServerError(RuntimeError):
+    """The program that starts cells died before it was ready; the message has the last line that it printed."""
+
+
+class CellServer:
+    """Starts the program ``command`` when a cell is first asked for, and again if it has died.
+
+    The program keeps the descriptor ``lock`` open as long as a cell runs; cells do not inherit it.
+    """
+
+    _link: Connection  # the connection to the process, while there is one
+
+    def __init__(self, command: Sequence[str], lock: int | None = None) -> None:
+        self._command, self._lock = command, lock
+        self._process: subprocess.Popen[bytes] | None = None
+        # the pid of each cell that was asked for and has not ended; None until it has started
+        self._pids: dict[str, int | None] = {}
+
+    def __enter__(self) -> CellServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the program, which kills its cells, and wait until it is gone."""
+        if self._process is not None:
+            self._link.close()
+            # Before it is ready it has no cells to kill, and imports for seconds.
+            self._wait_or_kill(self._process, _PATIENCE_S if self._ready else 0.0)
+
+    def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
+        if self._process is None:
+            self._process = self._launch()
+        self._pids[cell] = None
+        self._send(StartCell(cell, arguments, output, environment))
+
+    def signal(self, cell: str, number: int) -> None:
+        if self._process is not None:
+            self._send(SignalCell(cell, number))
+
+    def events(self, timeout_s: float | None) -> list[CellStarted | CellEnded]:
+        """Return what has happened; wait for an event, ``timeout_s`` at most.
+
+        Raises ServerError where the program died before it was ready.
+        """
+        if self._process is None or not self._link.poll(timeout_s):
+            return []
+        try:
+            event: CellStarted | CellEnded | None = self._link.recv()
+        except (EOFError, OSError):
+            return self._died(self._process)
+        self._ready = True
+        if event is None:
+            return []
+        if isinstance(event, CellStarted):
+            self._pids[event.cell] = event.pid
+        else:
+            self._pids.pop(event.cell, None)
+        return [event]
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        # A file: a pipe that nobody reads would fill up and block the program.
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        self._ready = False
+        self._link, theirs = Pipe()
+        with theirs:
+            return subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                # Lightning sets the last one as well: without it, torch.cuda.is_available() would open the GPU.
+                env={**_QUIET, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                pass_fds=() if self._lock is None else (self._lock,),
+                start_new_session=True,  # Ctrl-C in the terminal is for the sweep, which lets its cells end
+            )
+
+    def _send(self, request: StartCell | SignalCell) -> None:
+        with suppress(OSError):  # the program died: `events` will tell
+            self._link.send(request)
+
+    def _died(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
+        """Kill what is left of the cells, and report each one as ended.
+
+        The cells die with the program (``die_with_parent``), but the processes that they started do not.
+        """
+        self._process = None
+        for pid in filter(None, self._pids.values()):
+            _kill_group(pid)
+        said = self._wait_or_kill(process, _PATIENCE_S)
+        how = f"the process that starts cells died ({how_ended(process.returncode)})"
+        if not self._ready:
+            raise ServerError(f"{how}: {said}" if said else how)
+        lost = [CellEnded(cell, None, how) for cell in self._pids]
+        self._pids.clear()
+        return [*lost]
+
+    def _wait_or_kill(self, process: subprocess.Popen[bytes], patience_s: float) -> str:
+        """Wait for the end of the program or kill it; return the last line that it printed."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+        process.kill()
+        process.wait()
+        self._link.close()
+        with self._output as said:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+def _kill_group(pid: int, patience_s: float = 1.0) -> None:
+    """Kill a process group again and again, since a member may fork while it is being killed."""
+    until = time.monotonic() + patience_s
+    with suppress(ProcessLookupError):
+        while time.monotonic() < until:
+            os.killpg(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -42,8 +199,10 @@ class _RunningCell:
 
 
 class Server:
-    """Starts cells, passes signals on, and reports when cells end. It keeps inherited descriptors open; cells do
-    not."""
+    """Starts cells, passes signals on, and reports when cells end.
+
+    It keeps the ``kept`` descriptors open; cells do not.
+    """
 
     def __init__(self, client: Connection, kept: Sequence[int] = ()) -> None:
         self._client, self._kept = client, kept
@@ -69,7 +228,10 @@ class Server:
         except (EOFError, OSError):  # who asked has gone
             return None
         finally:
-            self._kill_all()
+            for cell in self._running:
+                self._signal(cell, signal.SIGKILL)
+            for running in self._running.values():
+                os.waitpid(running.pid, 0)
 
     def leave(self) -> None:
         """Close the server's descriptors in a forked child, whose own children must not keep the folder's lock."""
@@ -80,7 +242,6 @@ class Server:
             os.close(end)
 
     def _follow(self, request: StartCell | SignalCell) -> StartCell | None:
-        """Carry out a request; in a forked child, return its cell."""
         if isinstance(request, SignalCell):
             self._signal(request.cell, request.number)
             return None
@@ -91,7 +252,7 @@ class Server:
             self._client.send(CellEnded(request.cell, None, f"could not be started: {error.strerror}"))
             return None
         if pid == 0:
-            self._running.clear()  # or `_kill_all` would kill this child's siblings
+            self._running.clear()  # or `serve` would kill this child's siblings
             return request
         self._running[request.cell] = _RunningCell(pid, request.output, time.monotonic())
         self._client.send(CellStarted(request.cell, pid))
@@ -113,12 +274,6 @@ class Server:
                 with suppress(OSError):
                     write_whole(cell.output.with_name(ENDED_FILE), json.dumps(ended))
                 self._client.send(CellEnded(name, code))
-
-    def _kill_all(self) -> None:
-        for cell in self._running:
-            self._signal(cell, signal.SIGKILL)
-        for running in self._running.values():
-            os.waitpid(running.pid, 0)
 
 
 def _given() -> list[int]:
@@ -145,10 +300,7 @@ def _fork(output: int) -> int:
 
 
 def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int:
-    """Run the cell in this forked child, and return its exit code.
-
-    ``afresh``: whether a new interpreter takes the child's place; then this does not return.
-    """
+    """Run the cell in this forked child, and return its exit code; ``afresh`` by a new interpreter in its place."""
     die_with_parent()
     if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
         os._exit(1)
@@ -183,8 +335,7 @@ def _import(modules: Sequence[str], client: Connection) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End as an interpreter does, but without freeing every object: that would copy each page shared with the
-    server."""
+    """End as an interpreter does, but without freeing all objects, which would copy pages shared with the server."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -193,7 +344,6 @@ def _end(code: int) -> NoReturn:
 
 
 def main() -> int:
-    """Serve; in a forked child, run its cell."""
     program, *modules = sys.argv[1:]
     kept = _given()
     client, nothing = Connection(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
@@ -210,4 +360,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # That of the module by its own name: what is sent must be of the classes that the client knows.
+    sys.exit(import_module("lm_profiler.processes.fork_server").main())

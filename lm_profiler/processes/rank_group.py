@@ -28,18 +28,17 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True)
 class RankLink:
-    """What a rank has of the process that started it; ``goes_on`` is called before and after whatever may hang."""
+    """What a rank has of the process that started it."""
 
     rank: int  # the number of this process
     connection: Connection  # takes what the rank sends
     counts: Any  # int64[ranks], shared: how often each rank has called ``goes_on``
 
     def send(self, message: object) -> None:
-        """Send ``message``, which can be pickled."""
         self.connection.send(("message", message))
 
     def goes_on(self) -> None:
-        """Say that this rank does not hang."""
+        """Say that this rank does not hang; called before and after whatever may."""
         self.counts[self.rank] += 1
 
 

@@ -33,11 +33,7 @@ class MissingExtra(ImportError):
 
 
 def require(module: str, subject: str) -> None:
-    """Import ``module``, which ``subject`` (an option, mostly) needs.
-
-    Raises:
-        MissingExtra: it cannot be imported.
-    """
+    """Import ``module``, which ``subject`` (an option, mostly) needs."""
     try:
         import_module(module)
     except ImportError:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lm_profiler.record.improve import IMPROVE_FILE, Searched, read_improve
 from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.secrets import masked_option
-from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE, read_rows
-from lm_profiler.record.steps import StepTable
+from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
 UNFINISHED = "it is still running, or its process was killed"  # the reason of a run whose status is unfinished
@@ -23,13 +22,10 @@ UNFINISHED = "it is still running, or its process was killed"  # the reason of a
 
 @dataclass(frozen=True)
 class Cut:
-    """The recorded steps that figures are of: ``steps`` of them after the first ``warmup``.
+    """The recorded steps that figures are of: ``steps`` of them after the first ``warmup``."""
 
-    Without ``warmup`` they are the measured steps of the run itself, without ``steps`` all that there are.
-    """
-
-    warmup: int | None = None
-    steps: int | None = None
+    warmup: int | None = None  # None: the run's own
+    steps: int | None = None  # None: all that there are
 
 
 @dataclass(frozen=True)
@@ -48,16 +44,10 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The cell's id, or the run's name."""
         return self.cell.id if self.cell is not None else self.record.name if self.record is not None else "unknown"
 
     @property
     def status(self) -> str:
-        """The sweep's word, or else the run's own.
-
-        ``missing`` is a cell that ran and whose run is not where the sweep says, or cannot be read; ``not run`` one
-        that was not tried yet.
-        """
         # The sweep's word comes first: a run that was stopped at its time limit calls itself interrupted.
         if self.outcome is not None:
             lost = self.outcome.run is not None and self.record is None
@@ -66,7 +56,6 @@ class Entry:
 
     @property
     def reason(self) -> str | None:
-        """Why it did not end well; None where it did, or nobody knows."""
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
         if self.status == "unfinished":
@@ -93,20 +82,17 @@ class Entry:
 
     @property
     def verb(self) -> str | None:
-        """The verb of the call, such as ``fit``."""
         if self.record is not None:
             return self.record.verb
         return self.cell.arguments[0] if self.cell is not None and self.cell.arguments else None
 
     @property
     def environment(self) -> Environment | None:
-        """The machine it ran on; for a cell that was refused before it began, its sibling's."""
         own = self.record.environment if self.record is not None else None
         return own if own is not None or self.sibling is None else self.sibling.environment
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The resolved config; None where the run left none."""
         return self.record.config if self.record is not None else None
 
     @property
@@ -116,11 +102,7 @@ class Entry:
 
     @cached_property
     def rows(self) -> StepTable:
-        """The rows of its steps, all ranks and stages; after a bad end only the steps that all ranks finished.
-
-        Raises:
-            RecordError: it cannot be read.
-        """
+        """The rows of its steps, all ranks and stages; after a bad end only the steps that all ranks finished."""
         status = None if self.record is None else self.record.status
         rows = read_rows(self.folder, status == "unfinished")
         return rows if status == "ok" else rows.finished_by_all()
@@ -137,7 +119,6 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _typed(given: str) -> Any:
-    """Return ``given`` as a config would hold it, so that cells with and without a run can be compared."""
     try:
         return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
     except ValueError:
@@ -156,19 +137,32 @@ class Collection:
     searches: list[Searched] = field(default_factory=list)  # the calls of ``improve``, whose runs are among the entries
 
 
-def collect(paths: Iterable[Path]) -> Collection:
-    """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links.
+def unreadable(entries: Iterable[Entry]) -> list[str]:
+    """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
+    problems = []
+    for entry in entries:
+        if entry.record is not None and any(entry.record.steps.values()):
+            try:
+                _ = entry.rows
+            except RecordError as error:
+                problems.append(str(error))
+    return problems
 
-    Raises:
-        FileNotFoundError: one of ``paths`` is no folder.
-    """
+
+def collect(paths: Iterable[Path]) -> Collection:
+    """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links."""
     search = _Search()
     for path in paths:
         if not path.is_dir():
             raise FileNotFoundError(path)
         search.walk(path)
-    search.collection.problems.extend(filter(None, map(search.missed_behind, search.links)))
+    for link in search.links:
+        if any((link / name).exists() for name in (PLAN_FILE, "run.json")) and search.first_time(link):
+            search.collection.problems.append(f"{link}: is a link, and links are not followed; give {link.resolve()}")
     return search.collection
+
+
+R = TypeVar("R")
 
 
 class _Search:
@@ -176,106 +170,80 @@ class _Search:
 
     def __init__(self) -> None:
         self.collection = Collection()
+        self._problems = self.collection.problems
         self.links: list[Path] = []
         self._seen: set[str] = set()
 
     def walk(self, top: Path) -> None:
         """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
-        for here, folders, files in os.walk(top, onerror=self._unreadable):
+
+        def no_folder(error: OSError) -> None:
+            self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+        for here, folders, files in os.walk(top, onerror=no_folder):
             folder = Path(here)
             folders.sort(key=_by_number)
-            if IMPROVE_FILE in files and self._first_time(folder / IMPROVE_FILE):
-                self._searched(folder)
+            searched = IMPROVE_FILE in files and self.first_time(folder / IMPROVE_FILE)
+            if searched and (record := self._read(read_improve, folder)) is not None:
+                self.collection.searches.append(Searched(folder, record))
             if PLAN_FILE in files:
-                if not self._first_time(folder) or self._sweep(folder):
+                if not self.first_time(folder) or self._sweep(folder):
                     folders.clear()
             elif "run.json" in (*files, *folders):  # a folder of that name is reported as unreadable
                 folders.clear()
-                if self._first_time(folder) and (record := self._record(folder)) is not None:
-                    self.collection.entries.append(Entry(folder, record))
+                if self.first_time(folder) and (run := self._read(read_run, folder)) is not None:
+                    self.collection.entries.append(Entry(folder, run))
             elif any(name in files for name in _LEFT_BY_A_RUN):
                 folders.clear()
-                if self._first_time(folder):
-                    self._problem(f"{folder}: no run.json: the run was killed, or is still running")
+                if self.first_time(folder):
+                    self._problems.append(f"{folder}: no run.json: the run was killed, or is still running")
             else:
                 self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
 
-    def missed_behind(self, link: Path) -> str | None:
-        """Return why the target of ``link`` is in no table; None where nothing is missing."""
-        if not link.exists():
-            return f"{link}: is a link to {link.readlink()}, which does not exist"
-        is_run = any((link / name).exists() for name in (PLAN_FILE, "run.json"))
-        if is_run and os.path.realpath(link) not in self._seen:
-            return f"{link}: is a link, and links are not followed; give {link.resolve()} itself"
-        return None
-
     def _sweep(self, folder: Path) -> bool:
-        """Add a sweep's cells in the order of its plan; those that were not tried yet are ``not run``.
-
-        Return False where the plan cannot be read: then its runs are found like any others.
-        """
-        try:
-            plan, outcomes = read_plan(folder), read_outcomes(folder)
-        except (RecordError, OSError) as error:
-            self._problem(str(error))
+        """Add the cells of a sweep; return False where its plan cannot be read: its runs are found like any others."""
+        if (plan := self._read(read_plan, folder)) is None:
             return False
-        entries = self.collection.entries
-        first = len(entries)
+        entries, outcomes = [], read_outcomes(folder)
         for cell in plan.cells:
             outcome = outcomes.get(cell.id)
             if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
-                self._problem(f"{left}: cannot be read; the cell counts as not run")
+                self._problems.append(f"{left}: cannot be read; the cell counts as not run")
             run = _begun(folder / cell.id) if outcome is None else outcome.run and folder / outcome.run
-            if not run or self._first_time(run):
-                record = self._record(run) if run else None
+            if not run or self.first_time(run):
+                record = self._read(read_run, run) if run else None
                 entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
-        entries[first:] = _with_siblings(entries[first:])
+        self.collection.entries.extend(_with_siblings(entries))
         return True
 
-    def _searched(self, folder: Path) -> None:
+    def _read(self, reader: Callable[[Path], R], folder: Path) -> R | None:
         try:
-            self.collection.searches.append(Searched(folder, read_improve(folder)))
+            return reader(folder)
         except RecordError as error:
-            self._problem(str(error))
-
-    def _record(self, folder: Path) -> RunRecord | None:
-        """Return the record in ``folder``; where it cannot be read, note the problem and return None."""
-        try:
-            return read_run(folder)
-        except RecordError as error:
-            self._problem(str(error))
+            self._problems.append(str(error))
             return None
 
-    def _first_time(self, folder: Path) -> bool:
+    def first_time(self, folder: Path) -> bool:
+        """Return whether ``folder`` was not seen yet, by whatever name."""
         real = os.path.realpath(folder)
         new = real not in self._seen
         self._seen.add(real)
         return new
 
-    def _unreadable(self, error: OSError) -> None:
-        self._problem(f"{error.filename}: cannot be read: {error.strerror}")
-
-    def _problem(self, line: str) -> None:
-        self.collection.problems.append(line)
-
 
 def _begun(cell: Path) -> Path | None:
-    """Return the last run of a cell without an outcome: it is still running, or was killed with its sweep."""
     runs = [path.parent for path in cell.glob("version_*/run.json") if not path.parent.is_symlink()]
     return max(runs, key=lambda run: _by_number(run.name), default=None)
 
 
 def _by_number(name: str) -> list[str | int]:
-    """Return a sort key that puts ``version_2`` before ``version_10``."""
     return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:
-    """Return the ``cells`` of one sweep; those without environment or config get a sibling that has both."""
     knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
     # In a sweep over devices no sibling says where a cell would have run.
     if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:
         return cells
-    return [
-        replace(cell, sibling=knowing[0]) if cell.environment is None or cell.config is None else cell for cell in cells
-    ]
+    known = set(map(id, knowing))
+    return [cell if id(cell) in known else replace(cell, sibling=knowing[0]) for cell in cells]

@@ -1,7 +1,11 @@
-"""Writing files whole, and reading plain files only, with no number that arithmetic would overflow on."""
+"""Records as files: what they are made of (``Part``), writing them whole, reading plain files of any version.
+
+No number is read on which arithmetic would overflow.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -9,20 +13,20 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticSerializationError, from_json
+from typing_extensions import dataclass_transform
+
+from lm_profiler.record.figure import figure
+
+# the version of every file's format; ``docs/reference/files.md`` says what may be added without a new number
+SCHEMA_VERSION = 1
 
 
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
-    """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file.
-
-    Links stay, and their target is written; a pipe or a device is written into, never replaced. A ``private`` file can
-    be read by its owner only.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file."""
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -39,11 +43,7 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def claim_run_dir(parent: Path) -> Path:
-    """Make the first free folder ``version_<n>`` below ``parent``, and return it.
-
-    Raises:
-        OSError: ``parent`` cannot be made or written to.
-    """
+    """Make the first free folder ``version_<n>`` below ``parent``, and return it."""
     parent.mkdir(parents=True, exist_ok=True)
     taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
@@ -90,11 +90,6 @@ def only_below(root: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of the plain file ``path``.
-
-    Raises:
-        RecordError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
-    """
     root, real = _ROOT.get(), Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
         raise RecordError(f"{path}: cannot be read: it lies outside the folder")
@@ -110,12 +105,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text.
-
-    Raises:
-        RecordError: as ``read_plain``.
-        ValueError: it is no JSON (UnicodeDecodeError: no text), or has another number beyond ``BEYOND``.
-    """
+    """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text."""
     content = read_plain(path)
     read = from_json(content.decode("utf-8"), allow_inf_nan=False)
     # A search in the translated bytes takes a small part of the time of parsing; a regular expression takes longer.
@@ -124,7 +114,6 @@ def read_json(path: Path) -> Any:
 
 
 def _checked(value: Any, at: str) -> Any:
-    """Return ``value`` with numbers beyond ``BEYOND`` as text where they are options; raise ValueError elsewhere."""
     if isinstance(value, dict):
         return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
     if isinstance(value, list):
@@ -134,3 +123,66 @@ def _checked(value: Any, at: str) -> Any:
     if at.partition(".")[0] in _OPTIONS:
         return str(value)
     raise ValueError(f"{at}: expected a number below {BEYOND:g}")
+
+
+def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return known(word)
+    except ValidationError:
+        if isinstance(word, str):
+            return word
+        raise
+
+
+# marks a field that holds one of some words: a word that a later version may have added is kept as it is
+Newer = WrapValidator(_known_or_newer)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field, figure))
+class Part(BaseModel):
+    """An immutable part of a record. Reading ignores fields that a later version may have added."""
+
+    # Validators are built where they are first used: most processes that import these write or read no record.
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+    def write(self, path: Path, private: bool = False) -> None:
+        """Write this part as JSON to ``path``, readable by its owner only if ``private``."""
+        write_whole(path, json_of(self, indent=1) + "\n", private)
+
+
+def json_of(model: BaseModel, indent: int | None = None) -> str:
+    """Return ``model`` as JSON; lone surrogates, which command lines and messages may have, become question marks."""
+    try:
+        return model.model_dump_json(indent=indent)
+    except PydanticSerializationError:  # pydantic writes UTF-8 and refuses lone surrogates
+        text = json.dumps(model.model_dump(mode="json"), ensure_ascii=False, indent=indent)
+        return text.encode("utf-8", "replace").decode()
+
+
+P = TypeVar("P", bound=Part)
+
+
+def read_as(path: Path, form: type[P], what: str) -> P:
+    """Read a ``form`` from the JSON in ``path``; messages call it ``what``."""
+    try:
+        content = read_json(path)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RecordError(
+                f"{path}: expected {what} of version {SCHEMA_VERSION} of the format, given version {version}, "
+                "which a later lm_profiler wrote; pip install --upgrade lm_profiler"
+            )
+        return form.model_validate(content)
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: is not text") from None
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise RecordError(f"{path}: not {what} of version {SCHEMA_VERSION}: {_why_not(error)}") from None
+
+
+def _why_not(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):  # no JSON, or figures that are none
+        return f"file: {error}"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg'].removeprefix('Value error, ')}"

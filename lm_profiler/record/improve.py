@@ -27,56 +27,34 @@ Positive = Annotated[float, Field(gt=0)]
 class Numerics(Part):
     """How far a change moves the numbers, over the same batches and seed. None is unknown; norms are Euclidean."""
 
-    loss: float | None = figure(
-        "loss off by", "error", "how far the mean loss of the first steps is from that without the change, as a share",
-        "loss_off",
-    )  # fmt: skip
-    gradients: float | None = figure(
-        "gradients off by", "error", "norm of the gradients' difference to float32, over its norm", "gradients_off"
-    )
-    within: bool | None
-    """Whether both are within the tolerance."""
+    loss: float | None = figure("loss off by", "error", "of the mean loss of the first steps without it", "loss_off")
+    gradients: float | None = figure("gradients off by", "error", "norm of the difference / norm", "gradients_off")
+    within: bool | None  # whether both are within the tolerance
 
 
 class Tried(Part):
     """A change, compared with the best setting so far in ``pairs`` of fresh processes, which alternate.
 
-    Times are scaled to the tokens or samples of the first setting's step. The interval of ``saved_s`` holds whenever
-    the comparison stopped.
+    Times are of the first setting's tokens or samples. The interval of ``saved_s`` holds whenever one stopped.
     """
 
     name: str = figure("change", "text", "what the call gets more")
-    options: dict[str, str]
-    """The options of the change, by name without the dashes."""
+    options: dict[str, str]  # the options of the change, by name without the dashes
     may_change: str | None = figure("may change", "text", "what of the results it may change", default=None)
-    ceiling_s: float | None = figure(
-        "at most", "ms", "the most that it could save, as the first run tells it", default=None
-    )
+    ceiling_s: float | None = figure("at most", "ms", "that it could save, as the first run tells", default=None)
     pairs: int = figure("pairs", "count", "of processes that were compared", default=0)
-    a_s: Positive | None = figure(
-        "step without", "ms", "without the change: the geometric mean of the processes' mean steps", default=None
-    )
-    b_s: Positive | None = figure(
-        "step with", "ms", "with the change: the geometric mean of the processes' mean steps", default=None
-    )
+    a_s: Positive | None = figure("step without", "ms", "without it: geometric mean of processes", default=None)
+    b_s: Positive | None = figure("step with", "ms", "with it: geometric mean of processes", default=None)
     saved_s: float | None = figure(
         "saved", "ms", "the difference, with the interval that decided", interval=("low_s", "high_s"), default=None
     )
     low_s: float | None = figure("saved, low", "ms", "an end of that interval", default=None)
     high_s: float | None = figure("saved, high", "ms", "an end of that interval", default=None)
-    a_bytes: int | None = figure(
-        "memory without", "bytes", "peak without the change: of the device's tensors, on the CPU of the process",
-        default=None,
-    )  # fmt: skip
-    b_bytes: int | None = figure(
-        "memory with", "bytes", "peak with the change: of the device's tensors, on the CPU of the process", default=None
-    )
-    numerics: Numerics | None = None
-    """None where nobody looked: only what is FASTER is checked."""
-    verdict: Annotated[TriedVerdict, Newer] | None = figure(
-        "verdict", "text", "how the comparison ended, and whether the change was kept", default=None
-    )
-    """None while it is being compared."""
+    a_bytes: int | None = figure("memory without", "bytes", "peak without it: of the device or process", default=None)
+    b_bytes: int | None = figure("memory with", "bytes", "peak with it: of the device or process", default=None)
+    numerics: Numerics | None = None  # None where nobody looked: only what is FASTER is checked
+    # None while it is being compared
+    verdict: Annotated[TriedVerdict, Newer] | None = figure("verdict", "text", "and whether it was kept", default=None)
     accepted: bool = False
     why: str | None = figure("why", "text", "of a verdict that does not say it alone", default=None)
 
@@ -85,24 +63,13 @@ class Final(Part):
     """The final against the first setting, in fresh pairs of processes that no choice rests on."""
 
     pairs: int = figure("last pairs", "count", "of processes that nothing was chosen by", "final_pairs")
-    first_s: Positive = figure(
-        "first step", "ms", "step of the first setting: the geometric mean of the processes' mean steps",
-        "final_first_s",
-    )  # fmt: skip
-    final_s: Positive = figure(
-        "final step", "ms", "step of the final setting: the geometric mean of the processes' mean steps"
-    )
+    first_s: Positive = figure("first step", "ms", "of the first setting: geometric mean of processes", "final_first_s")
+    final_s: Positive = figure("final step", "ms", "of the final setting: geometric mean of processes")
     ratio: Positive = figure("times as fast", "x", "first step over final step, with its interval", "final_ratio")
     low: float = figure("times as fast, low", "x", "an end of that interval", "final_ratio_low")
     high: float = figure("times as fast, high", "x", "an end of that interval", "final_ratio_high")
-    first_bytes: int | None = figure(
-        "first memory", "bytes", "peak with the first setting: of the device's tensors, on the CPU of the process",
-        "final_first_bytes", default=None,
-    )  # fmt: skip
-    final_bytes: int | None = figure(
-        "final memory", "bytes", "peak with the final setting: of the device's tensors, on the CPU of the process",
-        default=None,
-    )  # fmt: skip
+    first_bytes: int | None = figure("first memory", "bytes", "peak of the first", "final_first_bytes", default=None)
+    final_bytes: int | None = figure("final memory", "bytes", "peak of the final", default=None)
 
 
 @dataclass(frozen=True)
@@ -126,20 +93,15 @@ class ImproveRecord(Part):
     budget_s: float = figure("budget", "s", "time that all runs may take")
     elapsed_s: float = figure("elapsed", "s", "time that runs took, over all calls that went on with it")
     ended: Annotated[Ended, Newer] = "unfinished"
-    first_s: float | None = figure(
-        "first run", "ms", "step of the first setting's first run, before anything was compared", default=None
-    )
+    first_s: float | None = figure("first run", "ms", "step of the first setting's first run", default=None)
+    # the options of all accepted changes together; empty where nothing helped
     options: dict[str, str] = Field(default_factory=dict)
-    """The options of all accepted changes together; empty where nothing helped."""
-    tried: list[Tried] = Field(default_factory=list)
-    """The changes so far; one may be under way."""
-    left: list[str] = Field(default_factory=list)
-    """The names of changes that were not tried."""
+    tried: list[Tried] = Field(default_factory=list)  # the changes so far; one may be under way
+    left: list[str] = Field(default_factory=list)  # the names of changes that were not tried
+    # None where nothing was accepted, the budget ended before, or too few of its runs ended well
     final: Final | None = None
-    """None where nothing was accepted, the budget ended before, or too few of its runs ended well."""
     runs: int = figure("runs", "count", "processes that were asked for", default=0)
-    notes: list[str] = Field(default_factory=list)
-    """What a reader must know before using the figures."""
+    notes: list[str] = Field(default_factory=list)  # what a reader must know before using the figures
 
     @property
     def way(self) -> list[WayPoint]:
@@ -158,11 +120,6 @@ class ImproveRecord(Part):
 
 
 def read_improve(folder: Path) -> ImproveRecord:
-    """Read ``folder/improve.json``.
-
-    Raises:
-        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
-    """
     return read_as(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")
 
 

@@ -13,17 +13,9 @@ from lm_profiler.record.run import Newer, Part, read_as
 # only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,
 # ``host_copies`` those from and to the host.
 Kind = Literal[
-    "matmul",
-    "attention",
-    "softmax",
-    "normalization",
-    "elementwise",
-    "reduction",
-    "copies",
-    "host_copies",
-    "communication",
-    "other",
-]
+    "matmul", "attention", "softmax", "normalization", "elementwise", "reduction", "copies", "host_copies",
+    "communication", "other",
+]  # fmt: skip
 
 _TRACE, _KERNELS = ".pt.trace.json.gz", ".kernels.json"
 
@@ -40,8 +32,8 @@ class PhaseKernels(Part):
 
     busy_s: float
     idle_s: float
+    # by how much the totals of ``kinds`` exceed ``busy_s``: several streams, or threads, worked at the same time
     overlap_s: float
-    """By how much the totals of ``kinds`` exceed ``busy_s``: several streams, or threads, worked at the same time."""
     kinds: dict[Annotated[Kind, Newer], KindTime]
 
 
@@ -51,12 +43,10 @@ class KernelRow(Part):
     phase: str
     kind: Annotated[Kind, Newer]
     name: str
-    operator: str | None
-    """The operator that launched the kernel, or called this operator."""
+    operator: str | None  # the operator that launched the kernel, or called this operator
+    # the path of the module whose forward or backward pass this is, with ``*`` for the indices of equal layers
     module: str | None
-    """The path of the module whose forward or backward pass this is, with ``*`` for the indices of equal layers."""
-    module_type: str | None
-    """The class of that module."""
+    module_type: str | None  # the class of that module
     count: int
     total_s: float
 
@@ -73,26 +63,23 @@ class KernelTable(Part):
     """The time of the traced steps, in seconds over all ``steps``: divide by them for one step."""
 
     schema_version: Literal[1] = 1
+    # ``kernels``: those of the device, in the phase whose host code launched them; idle time is of the phase whose
+    # kernel ended it. ``operators``: PyTorch's on the host without their children, where there is no device; idle is
+    # what no operator covers, Python and the loop
     source: Annotated[Literal["kernels", "operators"], Newer]
-    """``kernels``: those of the device, in the phase whose host code launched them; idle time is of the phase whose
-    kernel ended it. ``operators``: PyTorch's on the host without their children, where there is no device; idle is
-    what no operator covers, Python and the loop."""
     steps: int = Field(gt=0)
+    # from the beginning of the first traced step to the end of the last one and of its work
     window_s: float = Field(gt=0)
-    """From the beginning of the first traced step to the end of the last one and of its work."""
     phases: dict[str, PhaseKernels]
-    rows: list[KernelRow]
-    """The largest first."""
+    rows: list[KernelRow]  # the largest first
     rest: Rest
+    # the share of the window in which only kernels ran that move bytes rather than compute (elementwise, normalization,
+    # reduction, softmax, copies within the device); None without a device
     memory_bound_share: float | None
-    """The share of the window in which only kernels ran that move bytes rather than compute (elementwise,
-    normalization, reduction, softmax, copies within the device); None without a device."""
-    communication_share: float | None
-    """The share of the window in which only communication ran; None without a device."""
+    communication_share: float | None  # the share of the window in which only communication ran; None without a device
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
-        """Check that rows are of phases that took time."""
         for row in self.rows:
             # A phase may be idle and busy for 0 s by itself, if all of its kernels ran beside those of others.
             phase = self.phases.get(row.phase)
@@ -113,9 +100,4 @@ def kernel_files(folder: Path) -> list[Path]:
 
 
 def read_kernels(path: Path) -> KernelTable:
-    """Read the table in ``path``.
-
-    Raises:
-        RecordError: there is none, or it is damaged or of another version.
-    """
     return read_as(path, KernelTable, "a table of kernels")

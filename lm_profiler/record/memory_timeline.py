@@ -16,15 +16,8 @@ from lm_profiler.record.run import MemoryCauses, Newer, Part, json_of, read_as
 # The causes, each with its title, in the order of the stack. ``activations`` are what forward leaves for backward and
 # what checkpointing makes again; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
 # last three add up to ``MemoryCauses.activations_and_rest``.
-HELD = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_states": "optimizer states",
-    "buffers": "buffers",
-    "workspaces": "workspaces",
-    "activations": "activations",
-    "rest": "rest",
-}
+_CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "workspaces", "activations", "rest")
+HELD = {cause: cause.replace("_", " ") for cause in _CAUSES}
 
 # where a timeline is from, with its title
 SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, of the allocator's history"}
@@ -33,20 +26,16 @@ SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, 
 class Allocation(Part):
     """One storage, or ``count`` alike. None is unknown, or what came before the step."""
 
-    bytes: int
-    """Bytes of each."""
+    bytes: int  # bytes of each
     count: int = 1
     cause: str
-    phase: str | None = None
-    """The phase that made it; None where it was there before the step."""
+    phase: str | None = None  # the phase that made it; None where it was there before the step
     shape: list[int] | None = None
     dtype: str | None = None
-    name: str | None = None
-    """The operator that made it; of a parameter and what belongs to one: the tensor's name."""
+    name: str | None = None  # the operator that made it; of a parameter and what belongs to one: the tensor's name
+    # the path of the module in whose forward, or its backward, it was made; ``*`` for the indices of equal layers
     module: str | None = None
-    """The path of the module in whose forward, or its backward, it was made; ``*`` for the indices of equal layers."""
-    line: str | None = None
-    """The innermost line of the module's code: file and number."""
+    line: str | None = None  # the innermost line of the module's code: file and number
 
 
 class MemoryTimeline(Part):
@@ -54,29 +43,22 @@ class MemoryTimeline(Part):
 
     schema_version: Literal[1] = 1
     source: Annotated[Literal["planned", "measured"], Newer]
-    causes: list[str]
-    """The causes to which ``events`` refer by number."""
-    start: list[int]
-    """Bytes of each cause when the step begins."""
-    phases: list[tuple[str, int]]
-    """Each phase, and the number of events before it."""
+    causes: list[str]  # the causes to which ``events`` refer by number
+    start: list[int]  # bytes of each cause when the step begins
+    phases: list[tuple[str, int]]  # each phase, and the number of events before it
+    # the number of a cause, and by how many bytes it grew; negative where memory was freed
     events: list[tuple[int, int]]
-    """The number of a cause, and by how many bytes it grew; negative where memory was freed."""
-    largest: list[Allocation]
-    """The largest allocations that were alive at the peak."""
+    largest: list[Allocation]  # the largest allocations that were alive at the peak
+    # what autograd saved for backward, parameters aside: storages that are alike in one row, the most bytes first
     saved: list[Allocation]
-    """What autograd saved for backward, parameters aside: storages that are alike in one row, the most bytes first."""
-    saved_bytes: int
-    """Bytes of all storages that autograd saved, parameters aside."""
+    saved_bytes: int  # bytes of all storages that autograd saved, parameters aside
+    # the tensor that residual connections add up, of batch, context and width: the sum of three dimensions that occurs
+    # most often among the activations
     residual: Allocation | None = None
-    """The tensor that residual connections add up, of batch, context and width: the sum of three dimensions that occurs
-    most often among the activations."""
-    set_up: dict[str, int] | None = None
-    """Bytes of each cause before the first step, with model and optimizers there."""
+    set_up: dict[str, int] | None = None  # bytes of each cause before the first step, with model and optimizers there
 
     @model_validator(mode="after")
     def _whole(self) -> MemoryTimeline:
-        """Check that events and phases refer to what is there."""
         if len(self.start) != len(self.causes) or any(not 0 <= at < len(self.causes) for at, _ in self.events):
             raise ValueError(f"events: expected causes among {self.causes}, and a start for each")
         if any(not 0 <= at <= len(self.events) for _, at in self.phases):
@@ -90,16 +72,13 @@ class MemoryTimeline(Part):
 
     @property
     def peak_at(self) -> int:
-        """The number of events until the peak."""
         return max(range(len(self.totals)), key=self.totals.__getitem__)
 
     @property
     def peak(self) -> int:
-        """The most bytes at one time."""
         return max(self.totals)
 
     def held_after(self, events: int) -> dict[str, int]:
-        """Return the bytes of each cause after so many events."""
         held = [*self.start]
         for at, by in self.events[:events]:
             held[at] += by
@@ -116,10 +95,7 @@ class MemoryTimeline(Part):
         return {moment: _coarse(of) for moment, of in held.items()}
 
     def curves(self, most: int = 4000) -> tuple[list[int], Mapping[str, list[int]]]:
-        """Return at most ``most`` places on the axis of events, and the bytes of each cause there.
-
-        Where there are more events, every stretch of them is shown by its highest place, so that the peak stays.
-        """
+        """Return at most ``most`` places on the axis of events, and the bytes of each cause there."""
         levels = {}
         for number, cause in enumerate(self.causes):
             changes = (by if at == number else 0 for at, by in self.events)
@@ -143,17 +119,12 @@ class MemoryTimeline(Part):
 
 
 def _coarse(held: Mapping[str, int]) -> MemoryCauses:
-    """Return bytes by cause with the finer causes joined."""
     known = {cause: held.get(cause, 0) for cause in MemoryCauses.model_fields}
     return MemoryCauses(**known | {"activations_and_rest": sum(held.values()) - sum(known.values())})
 
 
 def write_timeline(timeline: MemoryTimeline, folder: Path) -> None:
-    """Write ``timeline`` beside the record of the run in ``folder``.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``timeline`` beside the record of the run in ``folder``."""
     write_whole(timeline_file(folder, timeline.source), json_of(timeline) + "\n")
 
 
@@ -163,10 +134,6 @@ def timeline_file(folder: Path, source: str) -> Path:
 
 
 def read_timelines(folder: Path) -> list[MemoryTimeline]:
-    """Read the timelines of the run in ``folder``, the planned one first.
-
-    Raises:
-        RecordError: one is damaged or of another version.
-    """
+    """Read the timelines of the run in ``folder``, the planned one first."""
     files = [file for source in SOURCES if (file := timeline_file(folder, source)).is_file()]
     return [read_as(file, MemoryTimeline, "a memory timeline") for file in files]

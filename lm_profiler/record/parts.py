@@ -26,22 +26,13 @@ MEANINGS = {
 WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}
 
 # the stages of a run in their order, as adjectives: ``warm-up steps``
-STAGES = {
-    "warmup": "warm-up",
-    "measure": "measure",
-    "collectives": "collectives",
-    "whatif": "what-if",
-    "actions": "actions",
-    "memory": "memory",
-    "trace": "trace",
-}
+STAGES = {"warmup": "warm-up"} | {of: of for of in ("measure", "collectives", "actions", "memory", "trace")}
 
 # the same stages as what a run is doing: ``measuring``, ``tracing``
 STAGE_NAMES = {
     "warmup": "warm-up",
     "measure": "measuring",
     "collectives": "timing collectives",
-    "whatif": "delaying places",
     "actions": "timing actions",
     "memory": "reading memory",
     "trace": "tracing",

@@ -1,6 +1,4 @@
-"""By how much processes of one program differ on a machine: learned by ``selftest``, kept in the user's cache folder,
-read by ``compare`` and ``improve``.
-"""
+"""How processes of one program differ on a machine: ``selftest`` learns it, ``compare`` and ``improve`` read it."""
 
 from __future__ import annotations
 
@@ -28,17 +26,13 @@ _LEAST = 0.005
 
 @dataclass(frozen=True)
 class ProcessSpread:
-    """By how much processes of one program differ on a machine: the std of the logarithm of their mean steps.
-
-    ``freedom`` is how many processes beyond the first have shown it; infinite where it is assumed.
-    """
+    """How processes of one program differ on a machine: the std of the logarithm of their mean steps."""
 
     std: float
-    freedom: float = math.inf
+    freedom: float = math.inf  # how many processes beyond the first have shown it; infinite where it is assumed
 
     @property
     def learned(self) -> bool:
-        """Whether equal runs have shown it."""
         return math.isfinite(self.freedom)
 
 
@@ -47,11 +41,7 @@ ASSUMED_SPREAD = ProcessSpread(0.05)
 
 
 def cache_folder() -> Path:
-    """Where programs keep what they can find out again (XDG Base Directory Specification 0.8).
-
-    Raises:
-        RuntimeError: there is no home.
-    """
+    """Where programs keep what they can find out again (XDG Base Directory Specification 0.8)."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "lm_profiler"
 
@@ -77,10 +67,7 @@ def known_spread(machine: Environment | None) -> ProcessSpread:
 
 
 def keep_spread(machine: Environment, seen: ProcessSpread) -> ProcessSpread:
-    """Keep what equal runs of ``machine`` have just shown; returns it together with what earlier ones did.
-
-    Where nothing can be written, nothing is kept.
-    """
+    """Keep what equal runs of ``machine`` have just shown; returns it together with what earlier ones did."""
     before = known_spread(machine)
     weight = min(before.freedom, _MOST_KEPT) if before.learned else 0.0
     freedom = seen.freedom + weight
@@ -93,6 +80,5 @@ def keep_spread(machine: Environment, seen: ProcessSpread) -> ProcessSpread:
 
 
 def _path(machine: Environment) -> Path:
-    """A file for each device and CPU: homes are shared by machines."""
     what = json.dumps([machine.device_name, machine.cpu, machine.cpu_count])
     return cache_folder() / f"processes-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"

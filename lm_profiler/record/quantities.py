@@ -1,32 +1,119 @@
 """The one registry of all measured quantities: names, units, formats, TensorBoard tags, meanings, places in records.
 
 Columns of ``steps.csv``, keys of ``run.json`` and ``improve.json``, tags, table headers and the documentation come
-from here. A figure's row stands beside its field, in ``record/run/`` and ``record/improve.py``; this module adds the
-groups, the times of each part, and what is computed from several values.
+from here. A figure's row stands beside its field, in ``record/run/`` and ``record/improve.py``; this module reads them
+from there, and adds the groups, the times of each part, and what is computed from several values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from lm_profiler.record.figure import UNITS, Place, bytes_text, counted, duration_text, with_prefix
+from lm_profiler.record.figure import *  # noqa: F403  # the registry is asked for them too
+from lm_profiler.record.figure import Figure, Place, Within, at
+from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
-from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, TIMED, WORDS
-from lm_profiler.record.quantity import Quantity, between, column, figures_in, rows_in
-from lm_profiler.record.run import MOMENTS, Floor, MemoryCauses, MemoryReading, Part, RunRecord
+from lm_profiler.record.parts import *  # noqa: F403
+from lm_profiler.record.parts import MEANINGS, PARTS, TIMED, WORDS
+from lm_profiler.record.run import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord
 
-__all__ = [
-    "CAUSES", "FIGURES", "FLOOR", "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES",
-    "PLANNED_COLUMNS", "QUANTITIES", "REMEDY_COLUMNS", "STEP_COLUMNS", "TERMS", "TIMED", "TIMES", "TIMES_FLOOR",
-    "TOKENS", "TOKENS_PER_S", "TRIED_COLUMNS", "Place", "Quantity", "bytes_text", "counted", "duration_text",
-    "overview", "term_title", "with_prefix",
-]  # fmt: skip
+Quantity = Figure  # a figure of the registry, with its path
+
+
+def figures_in(form: type[Part]) -> Iterator[Figure]:
+    """Yield the figures that an object of the type has once: its fields', those of parts within it, its properties'."""
+    for name, field in form.model_fields.items():
+        told, kind = field.json_schema_extra, _bare(field.annotation)
+        if isinstance(told, Figure) and told.keys:
+            for key, word in _words(told.keys):
+                texts = {of: getattr(told, of).format(key=key, word=word) for of in ("title", "meaning")}
+                own, of = told.name.format(key=key) or key, key if told.place is Place.ASKED else None
+                yield replace(told, name=own, path=f"{name}.{key}", of=of, **texts)
+        elif isinstance(told, Figure) and not _is_column(kind):
+            yield replace(told, name=told.name or name, path=name)
+        elif isinstance(told, Within) or _is_part(kind):
+            yield from _figures_within(name, told if isinstance(told, Within) else Within(), kind)
+    for name, member in vars(form).items():
+        returned = getattr(member.fget, "__annotations__", {}).get("return", "") if isinstance(member, property) else ""
+        # Annotations are text here, and only those of figures are worth evaluating.
+        if str(returned).startswith("Annotated"):
+            told = get_type_hints(member.fget, include_extras=True)["return"].__metadata__[0]
+            yield replace(told, name=told.name or name, compute=at(name))
+
+
+def _figures_within(name: str, told: Within, kind: Any) -> Iterator[Figure]:
+    by_key = get_origin(kind) is dict
+    for inner in figures_in(get_args(kind)[1] if by_key else kind):
+        if inner.path not in told.instead or inner.compute:
+            for key, word in _words(told.keys) if by_key else [("", "")]:
+                yield _retold(inner, told, f"{name}.{key}".rstrip("."), key, word)
+    for field, other in told.instead.items():
+        if other is not None:
+            yield replace(other, path=f"{name}.{field}", group=other.group or told.group)
+
+
+def _retold(inner: Figure, told: Within, above: str, key: str, word: str) -> Figure:
+    own = {"name": inner.name, "title": inner.title, "meaning": inner.meaning, "key": key, "word": word}
+    part, compute = at(above), inner.compute
+    place = told.place or inner.place
+    return replace(
+        inner,
+        name=told.name.format(**own),
+        title=told.title.format(**own),
+        meaning=told.meaning.format(**own).replace("PHASE", key),
+        path=f"{above}.{inner.path}" if inner.path else "",
+        compute=compute and (lambda record: None if (of := part(record)) is None else compute(of)),
+        place=place,
+        group=inner.group or told.group,
+        of=inner.of if not key else key if place is Place.ASKED else None,
+        tag=None if key else inner.tag,
+        run_tag=None if key else inner.run_tag,
+    )
+
+
+def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Figure, ...]]]:
+    """Yield the path and the columns of each list in the type whose rows have figures; ``[]`` stands for each item."""
+    for name, field in form.model_fields.items():
+        told, kind = field.json_schema_extra, _bare(field.annotation)
+        inner = _bare(get_args(kind)[0]) if get_origin(kind) is list else None
+        if isinstance(told, Figure) and _is_column(kind):
+            yield before + name, (replace(told, name=told.name or name),)
+        elif _is_part(inner):
+            if row := tuple(figures_in(inner)):
+                yield before + name, row
+            yield from rows_in(inner, f"{before}{name}[].")
+        elif _is_part(kind):
+            yield from rows_in(kind, f"{before}{name}.")
+
+
+def _bare(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _bare(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    return annotation
+
+
+def _is_part(kind: Any) -> TypeGuard[type[Part]]:
+    return isinstance(kind, type) and issubclass(kind, Part)
+
+
+def _is_column(kind: Any) -> bool:
+    """Return whether it is a list of numbers, which is a table of its own; a list of words is one line."""
+    return get_origin(kind) is list and _bare(get_args(kind)[0]) in (int, float)
+
+
+def _words(keys: Any) -> list[tuple[str, str]]:
+    return list(keys.items()) if isinstance(keys, Mapping) else [(key, key) for key in keys]
+
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
 _RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
-_CLOCKS = {"time": "", "host_time": "_host"}
+# by clock, what stands behind a name, a title and a meaning
+_CLOCKS = {"time": ("", "", ""), "host_time": ("_host", " (host)", ", on the host's clock")}
 _STATISTICS = {
     "median": ("median", "ms", Place.FILE),
     "std": ("standard deviation", "ms", Place.FILE),
@@ -48,21 +135,14 @@ def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any
     return get
 
 
-def _mean(times: str, part: str) -> Quantity:
-    """Return the mean time of ``part`` on the clock of ``times``."""
-    host = times == "host_time"
-    return Quantity(
-        f"{part}{_CLOCKS[times]}_s",
-        WORDS[part] + (" (host)" if host else ""),
-        *UNITS["ms"],
-        MEANINGS[part] + (", on the host's clock" if host else ""),
-        tag=f"{times}_ms/{part}",
-        path=f"{times}.{part}.mean",
-        get=_of_time(times, part, "mean"),
-        interval=between(_of_time(times, part, "mean_low"), _of_time(times, part, "mean_high")),
-        place=Place.FILE if host else _PLACES.get(part, Place.FILE),
-        run_tag=None if host else _RUN_TAGS.get(part),
-    )
+def _mean(times: str, part: str) -> Figure:
+    on, said, meant = _CLOCKS[times]
+    return Figure(
+        WORDS[part] + said, "ms", MEANINGS[part] + meant, f"{part}{on}_s", path=f"{times}.{part}.mean",
+        compute=_of_time(times, part, "mean"), interval_ends=("mean_low", "mean_high"), tag=f"{times}_ms/{part}",
+        place=Place.FILE if on else _PLACES.get(part, Place.FILE), run_tag=None if on else _RUN_TAGS.get(part),
+        group="Time on the host's clock" if on else "Time of a step",
+    )  # fmt: skip
 
 
 # times on the device's stream, or on the host's clock where there is no device; a run's are means over its steps
@@ -70,22 +150,14 @@ TIMES = {part: _mean("time", part) for part in MEANINGS}
 HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}  # times on the host's clock
 
 
-def _statistic(times: str, part: str, name: str) -> Quantity:
-    """Return one of ``_STATISTICS`` of ``part`` over the measured steps."""
-    clock, (words, unit, place), title = _CLOCKS[times], _STATISTICS[name], WORDS[part]
-    return Quantity(
-        f"{part}{clock}_{name}" + ("_s" if unit == "ms" else ""),
-        f"{title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
-        *UNITS[unit],
-        f"{words} of the time of {title}" + (", on the host's clock" if clock else ""),
-        path=f"{times}.{part}.{name}",
-        get=_of_time(times, part, name),
-        place=Place.ASKED if clock else place,
-        of=part,
-    )
+def _statistic(times: str, part: str, name: str) -> Figure:
+    (on, said, meant), (words, unit, place), title = _CLOCKS[times], _STATISTICS[name], WORDS[part]
+    return Figure(
+        f"{title} {name.upper() if name == 'cv' else name}{said}", unit, f"{words} of the time of {title}{meant}",
+        f"{part}{on}_{name}" + "_s" * (unit == "ms"), path=f"{times}.{part}.{name}",
+        compute=_of_time(times, part, name), place=Place.ASKED if on else place, group="Spread of the steps", of=part,
+    )  # fmt: skip
 
-
-_SPREAD = [_statistic(times, part, name) for times in _CLOCKS for part in TIMES for name in _STATISTICS]
 
 # the title and the meaning of each term, in the order of the waterfall
 TERMS = {
@@ -108,17 +180,11 @@ def term_title(name: str) -> str:
     return TERMS[name][0] if name in TERMS else name.replace("_", " ")
 
 
-def _computed(name: str, title: str, unit: str, meaning: str, get: Callable[[RunRecord], Any]) -> Quantity:
-    """Return a quantity that is computed from several values of the record."""
-    return Quantity(name, title, *UNITS[unit], meaning, get=get)
-
-
 def _term_s(name: str) -> Callable[[RunRecord], float | None]:
     def get(record: RunRecord) -> float | None:
         fall = record.waterfall
-        if fall is None or name in fall.untold:
-            return None
-        return next((term.seconds for term in fall.terms if term.name == name), None)
+        terms = () if fall is None or name in fall.untold else fall.terms
+        return next((term.seconds for term in terms if term.name == name), None)
 
     return get
 
@@ -149,130 +215,96 @@ def _over_planned(record: RunRecord) -> float | None:
     return next((measured / whole for measured, whole in pairs if measured is not None and whole), None)
 
 
-_APART = "median step of the slowest rank over the fastest's, less 1"
 _OVER = "peak allocated over the planned one; where the device does not tell it, what forward left over what it should"
-_LINES = "lines that made the host wait for the device, in the memory stage"
 _CARDS = "cards of the run: energy and power are their sums, clocks the slowest's, the temperature the highest"
-_MULTIPLYING = ("forward", "backward")
-_RATIO = "mean backward over mean forward"
-_ODD = "measured steps far from the others"
 
-_GROUPS: dict[str, list[Quantity]] = {
-    "Time of a step": [TIMES["step"], *(TIMES[part] for part in TIMES if part != "step")],
-    "Time on the host's clock": [*HOST_TIMES.values()],
-    "Throughput": [],
-    "Use of the hardware": [],
-    "Floors": [],
-    "Waterfall": [],
-    "Terms of the waterfall": [
-        _computed(f"waterfall_{name}_s", title, "ms", meaning, _term_s(name))
+# by the name of each: title, unit, meaning, group, and how it is computed
+_COMPUTED: dict[str, tuple[str, str, str, str, Callable[[RunRecord], Any]]] = {
+    **{
+        f"waterfall_{name}_s": (title, "ms", meaning, "Terms of the waterfall", _term_s(name))
         for name, (title, meaning) in TERMS.items()
-    ],
-    "Slack": [],
-    "Memory": [],
-    "Planned memory": [_computed("measured_over_planned", "measured / planned", "x", _OVER, _over_planned)],
-    "Memory by phase": [],
-    "Memory by cause": [],
-    "Memory at three moments": [],
-    "Other, by its owner": [],
-    "Use of the CPU": [],
-    "Counters of the mean step": [],
-    "Steps": [
-        _computed("backward_over_forward", "backward / forward", "x", _RATIO, _backward_over_forward),
-        _computed("odd_steps", "odd steps", "count", _ODD, lambda of: len(of.odd_steps) if of.time else None),
-    ],
-    "Steadiness": [],
-    "Ranks": [
-        _computed("ranks_apart", "slowest rank longer by", "%", _APART, _over_ranks(_apart)),
-        _computed("fastest_rank_s", "fastest rank's step", "ms", "shortest median step of a rank", _over_ranks(min)),
-        _computed("slowest_rank_s", "slowest rank's step", "ms", "longest median step of a rank", _over_ranks(max)),
-    ],
-    "Own work and waiting by phase": [],
-    "GPU": [_computed("gpus", "GPUs", "count", _CARDS, lambda of: (of.telemetry and len(of.telemetry.gpus)) or None)],
-    "Allocator": [],
-    "Synchronization": [
-        _computed(
-            "sync_lines",
-            "lines that synchronize",
-            "count",
-            _LINES,
-            lambda of: None if of.syncs is None else len(of.syncs),
-        ),
-        _computed(
-            *("syncs", "synchronizations", "count", "how often those lines did"),
-            lambda of: None if of.syncs is None else sum(sync.count for sync in of.syncs),
-        ),
-    ],
-    "What else used the machine": [],
-    "Numerics": [],
-    "Model": [],
-    "Machine": [],
-    "How it ended": [],
-    "Shares of the typical step": [],
-    "Spread of the steps": _SPREAD,
-}
+    },
+    "measured_over_planned": ("measured / planned", "x", _OVER, "Planned memory", _over_planned),
+    "backward_over_forward": (
+        "backward / forward", "x", "mean backward over mean forward", "Steps", _backward_over_forward,
+    ),
+    "odd_steps": (
+        "odd steps", "count", "measured steps far from the others", "Steps",
+        lambda of: len(of.odd_steps) if of.time else None,
+    ),
+    "ranks_apart": (
+        "slowest rank longer by", "%", "median step of the slowest rank over the fastest's, less 1", "Ranks",
+        _over_ranks(_apart),
+    ),
+    "fastest_rank_s": ("fastest rank's step", "ms", "shortest median step of a rank", "Ranks", _over_ranks(min)),
+    "slowest_rank_s": ("slowest rank's step", "ms", "longest median step of a rank", "Ranks", _over_ranks(max)),
+    "gpus": ("GPUs", "count", _CARDS, "GPU", lambda of: (of.telemetry and len(of.telemetry.gpus)) or None),
+    "sync_lines": (
+        "lines that synchronize", "count", "lines that made the host wait for the device, in the memory stage",
+        "Synchronization", lambda of: None if of.syncs is None else len(of.syncs),
+    ),
+    "syncs": (
+        "synchronizations", "count", "how often those lines did", "Synchronization",
+        lambda of: None if of.syncs is None else sum(sync.count for sync in of.syncs),
+    ),
+}  # fmt: skip
 
-
-def _by_step(quantity: Quantity) -> Quantity:
-    """Return a rate over the step's time with the interval of the mean step, inverted."""
-    step = TIMES["step"]
-
-    def interval(record: RunRecord) -> tuple[float, float] | None:
-        value, time, around = quantity.get(record), step.get(record), step.interval(record)
-        if value is None or time is None or around is None or not all(around):
-            return None
-        return value * time / around[1], value * time / around[0]
-
-    return replace(quantity, interval=interval)
+_BY_PHASE = ("Use of the CPU", "Own work and waiting by phase")
+_ORDER = (
+    "Time of a step", "Time on the host's clock", "Throughput", "Use of the hardware", "Floors", "Waterfall",
+    "Terms of the waterfall", "Memory", "Planned memory", "Memory by phase", "Memory by cause",
+    "Memory at three moments", "Other, by its owner", "Use of the CPU", "Counters of the mean step", "Steps",
+    "Steadiness", "Ranks", "Own work and waiting by phase", "GPU", "Allocator", "Synchronization",
+    "What else used the machine", "Numerics", "Model", "Machine", "How it ended", "Shares of the typical step",
+    "Spread of the steps",
+)  # fmt: skip
 
 
 def _whole_run(record: RunRecord) -> float | None:
-    """Return how long the whole run took; None where it has not ended."""
     # An unfinished record has the time until the loop began.
     return None if record.status == "unfinished" else record.duration_s
 
 
-def _groups() -> dict[str, tuple[Quantity, ...]]:
-    """Return all figures of a run by group: the computed ones first, then the others in the order of its file."""
-    groups = {title: [*of] for title, of in _GROUPS.items()}
-    for one in figures_in(RunRecord):
+def _every_figure() -> Iterator[Figure]:
+    yield from sorted(TIMES.values(), key=lambda of: of is not TIMES["step"])
+    yield from HOST_TIMES.values()
+    for name, (title, unit, meaning, group, compute) in _COMPUTED.items():
+        yield Figure(title, unit, meaning, name, group=group, compute=compute)
+    for of in figures_in(RunRecord):
         # Other phases hardly multiply: their FLOPs would be columns that are nearly always empty.
-        if one.path.startswith("floors.") and ".flops." in one.path and one.key not in _MULTIPLYING:
-            continue
-        quantity = _by_step(one.quantity) if one.figure.goes_by_step else one.quantity
-        if quantity.path == "duration_s":
-            quantity = replace(quantity, get=_whole_run)
-        groups[quantity.group or "Steps"].append(quantity)
-    for title in ("Use of the CPU", "Own work and waiting by phase"):
+        if not (of.path.startswith("floors.") and ".flops." in of.path) or of.of in ("forward", "backward"):
+            of = replace(of, group=of.group or "Steps")
+            yield replace(of, compute=_whole_run) if of.path == "duration_s" else of
+    yield from (_statistic(times, part, name) for times in _CLOCKS for part in TIMES for name in _STATISTICS)
+
+
+def _groups() -> dict[str, tuple[Figure, ...]]:
+    groups: dict[str, list[Figure]] = {title: [] for title in _ORDER}
+    for of in _every_figure():
+        groups[of.group].append(of)
+    for title in _BY_PHASE:
         groups[title].sort(key=lambda of: PARTS.index(of.of or ""))
-    return {title: tuple(_within_group(title, quantity) for quantity in of) for title, of in groups.items()}
-
-
-def _within_group(title: str, quantity: Quantity) -> Quantity:
-    """Return ``quantity`` with its group; those that have it are not copied, which would take a tenth of the import."""
-    return quantity if quantity.group == title else replace(quantity, group=title)
+    return {title: tuple(of) for title, of in groups.items()}
 
 
 GROUPS = _groups()  # all figures of a run, by group
 
 # all figures of a run by their name
-QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for of in GROUPS.values() for quantity in of}
+QUANTITIES: dict[str, Figure] = {of.name: of for group in GROUPS.values() for of in group}
 
 # the columns of each list in ``run.json``, by its path; their paths and ``get`` are relative to a row
 LISTS = dict(rows_in(RunRecord))
 
-_SEARCH = tuple(one.quantity for one in figures_in(ImproveRecord))
-
 # the figures of each kind of file, by path: under an empty path those that it has once, then the columns of lists
-FIGURES: dict[type[Part], dict[str, tuple[Quantity, ...]]] = {
+FIGURES: dict[type[Part], dict[str, tuple[Figure, ...]]] = {
     RunRecord: {"": tuple(QUANTITIES.values()), **LISTS},
-    ImproveRecord: {"": _SEARCH, **dict(rows_in(ImproveRecord))},
+    ImproveRecord: {"": tuple(figures_in(ImproveRecord)), **dict(rows_in(ImproveRecord))},
 }
 
 MEMORY = {name: QUANTITIES[f"{name}_bytes"] for name in MemoryReading.model_fields}
 TOKENS_PER_S, MFU = QUANTITIES["tokens_per_s"], QUANTITIES["mfu"]
 # the tokens of one step in ``steps.csv``; a run has ``tokens_per_step``
-TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the step")
+TOKENS = Figure("tokens", "count", "tokens trained on in the step", "tokens")
 
 # the causes of memory, each with its title
 CAUSES = {cause: cause.replace("_", " ") for cause in MemoryCauses.model_fields}
@@ -281,28 +313,31 @@ _TIME_COLUMNS = (times[part].name for times in (TIMES, HOST_TIMES) for part in T
 # the header of ``steps.csv``
 STEP_COLUMNS = ("step", "stage", *_TIME_COLUMNS, TOKENS.name, *(of.name for of in MEMORY.values()), "rank")
 
-_FLOOR = {one.path: one.quantity for one in figures_in(Floor)}
 # columns of a table that has a row for each phase
-FLOOR, TIMES_FLOOR = (
-    replace(of, meaning=of.meaning.replace("PHASE", "the phase")) for of in (_FLOOR["seconds"], _FLOOR["times"])
-)
+_FLOOR = {of.path: replace(of, meaning=of.meaning.replace("PHASE", "the phase")) for of in figures_in(Floor)}
+FLOOR, TIMES_FLOOR = _FLOOR["seconds"], _FLOOR["times"]
+
+
+def _column(path: str, title: str, unit: str, meaning: str) -> Figure:
+    return Figure(title, unit, meaning, path.rpartition(".")[2], path=path)
+
 
 # the columns of a plan's table, which has a row for each phase
 PLANNED_COLUMNS = (
-    column("phase", "phase", "text", "part of the step"),
-    column("peak", "peak", "bytes", "most bytes at one time in it, rehearsed"),
-    *(column(f"causes.{cause}", title, "bytes", f"{title} in that peak") for cause, title in CAUSES.items()),
-    column("workspaces", "workspaces", "bytes", "what cuBLAS keeps to work in"),
+    _column("phase", "phase", "text", "part of the step"),
+    _column("peak", "peak", "bytes", "most bytes at one time in it, rehearsed"),
+    *(_column(f"causes.{cause}", title, "bytes", f"{title} in that peak") for cause, title in CAUSES.items()),
+    _column("workspaces", "workspaces", "bytes", "what cuBLAS keeps to work in"),
     FLOOR,
 )
 
 # the columns of a plan's table of settings that would need less
 REMEDY_COLUMNS = (
-    column("needs", "needs", "bytes", "memory that surely holds it: the peak and a ninth of it, or what is reserved"),
+    _column("needs", "needs", "bytes", "memory that surely holds it: the peak and a ninth of it, or what is reserved"),
     replace(FLOOR, meaning="least time of the step: the sum of its phases' floors that are known"),
-    column("fits", "verdict", "text", "whether it fits into the device"),
-    column("changes", "may change", "text", "what of the training it may change"),
-    column("words", "with", "text", "options to be added to the call"),
+    _column("fits", "verdict", "text", "whether it fits into the device"),
+    _column("changes", "may change", "text", "what of the training it may change"),
+    _column("words", "with", "text", "options to be added to the call"),
 )
 
 _TRIED = {of.name: of for of in FIGURES[ImproveRecord]["tried"]}
@@ -314,19 +349,17 @@ TRIED_COLUMNS = (
     replace(_TRIED["b_s"], title="step", meaning=_BOTH + _TRIED["b_s"].meaning.partition(": ")[2]),
     *(_TRIED[name] for name in ("saved_s", "ceiling_s", "pairs")),
     replace(_TRIED["b_bytes"], title="memory", meaning=f"peak {_BOTH}{_TRIED['b_bytes'].meaning.partition(': ')[2]}"),
-    column("numerics", "numbers off by", "text", _NUMERICS),
+    _column("numerics", "numbers off by", "text", _NUMERICS),
     _TRIED["verdict"],
 )
 
 
-def overview() -> dict[str, list[Quantity]]:
-    """Return the groups with one entry a family, such as one for each phase: ``PART`` or ``MOMENT`` stands for what
-    differs."""
+def overview() -> dict[str, list[Figure]]:
+    """Return the groups with one entry a family; ``PART`` or ``MOMENT`` stands for what differs in it."""
     return {title: list({of.name: of for of in map(_whole_family, group)}.values()) for title, group in GROUPS.items()}
 
 
-def _whole_family(member: Quantity) -> Quantity:
-    """Return the entry that stands for the whole family of ``member``."""
+def _whole_family(member: Figure) -> Figure:
     texts = {name: getattr(member, name) for name in ("name", "title", "meaning", "path")}
     if member.of is not None:
         stands = "MOMENT" if member.of in MOMENTS else "PART"

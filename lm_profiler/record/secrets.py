@@ -33,11 +33,6 @@ _NO_SECRETS = ("", "null", "~", "true", "false")
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of this name holds a secret.
-
-    >>> [is_secret(name) for name in ("data.hf_token", "apiKey", "data.tokens", "eos_token", "num_key_value_heads")]
-    [True, True, False, False, False]
-    """
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return _NAME.search(words) is not None and _NO_NAME.search(words) is None
 
@@ -70,7 +65,11 @@ def masked_line(words: Iterable[str]) -> list[str]:
 
 def masked_option(name: str, value: str) -> str:
     """The text ``value`` of an option without secrets, also those nested in YAML."""
-    for secret in sorted(set(_secrets(name, value)), key=len, reverse=True):
+    parsed: Any = value
+    if ":" in value and not is_secret(name):
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            parsed = yaml.BaseLoader(value).get_single_data()  # scalars as they are written
+    for secret in sorted(set(_secrets(parsed, name)), key=len, reverse=True):
         value = value.replace(secret, MASK)
     return _masked_text(value)
 
@@ -81,23 +80,14 @@ def holds_secret(words: Iterable[str]) -> bool:
     return masked_line(words) != words
 
 
-def _secrets(name: str, value: str) -> Iterator[str]:
-    """The texts in ``value`` that are secrets by their names."""
-    if is_secret(name):
-        yield from [value] * (value not in _NO_SECRETS)
-        return
-    if ":" in value:
-        with suppress(yaml.YAMLError, ValueError, RecursionError):
-            yield from _below(yaml.BaseLoader(value).get_single_data(), name)  # scalars as they are written
-
-
-def _below(value: Any, name: str) -> Iterator[str]:
+def _secrets(value: Any, name: str) -> Iterator[str]:
+    """Yield the texts in ``value`` that are secrets by their names."""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            yield from _below(below, name if is_secret(name) else str(key))
+            yield from _secrets(below, name if is_secret(name) else str(key))
     elif isinstance(value, list):
         for below in value:
-            yield from _below(below, name)
+            yield from _secrets(below, name)
     elif is_secret(name) and value not in _NO_SECRETS:
         yield value
 

@@ -19,12 +19,9 @@ CellStatus = Literal["ok", "oom", "failed", "timeout", "refused", "interrupted"]
 class Cell(Part):
     """One point of a sweep, run once. ``arguments`` are those of ``python -m lm_profiler``, the verb first."""
 
-    id: str
-    """The name of its folder below the sweep's, which is unique."""
-    overrides: dict[str, str]
-    """The swept options, by their name without the dashes; ordered as the sweep names them."""
-    repeat: int
-    """The number of the repeat, from 0."""
+    id: str  # the name of its folder below the sweep's, which is unique
+    overrides: dict[str, str]  # the swept options, by their name without the dashes; ordered as the sweep names them
+    repeat: int  # the number of the repeat, from 0
     arguments: list[str]
 
 
@@ -36,10 +33,9 @@ class SweepPlan(Part):
     command: str
     verb: Annotated[Verb, Newer]
     seed: int
-    config_sha256: str | None = None
-    """The digest of all config files, one after the other; None without any."""
+    config_sha256: str | None = None  # the digest of all config files, one after the other; None without any
+    # the text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``
     configs: dict[str, str] = Field(default_factory=dict)
-    """The text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``."""
     cells: list[Cell]
 
 
@@ -50,20 +46,13 @@ class CellOutcome(Part):
     cell: str
     status: Annotated[CellStatus, Newer]
     reason: str | None
-    run: str | None
-    """Its run folder, relative to the sweep's; None where it left no run."""
+    run: str | None  # its run folder, relative to the sweep's; None where it left no run
     ended: str
     duration_s: float
-    exit_code: int | None
-    """Negative for the signal that killed it; None is unknown."""
+    exit_code: int | None  # negative for the signal that killed it; None is unknown
 
 
 def read_plan(folder: Path) -> SweepPlan:
-    """Read ``folder/sweep.json``.
-
-    Raises:
-        RecordError: there is none, or it is damaged or of another version.
-    """
     return read_as(folder / PLAN_FILE, SweepPlan, "a sweep")
 
 
@@ -76,6 +65,5 @@ def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
-    """Return the outcomes of all cells that have one, by their id."""
     cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
     return {cell: outcome for cell in cells if (outcome := read_outcome(folder, cell)) is not None}

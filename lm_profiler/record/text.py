@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character.
-
-    That is all that Unicode calls not printable: C0 and C1 controls, the marks that turn the direction of writing,
-    lone surrogates. ``keep`` are the controls that stay.
-    """
+    """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
@@ -36,14 +33,11 @@ def short_path(path: str) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3``, or ``ranks 0, 2–5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank])
-    said = ", ".join("–".join(map(str, run)) for run in runs)
-    return f"ranks {said}" if len(runs) > 1 or len(runs[:1] and runs[0]) > 1 else f"rank {said}"
+    several = sorted(ranks)
+    # of consecutive ranks the difference to their place is one
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(several), lambda each: each[1] - each[0])]
+    said = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' * (len(several) > 1)} {said}"
 
 
 MOST_BYTES = 1 << 20
@@ -61,17 +55,8 @@ class YamlTextError(ValueError):
     """It is not to be read as YAML; the message says why, after a name of what it is: "is not YAML at line 2: …"."""
 
 
-class TooLarge(YamlTextError):
-    """It has more values or levels than anybody writes, contains itself, or has a character that no call can have."""
-
-
 def read_text(path: Path) -> str:
-    """The text of ``path``, which may be a pipe and is read once.
-
-    Raises:
-        OSError: it cannot be read.
-        YamlTextError: it is too long, or not text.
-    """
+    """The text of ``path``, which may be a pipe and is read once."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)  # /dev/zero has no end
     if len(content) > MOST_BYTES:
@@ -83,11 +68,7 @@ def read_text(path: Path) -> str:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The nodes of ``text``, whose scalars stay text; None where there are none.
-
-    Raises:
-        YamlTextError: it is not YAML, contains itself, or becomes too large.
-    """
+    """The nodes of ``text``, whose scalars stay text; None where there are none."""
     try:
         check_size(text)
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -96,7 +77,10 @@ def compose(text: str) -> yaml.Node | None:
     except YamlTextError:
         raise
     except _ERRORS as error:
-        raise YamlTextError(_why(error)) from None
+        mark, why = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+        where = "" if mark is None else f" at line {mark.line + 1}"
+        why = why or (str(error).splitlines() or ["it cannot be read"])[0][:200]
+        raise YamlTextError(f"is not YAML{where}: {why}") from None
 
 
 def text_of(node: yaml.Node) -> str:
@@ -121,39 +105,25 @@ def without(node: yaml.Node, keys: set[str]) -> str:
     return str(yaml.serialize(yaml.MappingNode(node.tag, kept)))
 
 
-def _why(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}" if mark is not None else ""
-    why = getattr(error, "problem", None) or getattr(error, "reason", None)
-    return f"is not YAML{where}: {why or (str(error).splitlines() or ['it cannot be read'])[0][:200]}"
-
-
 def check_size(text: str) -> None:
-    """Before a few lines of aliases become millions of values, or never end.
-
-    Raises:
-        TooLarge: it is not to be read for its size alone.
-        yaml.YAMLError: it is not YAML.
-    """
+    """Raise before a few lines of aliases become millions of values, or never end."""
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []
     total = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = within.pop()
-            if anchor is not None:
-                sizes[anchor] = total - before
+            sizes[anchor or ""] = total - before
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in within):
-                raise TooLarge(f"contains itself, at *{event.anchor}")
+                raise YamlTextError(f"contains itself, at *{event.anchor}")
             total += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             if isinstance(event, yaml.CollectionStartEvent):
                 within.append((event.anchor, total))
             total += 1
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
-            raise TooLarge("has a value with the character 0 in it")
-        if len(within) > DEEPEST:
-            raise TooLarge(f"has more than {DEEPEST} levels")
-        if total > MOST_NODES:
-            raise TooLarge(f"has more than {MOST_NODES:,} values")
+            raise YamlTextError("has a value with the character 0 in it")
+        if len(within) > DEEPEST or total > MOST_NODES:
+            most = f"{DEEPEST} levels" if len(within) > DEEPEST else f"{MOST_NODES:,} values"
+            raise YamlTextError(f"has more than {most}")

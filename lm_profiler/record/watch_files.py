@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, computed_field
 
-from lm_profiler.record.files import RecordError, read_plain
+from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_as, read_plain
 from lm_profiler.record.parts import TIMED
-from lm_profiler.record.run.part import Newer, Part, json_of, read_as
 
 # A row of the last steps: 52 bytes. Seconds are those of each of ``TIMED``, on the device where there is one.
 ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
@@ -38,8 +38,8 @@ class Sketch(Part):
     sum: float = 0.0
     min: float = math.inf
     max: float = 0.0
+    # durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds, by k; those below a nanosecond count as one
     buckets: dict[int, int] = Field(default_factory=dict)
-    """Durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds, by k; those below a nanosecond count as one."""
 
     @staticmethod
     def of(seconds: NDArray[np.float64]) -> Sketch:
@@ -49,26 +49,16 @@ class Sketch(Part):
             return Sketch()
         at = np.floor(np.log(np.maximum(known, 1e-9)) / math.log(_GROWTH)).astype(int)
         buckets = dict(zip(*(each.tolist() for each in np.unique(at, return_counts=True)), strict=True))
-        return Sketch(
-            count=known.size, sum=float(known.sum()), min=float(known.min()), max=float(known.max()), buckets=buckets
-        )
+        ends = {"min": float(known.min()), "max": float(known.max())}
+        return Sketch(count=known.size, sum=float(known.sum()), buckets=buckets, **ends)
 
     def merged(self, other: Sketch) -> Sketch:
-        """Return the sketch of both."""
-        buckets = dict(self.buckets)
-        for at, count in other.buckets.items():
-            buckets[at] = buckets.get(at, 0) + count
-        return Sketch(
-            count=self.count + other.count,
-            sum=self.sum + other.sum,
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-            buckets=buckets,
-        )
+        buckets = dict(Counter(self.buckets) + Counter(other.buckets))
+        ends = {"min": min(self.min, other.min), "max": max(self.max, other.max)}
+        return Sketch(count=self.count + other.count, sum=self.sum + other.sum, buckets=buckets, **ends)
 
     @property
     def mean(self) -> float | None:
-        """The mean; None of nothing."""
         return self.sum / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
@@ -82,65 +72,62 @@ class Sketch(Part):
 
 
 class WatchWindow(Part):
-    """Some consecutive steps, a thousand once it is complete."""
+    """Some consecutive steps, a thousand or more once it is complete."""
 
     first_step: int
     steps: int
-    began_s: float
-    """Seconds since 1970."""
-    seconds: dict[str, Sketch]
-    """Of each of the parts of a step that took time, and of the step."""
+    began_s: float  # seconds since 1970
+    seconds: dict[str, Sketch]  # of each of the parts of a step that took time, and of the step
+    # the least memory that was seen between steps: the device's, else what the process keeps resident
     held_bytes: int | None = None
-    """The least memory that was seen between steps: the device's, else what the process keeps resident."""
     peak_bytes: int | None = None
+
+    def merged(self, after: WatchWindow) -> WatchWindow:
+        """Return the window of these steps and those that follow."""
+        parts = [*self.seconds, *(part for part in after.seconds if part not in self.seconds)]
+        held = [each.held_bytes for each in (self, after) if each.held_bytes is not None]
+        peaks = [each.peak_bytes for each in (self, after) if each.peak_bytes is not None]
+        return WatchWindow(
+            first_step=self.first_step,
+            steps=self.steps + after.steps,
+            began_s=self.began_s,
+            seconds={
+                part: self.seconds.get(part, Sketch()).merged(after.seconds.get(part, Sketch())) for part in parts
+            },
+            held_bytes=min(held, default=None),
+            peak_bytes=max(peaks, default=None),
+        )
 
 
 class WatchEvent(Part):
     """Something that happened to a watched run."""
 
-    at_s: float = 0.0
-    """Seconds since 1970."""
+    at_s: float = 0.0  # seconds since 1970
     rank: int = 0
     step: int
     kind: Annotated[
         Literal[
-            "slow step",
-            "level",
-            "memory",
-            "stall",
-            "validation",
-            "checkpoints",
-            "epoch turn",
-            "rank late",
+            "slow step", "level", "memory", "stall", "validation", "checkpoints", "epoch turn", "rank late",
             "silent rank",
         ],
         Newer,
-    ]
+    ]  # fmt: skip
+    # the part of the step that differs most; None where the whole does, or where it is outside of steps
     part: str | None = None
-    """The part of the step that differs most; None where the whole does, or where it is outside of steps."""
-    now: float
-    """What was seen, in seconds; bytes an hour of ``memory``."""
-    against: float | None = None
-    """What was to be expected, in the same unit."""
-    since_step: int | None = None
-    """The step at which a level began."""
+    now: float  # what was seen, in seconds; bytes an hour of ``memory``
+    against: float | None = None  # what was to be expected, in the same unit
+    since_step: int | None = None  # the step at which a level began
     cause: str | None = None
     cause_s: float | None = None
     beside: str | None = None
-    full_in_s: float | None = None
-    """Seconds until memory is full, where it grows on like that."""
-    times: int = 1
-    """How often the same has happened since the last event like it."""
-    cost_s: float | None = None
-    """Seconds that the others have waited for a late rank while it has been late."""
-    chronic: bool | None = None
-    """Whether the rank was late time and again, and not once."""
-    trace: str | None = None
-    """The folder of the trace that was taken because of it."""
+    full_in_s: float | None = None  # seconds until memory is full, where it grows on like that
+    times: int = 1  # how often the same has happened since the last event like it
+    cost_s: float | None = None  # seconds that the others have waited for a late rank while it has been late
+    chronic: bool | None = None  # whether the rank was late time and again, and not once
+    trace: str | None = None  # the folder of the trace that was taken because of it
 
     @property
     def ratio(self) -> float | None:
-        """``now`` over ``against``; None where that is unknown."""
         return self.now / self.against if self.against else None
 
 
@@ -150,33 +137,26 @@ class WatchStatus(Part):
     schema_version: Literal[1] = 1
     rank: int = 0
     world_size: int = 1
-    began_s: float
-    """When fit began, in seconds since 1970."""
+    began_s: float  # when fit began, in seconds since 1970
     written_s: float
     ended: bool = False
     steps: int = 0
-    phase: str = ""
-    """The part of the step that runs now."""
-    ledger: dict[str, float] = Field(default_factory=dict)
-    """Seconds by what they went to; they add up to ``wall_s``."""
+    phase: str = ""  # the part of the step that runs now
+    ledger: dict[str, float] = Field(default_factory=dict)  # seconds by what they went to; they add up to ``wall_s``
     wall_s: float = 0.0
-    window: WatchWindow | None = None
-    """The steps that are in no complete window yet."""
+    window: WatchWindow | None = None  # the steps that are in no complete window yet
     held_bytes: int | None = None
-    traces: bool = True
-    """Whether traces may be taken."""
+    traces: bool = True  # whether traces may be taken
     timed: int = 0
+    # seconds of all ``timed`` steps by part, on the device's clock where there is one
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Seconds of all ``timed`` steps by part, on the device's clock where there is one."""
+    # of rank 0: the ranks that do not report, and since when on its own clock
     silent: dict[int, float] = Field(default_factory=dict)
-    """Of rank 0: the ranks that do not report, and since when on its own clock."""
 
-    global_step: int = 0
-    """The Trainer's count of steps, which goes on where a checkpoint left it."""
-    resumed_at: int = 0
-    """That count when this fit began; 0 unless it goes on from a checkpoint."""
+    global_step: int = 0  # the Trainer's count of steps, which goes on where a checkpoint left it
+    resumed_at: int = 0  # that count when this fit began; 0 unless it goes on from a checkpoint
+    # the steps after that checkpoint that the run before this one had already taken; None where none is known
     repeated: int | None = None
-    """The steps after that checkpoint that the run before this one had already taken; None where none is known."""
 
     @computed_field  # type: ignore[prop-decorator]  # a property below it is what pydantic asks for
     @property
@@ -206,7 +186,6 @@ WINDOWS, EVENTS, STATUS, LAST_STEPS = "watch.jsonl", "events.jsonl", "watch.json
 
 
 def request_file(folder: Path, rank: int) -> Path:
-    """Return where a trace of ``rank`` is asked for."""
     return folder / of_rank("trace_request.json", rank)
 
 
@@ -217,11 +196,6 @@ def ranks_watched(folder: Path) -> list[int]:
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
-    """Return what ``rank`` does.
-
-    Raises:
-        RecordError: it is not there, or damaged.
-    """
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
 
 
@@ -240,22 +214,11 @@ def steps_repeated(folder: Path, resumed_at: int) -> int | None:
 
 
 def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
-    """Return the complete windows of ``rank``.
-
-    Raises:
-        RecordError: the file cannot be read.
-    """
     return _lines(folder / of_rank(WINDOWS, rank), WatchWindow)
 
 
 def read_events(folder: Path) -> list[WatchEvent]:
-    """Return the events of all ranks in the order of time.
-
-    An event that was traced is written twice, the second time with its trace: that line takes the place of the first.
-
-    Raises:
-        RecordError: a file cannot be read.
-    """
+    """Return the events of all ranks in the order of time."""
     files = [path for path in folder.glob("events*.jsonl") if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name)]
     events = (event for path in files for event in _lines(path, WatchEvent))
     latest = {(event.rank, event.kind, event.step, event.at_s): event for event in events}
@@ -263,11 +226,7 @@ def read_events(folder: Path) -> list[WatchEvent]:
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
-    """Return the rows (``ROW``) of the last steps of ``rank``, as many as were kept.
-
-    Raises:
-        RecordError: a file cannot be read.
-    """
+    """Return the rows (``ROW``) of the last steps of ``rank``, as many as were kept."""
     path = folder / of_rank(LAST_STEPS, rank)
     kept = [each for each in (_older(path), path) if each.exists()]
     content = [read_plain(each) for each in kept]
@@ -276,11 +235,7 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
 
 
 def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:
-    """Add ``rows`` to ``path`` and keep half to all of ``most_bytes`` of the last ones in it and the file before it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Add ``rows`` to ``path`` and keep half to all of ``most_bytes`` of the last ones in it and the file before it."""
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:
             path.replace(_older(path))
@@ -288,7 +243,6 @@ def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> No
 
 
 def _append(path: Path, content: bytes) -> None:
-    """Add all of ``content``, or nothing: a disk that is nearly full takes a part of it without an error."""
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         if file.write(content) < len(content):
@@ -301,11 +255,7 @@ def _older(path: Path) -> Path:
 
 
 def append_lines(path: Path, parts: Sequence[Part]) -> None:
-    """Add a line for each of ``parts`` in one go: whatever kills the process leaves whole lines.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Add a line for each of ``parts`` in one go: whatever kills the process leaves whole lines."""
     _append(path, "".join(f"{json_of(part)}\n" for part in parts).encode())
 
 
@@ -313,7 +263,6 @@ P = TypeVar("P", bound=Part)
 
 
 def _lines(path: Path, form: type[P]) -> list[P]:
-    """Return the lines of ``path``; the last one may be being written."""
     if not path.exists():
         return []
     whole = read_plain(path).split(b"\n")[:-1]

@@ -1,10 +1,10 @@
-"""Counts the work of a step that another process sent, on one rehearsed step, or two where batches accumulate."""
+"""Counts the work of a step that another process sent, by rehearsing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import repeat
@@ -16,19 +16,18 @@ from torch.optim import Optimizer
 
 from lm_profiler.callbacks.instruments.sent_step import SentOptimizer, SentStep, shape_of
 from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.measure.copies.module_copy import ModuleCopy
-from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import WORK
-from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
-from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.copies.module_copies import ModuleCopy
+from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts.traffic import StepTraffic
+from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
-from lm_profiler.measure.memory.traffic import StepTraffic
-from lm_profiler.record.run import Flops
-from lm_profiler.rehearse.loop import Rehearsal, reason_of
-from lm_profiler.rehearse.one_device import AS_WIDE, CPU, FakeDevice, SilentLogger
+from lm_profiler.rehearse.loop import Look, Rehearsal, SilentLogger, reason_of
+from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
+
+_BATCHES = 4  # the most batches of one step that are rehearsed: the work of more is in proportion
 
 # Hooks that set a module up: it was set up before it was sent.
 _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
@@ -36,7 +35,6 @@ _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configur
 
 def count(sent: SentStep) -> StepWork | str:
     """Return the work of the step on one rank, or why it is unknown. Only for a process of its own (``prepare``)."""
-    leave_files()
     prepare(None)
     if not sent.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -66,10 +64,9 @@ def _rehearsed(sent: SentStep) -> StepWork:
     except Exception as error:
         first = counting.failed
         raise (first if isinstance(first, Exception) else error) from None
-    if not counting.seen:
+    if counting.seen is None:
         raise UncountableError("on a copy without data no step ends")
-    work = counting.work()
-    return work if sent.precision not in AS_WIDE else _renamed(work, "bfloat16", "float16")
+    return counting.seen if sent.precision not in AS_WIDE else _renamed(counting.seen, "bfloat16", "float16")
 
 
 def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
@@ -84,6 +81,7 @@ def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
         strategy=strategy(counting.world, batch),
         precision=precision,
         max_epochs=1,
+        accumulate_grad_batches=min(sent.batches, _BATCHES),
         logger=SilentLogger(),
         limit_val_batches=0 if sent.verb == "fit" else None,
         inference_mode=False,
@@ -129,7 +127,7 @@ def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> N
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    pass
 
 
 class _Motionless(Optimizer):
@@ -146,41 +144,28 @@ class _Motionless(Optimizer):
 
 @dataclass(eq=False, kw_only=True)
 class _Counting(Rehearsal):
-    """Counts a step of one batch, and a step of two where ``batches`` accumulate."""
+    """Counts one step, of two batches where more accumulate."""
 
     batches: int
-    seen: list[StepWork] = field(default_factory=list)
+    seen: StepWork | None = None
 
     def _steps(self) -> Iterator[None]:
-        for batches in range(1, min(self.batches, 2) + 1):
-            self._trainer.accumulate_grad_batches = batches
-            look = self._look()
-            yield
-            look.end()
-            self.seen.append(look.work())
-
-    def work(self) -> StepWork:
-        """Return the work of all batches; those after the first are alike."""
-        first, last = self.seen[0], self.seen[-1]
-        return first if first is last else _with_more(first, last, self.batches)
+        look = Look(self)
+        yield
+        look.end()
+        self.seen = _scaled(look.work(), max(self.batches / _BATCHES, 1.0))
 
 
-def _with_more(one: StepWork, two: StepWork, batches: int) -> StepWork:
-    """Return the work of a step of ``batches``, extrapolated from steps of one and of two batches."""
-
-    def extrapolated(first: Mapping[str, int], both: Mapping[str, int]) -> dict[str, int]:
-        return {key: first.get(key, 0) + (batches - 1) * (n - first.get(key, 0)) for key, n in both.items()}
-
-    assert one.traffic is not None
-    assert two.traffic is not None
-    by_dtype = {work: extrapolated(one.by_dtype.get(work, {}), of) for work, of in two.by_dtype.items()}
-    forward, backward, again = (sum(by_dtype.get(work, {}).values()) for work in WORK)
-    moved, more = one.traffic.by_phase, two.traffic.by_phase
-    known = {phase: n for phase, n in more.items() if n is not None and moved.get(phase, 0) is not None}
-    by_phase = extrapolated({phase: n or 0 for phase, n in moved.items()}, known)
-    read = None if one.traffic.forward_read is None else batches * one.traffic.forward_read
-    traffic = StepTraffic({**dict.fromkeys(more), **by_phase}, read)
-    return StepWork(Flops(forward=forward, backward=backward, recomputation=again), by_dtype, traffic)
+def _scaled(work: StepWork, times: float) -> StepWork:
+    """Return ``work`` with the forward and backward passes of so many times the batches."""
+    assert work.traffic is not None
+    by_dtype = {kind: {of: round(n * times) for of, n in each.items()} for kind, each in work.by_dtype.items()}
+    moved = dict(work.traffic.by_phase)
+    moved |= {of: round(moved[of] * times) for of in ("forward", "backward") if moved.get(of) is not None}  # type: ignore[operator]
+    read = work.traffic.forward_read
+    return StepWork(
+        work.flops.times(times), by_dtype, StepTraffic(moved, None if read is None else round(read * times))
+    )
 
 
 def _renamed(work: StepWork, dtype: str, to: str) -> StepWork:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lm_profiler.processes.cell_server import CellServer
+from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import require
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.schedule import GRACE_S, Ended, Schedule, Watcher, record_outcome

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
-from lm_profiler.processes.cell_server import CellEnded, CellServer
 from lm_profiler.processes.child import how_ended
+from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import RecordError, RunRecord, read_run

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lm_profiler.processes.cell_server import ENDED_FILE
+from lm_profiler.processes.fork_server import ENDED_FILE
 from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.secrets import holds_secret

@@ -54,6 +54,26 @@ class SweepRequest:
     """Run every combination of some options, each in a process of its own, and keep what became of each.
 
     Started again, it goes on with what is missing. A cell whose folder is removed is missing again.
+
+    Args:
+        file: YAML with any of these options, or the name of a sweep that comes with the package.
+        config: Config of every cell, or the name of one that comes with the package, such as demo.
+        grid: Values of an option, as in --grid.model.size small,medium; every combination is run. Values that are
+            lists: [1,2],[3,4].
+        list: Sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid.
+        options: Further options of every cell.
+        verb: What the cells run; may be swept as well, as --grid.verb fit,validate.
+        repeats: Runs of each cell, in rounds of random order.
+        seed: Seed of that order.
+        timeout_s: Longest time of a cell in seconds; no limit if not given.
+        name: Name of the sweep; if not given, the file's.
+        log_dir: Folder of all runs.
+        devices: One cell at a time runs on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES.
+        launcher: Send the cells to a cluster through submitit; local tries it with processes of this machine.
+        slurm: Options of SLURM, such as --slurm.partition=gpu.
+        part: Run a part of the cells, such as 2/8: in a job array, say, each task runs its own.
+        dry_run: Print the cells' calls, one a line, and run none.
+        command: The whole call.
     """
 
     WORDS: ClassVar[str] = "file"
@@ -62,28 +82,22 @@ class SweepRequest:
 
     # YAML with any of these options, or the name of a sweep that comes with the package
     file: str | None = field(default=None, compare=False)
-    config: str | None = None  # config of every cell, or the name of one that comes with the package, such as demo
-    # Values of an option, as in --grid.model.size small,medium; every combination is run. Values that are lists:
-    # [1,2],[3,4].
+    config: str | None = None
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid
     list: Sequence[Mapping[str, str]] = ()
-    options: Sequence[str] = ()  # further options of every cell
-    verb: Verb = "fit"  # what the cells run; may be swept as well, as --grid.verb fit,validate
-    repeats: int = 1  # runs of each cell, in rounds of random order
-    seed: int = 0  # seed of that order
-    timeout_s: float | None = None  # longest time of a cell in seconds; no limit if not given
-    name: str = ""  # name of the sweep; if not given, the file's
-    log_dir: str = "logs"  # folder of all runs
-    # One cell at a time runs on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES.
+    options: Sequence[str] = ()
+    verb: Verb = "fit"
+    repeats: int = 1
+    seed: int = 0
+    timeout_s: float | None = None
+    name: str = ""
+    log_dir: str = "logs"
     devices: Sequence[str] = ()
-    # send the cells to a cluster through submitit; local tries it with processes of this machine
     launcher: Literal["slurm", "local"] | None = None
-    slurm: Mapping[str, str] = field(default_factory=dict)  # options of SLURM, such as --slurm.partition=gpu
-    # run a part of the cells, such as 2/8: in a job array, say, each task runs its own
+    slurm: Mapping[str, str] = field(default_factory=dict)
     part: str | None = field(default=None, compare=False)
-    dry_run: bool = False  # print the cells' calls, one a line, and run none
-    command: str = field(default="", compare=False)  # the whole call
+    dry_run: bool = False
+    command: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:

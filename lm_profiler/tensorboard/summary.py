@@ -1,4 +1,4 @@
-"""TensorBoard's view of a run beside its steps: HPARAMS, the summary under TEXT, and a layout of CUSTOM SCALARS.
+"""TensorBoard's view of a run beside its steps: HPARAMS, and the summary under TEXT.
 
 Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written as well.
 """
@@ -14,13 +14,11 @@ from typing import Any
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.quantities import MEMORY, QUANTITIES
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.tables.formats import markdown, render
+from lm_profiler.report.tables.formats import markdown, plain, render
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, peak_memory
-from lm_profiler.report.tables.terminal import plain
 
 # The suffix of the file. It lies beside that of the run's steps: in a folder of its own it would be a second run.
 SUFFIX = ".summary"
@@ -31,15 +29,7 @@ GROUP = "Summary"
 
 
 def write_hparams(entry: Entry) -> None:
-    """Write ``entry`` for TensorBoard into a file of its own in its folder, which replaces that of an earlier try.
-
-    All other event files have to be written before: TensorBoard reads a folder's files one after the other. The
-    settings of the session are the resolved config and the device; its metrics are the main figures. A run that did
-    not end well is a failed session, one that has not ended a running one.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``entry`` for TensorBoard into a file of its own in its folder, which replaces that of an earlier try."""
     for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
     last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
@@ -47,11 +37,7 @@ def write_hparams(entry: Entry) -> None:
 
 
 def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
-    """Write ``summaries``, each with its step, into an event file of their own in ``folder``.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Write ``summaries``, each with its step, into an event file of their own in ``folder``."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -64,7 +50,6 @@ def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str
 
 
 def scalars_summary(values: Mapping[str, float]) -> Any:
-    """Return a summary of scalars by their tags."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
@@ -80,14 +65,10 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
     for path, given in entry.overrides.items():
         value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
         settings[path] = value if isinstance(value, (bool, int, float, str)) else given
-    return {plain(path): _setting(value) for path, value in settings.items() if value not in (None, [], {})}
-
-
-def _setting(value: Any) -> bool | float | str:
-    """Return ``value`` as TensorBoard can hold it: lists, and numbers that no float holds, become text."""
-    if isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
-        return value
-    return plain(str(value))
+    known = {plain(path): value for path, value in settings.items() if value not in (None, [], {})}
+    # TensorBoard holds no lists, and no number that no float holds: they become text.
+    numbers = {name for name, of in known.items() if isinstance(of, (int, float)) and abs(of) <= sys.float_info.max}
+    return {name: value if name in numbers else plain(str(value)) for name, value in known.items()}
 
 
 def figures(entry: Entry) -> dict[str, float]:
@@ -99,7 +80,6 @@ def figures(entry: Entry) -> dict[str, float]:
 
 
 def text(entry: Entry) -> str:
-    """Return the page of a run as Markdown."""
     if entry.record is None:
         return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
     return render(run_page(entry.record, entry.folder), "markdown")
@@ -110,23 +90,16 @@ def _summaries(entry: Entry) -> Iterator[Any]:
     from tensorboard.plugins.text.summary_v2 import text_pb
 
     record = entry.record
-    started = _started(record)
+    try:
+        started = datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
+    except (ValueError, OverflowError):
+        started = time.time()
     # An empty trial_id makes the folder the session's name; TensorBoard would average sessions of one name.
     yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
     yield scalars_summary(figures(entry))
     yield text_pb("summary", text(entry))
-    if charts := _charts(record):
-        yield _layout(charts)
     if entry.status != "unfinished":
         yield _session_end(entry.status == "ok", started + (record.duration_s if record is not None else 0.0))
-
-
-def _started(record: RunRecord | None) -> float:
-    """Return when the run began, in seconds since 1970, or now where its record does not say."""
-    try:
-        return datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
-    except (ValueError, OverflowError):
-        return time.time()
 
 
 def _session_end(ok: bool, ended: float) -> Any:
@@ -139,48 +112,3 @@ def _session_end(ok: bool, ended: float) -> Any:
     data = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=ended))
     of = {"tensor": metadata.NULL_TENSOR, "metadata": metadata.create_summary_metadata(data)}
     return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, **of)])
-
-
-def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
-    """Return the layout of the charts, by category."""
-    # TensorBoard merges the layouts of all runs: charts of one category, equal ones once.
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
-    from tensorboard.util.tensor_util import make_tensor_proto
-
-    layout = layout_pb2.Layout()
-    for title, in_category in charts.items():
-        category = layout.category.add(title=title)
-        for name, tags in in_category.items():
-            category.chart.add(title=name).multiline.tag.extend(f"{tag}$" for tag in tags)
-    of = {"tensor": make_tensor_proto(layout.SerializeToString()), "metadata": metadata.create_summary_metadata()}
-    return Summary(value=[Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, **of)])
-
-
-def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
-    """Return tags by chart and charts by category, for the series that this run has, so that no chart is empty.
-
-    Runs of one kind of device have equal charts: TensorBoard would show two of one title with different tags.
-    """
-    if record is None or not record.time or not record.time["step"].n:
-        return {}
-    tags = {part: [str(TIMES[part].tag), str(HOST_TIMES[part].tag)] for part in TIMES}
-    categories = {
-        "Where the step's time goes": {"all parts (ms)": [tags[part][0] for part in PARTS]},
-        "Memory": _memory_charts(record),
-        "Throughput": {of.heading: [str(of.tag)] for of in (TOKENS_PER_S, MFU) if of.get(record) is not None},
-    }
-    if record.environment is None or record.environment.device_type != "cpu":  # there the two clocks are one
-        categories["Where the step's time goes"]["all parts, on the host (ms)"] = [tags[part][1] for part in PARTS]
-        categories["Device against host"] = {f"{TIMES[part].title} (ms)": both for part, both in tags.items()}
-    return {title: charts for title, charts in categories.items() if charts}
-
-
-def _memory_charts(record: RunRecord) -> dict[str, list[str]]:
-    allocated, reserved, resident = MEMORY.values()
-    charts = {"peaks on the device (GiB)": (allocated, reserved), "peak resident (GiB)": (resident,)}
-    return {
-        title: [str(of.tag) for of in peaks]
-        for title, peaks in charts.items()
-        if any(of.get(record) is not None for of in peaks)
-    }

@@ -36,7 +36,7 @@ def ranks(saves_s: float = 0.0, exposed_s: float = 0.0) -> Ranks:
         kind="straggler", rank=1, host="a", phase="data", saves_s=saves_s, low_s=saves_s, high_s=saves_s
     )
     facts = {"world": 2, "hosts": {"a": [0, 1]}, "witness": "a test", "steps": 40, "step_s": 0.1, "own": {}}
-    facts |= {"waiting": {}, "waiting_share": 0.2, "by_rank": [], "clocks": {"method": "a test"}, "finding": finding}
+    facts |= {"waiting": {}, "waiting_share": 0.2, "by_rank": [], "finding": finding}
     return Ranks.model_validate({**facts, "exposed_s": {"backward": exposed_s}})
 
 

@@ -11,16 +11,9 @@ import pytest
 from cuda_trace import cuda_step, kernel_table
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
 
-from lm_profiler.analysis.conclude import (
-    FINDINGS,
-    clock_share,
-    conclude,
-    judge_utilisation,
-    made_ahead_notes,
-    mean_rate,
-)
-from lm_profiler.measure.device.contention import CpuUse, contention
-from lm_profiler.measure.device.cpu_reading import CpuReading
+from lm_profiler.analysis.conclude import FINDINGS, conclude, made_ahead_notes
+from lm_profiler.analysis.hardware.roofline import clock_share, judge_utilisation, mean_rate
+from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, FlopRate, LoaderFacts, Rates, Telemetry

@@ -19,7 +19,7 @@ from benchmarks.gpu.parts import machine, overhead, tests
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
 from benchmarks.gpu.runner import run_parts
-from lm_profiler.processes.cell_server import CellServer
+from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.usage_error import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from made_runs import made_entry
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 from tab import MARKUP, Alone, OpenTab, Tab
 
-from lm_profiler.analysis.again import with_unfinished
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.entry import collect
 from lm_profiler.report.page.page import write_page
 

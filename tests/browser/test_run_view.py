@@ -101,30 +101,6 @@ def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record:
     assert rows[0] == ["LearningRateMonitor", "on_train_batch_start", "4.000", "1.000", "3"]
 
 
-def test_slack_is_a_bar_a_place_with_what_a_faster_one_saves(
-    open_either: OpenTab, logdir: Path, record: dict[str, Any], screenshot: Any
-) -> None:
-    def place(name: str, slack_s: float, low_s: float, high_s: float) -> dict[str, Any]:
-        slope = {"slope": 0.97, "slope_low": 0.9, "slope_high": 1.04}
-        return {"place": name, **slope, "slack_s": slack_s, "slack_low_s": low_s, "slack_high_s": high_s,
-                "largest_s": 0.06}  # fmt: skip
-
-    saving = {"place": "compute", "faster_s": 0.01, "saves_s": 0.0089, "low_s": 0.0081, "high_s": 0.0096}
-    places = [place("loader", 0.012, 0.0116, 0.0125), place("forward", 0.03, 0.0, 0.06)]
-    record["slack"] = {"step_s": 0.1, "blocks": 28, "workers": 1, "places": places, "savings": [saving]}
-    (logdir / RUN / "run.json").write_text(json.dumps(record))
-    tab = open_either()
-    tab.open_run(RUN)
-    card = tab.card("Slack, and what a faster place would save")
-    expect(card).to_contain_text("Of a step of 100.000 ms")
-    bars = tab.chart(card)["data"]
-    assert bars["slack"]["x"] == pytest.approx([12.0, 0.0])
-    assert bars["would save"]["x"] == pytest.approx([8.9])
-    for told in ("slack 12 ms [11.6, 12.5]", "slack unknown", "10.000 ms faster saves 8.900 ms [8.100 ms, 9.600 ms]"):
-        expect(card.locator(".ytick", has_text=told)).to_have_count(1)
-    screenshot(tab, "slack")
-
-
 def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[str, Any]) -> None:
     tab = open_either()
     tab.open_run(RUN)

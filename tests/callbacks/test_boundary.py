@@ -20,7 +20,7 @@ from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 

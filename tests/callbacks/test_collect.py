@@ -20,7 +20,7 @@ from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.collect import switches
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.measure.counts.recompiles import is_compiled
-from lm_profiler.measure.device.cpu_reading import CpuReading
+from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.record.run import read_run

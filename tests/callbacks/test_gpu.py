@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 import torch
 from known_loop import TRUTH_S, KnownModule, SlowStream, instruments, measured_rows, spin, trainer_with
-from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.demos.boring_classes import BoringModel
 from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from lm_profiler.callbacks import WhatIfOptions
-from lm_profiler.cli.launcher import leave_group
+from lm_profiler.cli.run_context import leave_group
 from lm_profiler.record.quantities import PARTS, bytes_text
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -159,26 +157,3 @@ def test_fsdp(tmp_path: Path) -> None:
         minimum = record.time[phase].min
         assert minimum is not None
         assert minimum > 0
-
-
-def test_a_step_that_waits_for_the_device_has_slack_on_the_host_and_none_on_the_device(tmp_path: Path) -> None:
-    class Busy(BoringModel):
-        """Nothing here waits: the device is behind."""
-
-        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-            torch.cuda._sleep(40_000_000)  # about 25 ms
-            return {"loss": self.layer(batch).sum()}
-
-    data = DataLoader(RandomDataset(32, 10_000))
-    profiler = instruments(3, 10, whatif=WhatIfOptions(steps=204))
-    trainer_with([profiler], tmp_path, accelerator="gpu").fit(Busy(), data)
-    assert profiler.record is not None
-    slack = profiler.record.slack
-    assert slack is not None
-    of = {place.place: place for place in slack.places}
-    assert set(of) == {"data", "forward", "backward", "optimizer", "device"}
-    assert of["device"].slope == pytest.approx(1.0, abs=0.2)
-    assert of["device"].slack_s < 0.1 * slack.step_s
-    for host in ("data", "forward", "backward", "optimizer"):
-        assert of[host].slope < 0.2
-        assert of[host].slack_s > 0.5 * of[host].largest_s

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 
-from lm_profiler.callbacks.progress import Progress
+from lm_profiler.callbacks import StageOptions
+from lm_profiler.callbacks.stages import Progress
 
 
 class Terminal(io.StringIO):
@@ -22,7 +23,7 @@ class Seconds:
 
 def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
     out, seconds = Terminal(), Seconds()
-    progress = Progress(out, seconds)
+    progress = Progress(StageOptions(), out, seconds)
     for done in range(20):  # a step every eighth of a second
         progress.draw("measure", done, 20)
         seconds.now += 0.125
@@ -32,15 +33,14 @@ def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
 
 def test_a_new_stage_is_shown_at_once() -> None:
     out, seconds = Terminal(), Seconds()
-    progress = Progress(out, seconds)
-    for stage in ("warmup", "measure", "collectives", "whatif", "actions", "memory", "trace"):
+    progress = Progress(StageOptions(), out, seconds)
+    for stage in ("warmup", "measure", "collectives", "actions", "memory", "trace"):
         progress.draw(stage, 0, 3)
     lines = out.getvalue().split("\r\x1b[K")[1:]
     assert lines == [
         "warm-up 1/3",
         "measuring 1/3",
         "timing collectives 1/3",
-        "delaying places 1/3",
         "timing actions 1/3",
         "reading memory 1/3",
         "tracing 1/3",
@@ -49,7 +49,7 @@ def test_a_new_stage_is_shown_at_once() -> None:
 
 def test_the_line_is_left_empty() -> None:
     out = Terminal()
-    progress = Progress(out, Seconds())
+    progress = Progress(StageOptions(), out, Seconds())
     progress.clear()
     assert out.getvalue() == ""
     progress.draw("warmup", 0, 3)
@@ -59,7 +59,7 @@ def test_the_line_is_left_empty() -> None:
 
 def test_elsewhere_there_is_a_line_a_stage() -> None:
     out, seconds = io.StringIO(), Seconds()
-    progress = Progress(out, seconds)
+    progress = Progress(StageOptions(), out, seconds)
     for stage in ("warmup", "measure"):
         for done in range(3):
             progress.draw(stage, done, 3)
@@ -70,13 +70,13 @@ def test_elsewhere_there_is_a_line_a_stage() -> None:
 
 def test_no_more_steps_are_counted_than_planned() -> None:
     out = Terminal()
-    Progress(out, Seconds()).draw("measure", 3, 3)
+    Progress(StageOptions(), out, Seconds()).draw("measure", 3, 3)
     assert out.getvalue().endswith("measuring 3/3")
 
 
 def test_a_stage_that_may_end_early_says_so() -> None:
     out = io.StringIO()
-    progress = Progress(out, until_sure=True)
+    progress = Progress(StageOptions(until_ci=0.01), out)
     for stage in ("warmup", "measure"):
         progress.draw(stage, 0, 5)
     assert "at most" in out.getvalue().splitlines()[-1]

@@ -11,14 +11,12 @@ from fake_device import Clock, FakeStream
 from known_session import Loop as KnownLoop
 
 from lm_profiler.callbacks import StageOptions, TraceOptions
-from lm_profiler.callbacks.instruments.instrument import Instruments
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.instruments.watches import watches_of
+from lm_profiler.callbacks.instruments.watches import StepWatch, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -87,7 +85,7 @@ class Loop:
             ),
             rank=0,
             stopping=StoppingRule(StageOptions(), int),
-            tell=print,
+            report=print,
             **options,
         )
 
@@ -227,7 +225,7 @@ def test_memory_is_read_at_the_marks_only_in_its_stage(tmp_path: Path) -> None:
 def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"measure": 3})
     for tokens in (5, None, 7):
-        run.session.tokens = tokens
+        run.session.counts.tokens = tokens
         run.run(1)
     assert [row.tokens for row in run.finish().rows] == [5, None, 7]
 

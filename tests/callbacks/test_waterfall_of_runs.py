@@ -104,8 +104,7 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held against what the card is measured to do, where no sheet is known."""
     from lm_profiler.callbacks import collect
-    from lm_profiler.measure.device.ceiling import matmul_ceiling
-    from lm_profiler.measure.device.copy_rate import copy_rate
+    from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 
     monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
     monkeypatch.setattr(collect, "known_copy_rate", copy_rate)

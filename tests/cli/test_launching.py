@@ -15,14 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from warm import end, start
 
 from benchmarks.launches import SMALL, TOY, WAYS, Started
-from lm_profiler.cli import launcher
+from lm_profiler.cli import run_context
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.launcher import Launcher
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.run import read_run
@@ -160,43 +157,6 @@ def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(
     assert sorted(path.name for path in Path("logs/toy").iterdir()) == ["version_0", "version_1"]
 
 
-MODEL = "model: no\nwould do: yes"
-TRACE = """
-
--- Process 1 terminated with the following error:
-Traceback (most recent call last):
-  File "spawn.py", line 96, in _wrap
-    fn(i, *args)
-{error}
-"""
-
-
-@pytest.mark.parametrize(
-    "end, told, becomes, said",
-    [
-        (TRACE.format(error=f"lm_profiler.usage_error.UsageError: {MODEL}"), False, UsageError, MODEL),
-        (130, False, KeyboardInterrupt, ""),
-        (7, True, SystemExit, "7"),
-        (1, False, ProcessExitedException, "process 1 terminated with exit code 1"),
-        (-9, True, ProcessExitedException, "process 1 terminated with exit code -9"),
-    ],
-)
-def test_what_a_spawned_rank_ended_with_ends_the_call(
-    end: int | str, told: bool, becomes: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ends(*_: Any) -> None:
-        if isinstance(end, str):
-            raise ProcessRaisedException(end, 1, 4711)
-        raise ProcessExitedException(f"process 1 terminated with exit code {end}", 1, 4711, end)
-
-    monkeypatch.setattr(_MultiProcessingLauncher, "launch", ends)
-    context: Any = SimpleNamespace(record="a record" if told else None)
-    starts = Launcher(None, "spawn", context)  # no strategy: nothing is started
-    with pytest.raises(becomes) as raised:
-        starts.launch(None)
-    assert str(raised.value) == said
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "toy.py").write_text(TOY)
@@ -275,10 +235,10 @@ def test_a_rank_that_is_killed_is_a_failure_however_it_was_started(strategy: str
 
 
 def test_ranks_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_LEAVING_S", 0.1)
+    monkeypatch.setattr(run_context, "_LEAVING_S", 0.1)
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     started = SimpleNamespace(procs=[rank])
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=started))
-    launcher.end_ranks(trainer)
+    run_context.end_ranks(trainer)
     assert rank.returncode == -signal.SIGKILL
     assert started.procs == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import ClassVar, Literal
 import pytest
 from stored_texts import assert_stored
 
-from lm_profiler.cli.arguments import MANY, options_in
-from lm_profiler.cli.errors import TOLD_IN, UnknownOption
 from lm_profiler.cli.main import main
-from lm_profiler.cli.options import OptionsReader
+from lm_profiler.cli.options import MANY, OptionsReader, options_in
 from lm_profiler.usage_error import UsageError
 
 
@@ -72,18 +69,20 @@ def test_words_commas_flags_keys_and_what_is_no_field() -> None:
     assert "bake a.dough" in made.command
     assert "--minutes 10 20" in made.command
     assert bake() == Baking(command="python -m lm_profiler bake", options=[])
+    assert bake("--degrees=1", "--degrees=2").degrees == 2.0
 
 
 def test_a_file_gives_the_same_options_and_the_line_goes_first(tmp_path: Path) -> None:
     file = tmp_path / "bake.yaml"
     file.write_text(
-        "loaves: [a.dough]\nminutes: [5]\nkind: rye\nfan: true\nspices: {salt: [010], seed.anise: 2}\ndegrees: 180\n"
+        "loaves: [a.dough]\nminutes: [5]\nkind: rye\nfan: true\nspices: {salt: [010], seed.anise: [2, [on, 3]]}\n"
+        "degrees: 180\n"
     )
     made = bake("--config", str(file), "--minutes=7,8", "--spices.salt=3")
     assert (made.loaves, made.minutes, made.kind, made.fan) == ([Path("a.dough")], [7, 8], "rye", True)
-    assert (made.degrees, made.spices) == (180.0, {"salt": ["3"], "seed.anise": ["2"]})
+    assert (made.degrees, made.spices) == (180.0, {"salt": ["3"], "seed.anise": ["2", "[on, 3]"]})
     file.write_text("mintes: [5]\n")
-    with pytest.raises(UnknownOption, match=f"^unknown option --mintes in {file}; did you mean --minutes\\?$"):
+    with pytest.raises(UsageError, match=r"^unknown option --mintes; did you mean --minutes\?$"):
         bake("--config", str(file))
 
 
@@ -94,7 +93,6 @@ REFUSED = [
     ["--minutes", "1", "x.dough"],
     ["--minutes"],
     ["--fan=maybe"],
-    ["--degrees=1", "--degrees=2"],
     ["--spices=salt"],
     ["--fan", "--degrees=300"],
     ["--config="],
@@ -127,25 +125,6 @@ def test_one_reader_of_the_line() -> None:
         *[("", ["a"]), ("config", ["f.yaml"]), ("many", ["1", "-2"]), ("two", ["3", "4"]), ("", ["5"])],
         *[("flag", []), ("", ["6"]), ("x", ["-7"]), ("", ["--"]), ("help", [])],
     ]
-
-
-@pytest.mark.parametrize(
-    "arguments,unknown",
-    [(["report", "--formt=csv"], "formt"), (["report"], None), (["fit", "--config=none.yaml"], None)],
-)
-def test_who_starts_a_call_is_told_what_is_wrong_with_it_as_data(
-    arguments: list[str],
-    unknown: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(TOLD_IN, str(tmp_path / "wrong.json"))
-    assert main(arguments) == 2
-    told = json.loads((tmp_path / "wrong.json").read_text())
-    assert told["unknown_option"] == unknown
-    assert f"lm_profiler: {told['message']}\n" == capsys.readouterr().err
 
 
 def test_report_takes_its_options_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,8 +121,7 @@ def asked(kind: type[LightningModule], *more: str) -> Planned | Unplanned:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(rehearsed.Everything, rehearsed.Tells, rehearsed.LearnsRows),
-        *(rehearsed.SaysFloat, rehearsed.DrawsAMask),
+        *(rehearsed.Everything, rehearsed.Tells, rehearsed.SaysFloat, rehearsed.DrawsAMask),
     ],
 )
 def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[LightningModule], tmp_path: Path) -> None:
@@ -133,15 +132,6 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[Lightn
     assert (len({*planned.steps}) > 1) == (kind is rehearsed.Tells)
     (line,) = planned.taken_for_one or [""]
     assert line.startswith("rehearsed.py, line ") == (kind is rehearsed.SaysFloat)
-
-
-@pytest.mark.parametrize(
-    "kind, rows", [(rehearsed.LearnsRows, rehearsed.IDS), (rehearsed.LearnsBags, rehearsed.IDS // 2)]
-)
-def test_sparse_gradients_have_as_many_rows_as_were_asked_for(kind: type[LightningModule], rows: int) -> None:
-    planned = asked(kind)
-    assert isinstance(planned, Planned)
-    assert planned.causes["optimizer"].gradients == rows * (4 * rehearsed.WIDTH + 8)  # its values and their index
 
 
 def test_what_a_callback_freezes_is_not_learnt(tmp_path: Path) -> None:
@@ -180,6 +170,7 @@ def test_attention_alone_is_planned_though_its_batches_are_empty() -> None:
     "kind, reason",
     [
         (rehearsed.DecidesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.LearnsRows, "depends on values"),
         (rehearsed.ChoosesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.ListsItsExperts, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.FindsItsExperts, r"depends on values.* \(rehearsed.py, line \d+\)"),

@@ -52,7 +52,8 @@ def test_dimensions_are_positive(name: str, value: int) -> None:
 
 @pytest.mark.parametrize("width, heads", [(768, 10), (12, 4), (7, 2)])  # a head of odd width has no pairs to turn
 def test_heads_must_divide_the_width_into_even_parts(width: int, heads: int) -> None:
-    with pytest.raises(ValueError, match=rf"num_heads: expected a divisor of d_model / 2 \({width / 2:g}\), .*, given {heads}"):
+    message = rf"num_heads: expected a divisor of d_model / 2 \({width / 2:g}\), .*, given {heads}"
+    with pytest.raises(ValueError, match=message):
         TransformerConfig(d_model=width, d_ff=24, num_layers=1, num_heads=heads)
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from lm_profiler.cli.verbs.sweep import SPAWNING
-from lm_profiler.processes.cell_server import CellEnded, CellServer, CellStarted, ServerError
+from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted, ServerError
 
 SLOW = ["fit", "--help"]  # it loads torch first: seconds in which it can be killed
 

@@ -56,9 +56,8 @@ def test_where_a_copy_is_unfit_a_fresh_process_is_asked(monkeypatch: pytest.Monk
 
 def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     """GradScaler does, and ``torch.cuda.is_available``: backward would end the copy."""
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     assert Child(os.getppid, 60.0).answer() == os.getpid()  # there was no GPU to count
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert Child(os.getppid, 60.0)._heard()[0] == "unfit"
 
 

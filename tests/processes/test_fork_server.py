@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
-from lm_profiler.processes.cell_server import CellEnded, CellServer, CellStarted
+from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
 from lm_profiler.record.run import RunRecord, read_run
 
 USERS = """
@@ -202,7 +202,7 @@ def client_that_waits(command: tuple[str, ...], output: Path) -> tuple[subproces
     code = f"""
         import sys
         from pathlib import Path
-        from lm_profiler.processes.cell_server import CellServer
+        from lm_profiler.processes.fork_server import CellServer
         server = CellServer({command!r})
         server.start("cell", [], Path({str(output)!r}), {{}})
         print("asked", flush=True)

@@ -10,7 +10,7 @@ import pytest
 from stored_texts import assert_stored
 from tabled import write, write_sweep
 
-from lm_profiler.analysis.again import with_unfinished
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import Failure, RecordError, read_run

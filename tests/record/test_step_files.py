@@ -11,8 +11,19 @@ import pytest
 
 from lm_profiler.record.files import RecordError
 from lm_profiler.record.quantities import STEP_COLUMNS, TIMED
-from lm_profiler.record.step_files import FEW_RANKS, FEW_ROWS, begin_rows, rank_file, read_rows, write_rows
-from lm_profiler.record.steps import UNKNOWN, StepRow, StepTable, append_steps, write_steps
+from lm_profiler.record.steps import (
+    FEW_RANKS,
+    FEW_ROWS,
+    UNKNOWN,
+    StepRow,
+    StepTable,
+    append_steps,
+    begin_rows,
+    rank_file,
+    read_rows,
+    write_rows,
+    write_steps,
+)
 
 pytest.importorskip("pyarrow")
 

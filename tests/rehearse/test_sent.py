@@ -15,7 +15,7 @@ from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
-from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.flops import UncountableError
 
 
 def counted(module: Any, trainer: Any) -> StepWork:

@@ -19,7 +19,6 @@ ROOMS = ("report", "tensorboard", "sweep", "cli")
 
 LAYOUTS = {
     "report/tables/table_columns.py": "where facts are told once",
-    "report/tables/step_layouts.py": "what a lab report says above its blocks",
     "report/tables/layouts.py": "columns as published reports have them",
     "report/pictures/plots.py": "the figure of each kind of plot",
 }

@@ -18,7 +18,6 @@ import torch.distributed
 from known_loop import KnownModule, SimulatedClock, SlowLoader, instruments, spin, trainer_with
 from torch import Tensor
 
-from lm_profiler.callbacks import WhatIfOptions
 from lm_profiler.callbacks.session import Session
 
 SLOWER_S = 30e-3
@@ -85,13 +84,10 @@ def main(folder: str, fails: str) -> None:
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
     module.fails, module.collects, module.killed = (fails == way for way in ("fails", "collects", "killed"))
-    delays = WhatIfOptions(steps=132 if "delays" in fails else 0)
-    profiler = instruments(
-        1, 100 if module.killed else 5, memory=1, trace=1, actions=2 if fails == "actions" else 0, whatif=delays
-    )
+    profiler = instruments(1, 100 if module.killed else 5, memory=1, trace=1, actions=2 if fails == "actions" else 0)
     if fails == "actions":
         slow_broadcast()
-    if "breaks" in fails:
+    if fails == "breaks":
         break_on_rank_1()
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     trainer_with([profiler], Path(folder), **options).fit(module, SlowLoader())

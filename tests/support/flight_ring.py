@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_profiler.measure.collectives.recorder import Arrivals
+from lm_profiler.measure.collective_calls import Arrivals
 
 WALL_AHEAD_NS = 1_700_000_000_000_000_000
 

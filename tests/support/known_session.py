@@ -9,13 +9,11 @@ import torch
 from fake_device import Clock
 
 from lm_profiler.callbacks import StageOptions, TraceOptions
-from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.instruments.watches import watches_of
+from lm_profiler.callbacks.instruments.watches import StepWatch, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
-from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks.steps import DATA, END
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -45,7 +43,7 @@ class Loop:
             progress=None,
             rank=0,
             stopping=StoppingRule(options, agree),
-            tell=print,
+            report=print,
         )
 
     def step(self, ms: float) -> None:

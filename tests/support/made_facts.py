@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.steps.steadiness import steadiness
+from lm_profiler.analysis.steps.step_model import steadiness
 from lm_profiler.analysis.steps.summaries import model_of, step_figures
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import (

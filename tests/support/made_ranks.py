@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes, SlowRank
+from lm_profiler.record.run import RankFinding, Ranks, RankSpread, RankTimes, SlowRank
 
 OWN_MS = {"data": 5.0, "forward": 20.0, "backward": 30.0, "optimizer": 10.0}
 STEPS = 20
@@ -37,7 +37,6 @@ def made_ranks(world: int = 2, slow: int | None = 1, excess_ms: float = 30.0, **
             "exposed_s": {"backward": 3.2e-3},
             "exposed_source": "DDP’s own timings",
             "witness": "torch’s flight recorder",
-            "clocks": ClockAlignment(method="ping-pong over the store", uncertainty_s=2.5e-6, drift=1e-6),
             **options,
         }
     )

@@ -102,7 +102,7 @@ def _measured(rows: list[StepRow]) -> dict[str, Any]:
         "time": time,
         "host_time": host_time,
         "memory": MemoryFacts(measured=MemoryReading(allocated_peak=2**31, resident_peak=2**30), parts={}),
-        "throughput": throughput(steps, time, 4),
+        "throughput": throughput(steps, time["step"].mean, 4),
         "steadiness": Steadiness(
             word="steady", cut=0, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0
         ),

@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 from lm_profiler.callbacks.instruments.sent_step import shape_of
 from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Span, Timeline
-from lm_profiler.measure.copies.module_copy import ModuleCopy, undisturbed
-from lm_profiler.measure.counts.step_flops import StepFlops
+from lm_profiler.measure.copies.module_copies import ModuleCopy, undisturbed
+from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
 

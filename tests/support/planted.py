@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda_trace import ALL_REDUCE, MAIN, Event, Trace
 
-PEAK, BANDWIDTH, PROCESSORS = 1e15, 1e12, 132
+PEAK, BANDWIDTH = 1e15, 1e12
 SIDE, ELEMENTS = 4096, 50_000_000
 PRODUCT_US = 2 * SIDE**3 / PEAK * 1e6
 """At the peak, 137 microseconds."""

@@ -67,7 +67,7 @@ def witnessed(module: Late, strategy: Any, folder: Path) -> Any:
     )
     Exchange.gather = gather  # type: ignore[method-assign]
     (measured,) = kept
-    return {"timelines": measured.timelines, "reducers": measured.reducers, "notes": measured.notes}
+    return {"timelines": measured.timelines, "notes": measured.notes}
 
 
 def main(folder: str) -> None:

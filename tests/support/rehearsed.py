@@ -39,7 +39,7 @@ class Plain(LightningModule):
 
 
 class LearnsRows(Plain):
-    """Gradients of a table have the rows that a batch asked for, twice in a step."""
+    """Gradients of a table have the rows that a batch asked for: how many, its values decide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,18 +54,6 @@ class LearnsRows(Plain):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SparseAdam(list(self.parameters()))
-
-
-class LearnsBags(LearnsRows):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.EmbeddingBag(IDS, WIDTH, sparse=True, mode="sum")  # type: ignore[assignment]
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.embedding(batch.view(-1, 4)).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 class SaysFloat(Plain):

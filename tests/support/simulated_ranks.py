@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import Collective, RankTimeline
 from lm_profiler.record.parts import PARTS
 
 CALL_S = 5e-5
@@ -68,7 +68,6 @@ def simulate(
     work_s: Mapping[str, NDArray[np.float64]],
     program: Sequence[Op] = tuple(DDP),
     hosts: Sequence[str] | None = None,
-    clocks_wrong: bool = True,
     groups: int = 1,
 ) -> Truth:
     """Run ``program`` every step. ``groups``: how many groups the ranks form in calls to all of them but broadcasts."""
@@ -112,7 +111,7 @@ def simulate(
             marks[rank].append((PARTS.index("other"), now[rank]))
         first.append(len(marks[0]))
     names = hosts or ["here"] * ranks
-    timelines = [_timeline(r, names[r], steps, first, marks[r], came[r], calls[r], clocks_wrong) for r in range(ranks)]
+    timelines = [_timeline(r, names[r], steps, first, marks[r], came[r], calls[r]) for r in range(ranks)]
     return Truth(timelines, own, waiting, (float(now.max())) / steps)
 
 
@@ -137,22 +136,12 @@ def _timeline(
     marks: list[tuple[int, float]],
     came: list[float],
     calls: list[Collective],
-    clocks_wrong: bool,
 ) -> RankTimeline:
-    """On a clock of its own: seconds off, and 50 ppm fast."""
-    ahead_s, drift = (rank * 1.234567, rank * 50e-6) if clocks_wrong else (0.0, 0.0)
     boot_ns = 3_600_000_000_000
 
     def clock(at_s: float) -> int:
-        return boot_ns + round((at_s + ahead_s + drift * at_s) * 1e9)
+        return boot_ns + round(at_s * 1e9)
 
-    end_s = marks[-1][1] + 1.0
-    zero = boot_ns
-    offset = ClockOffset(
-        (clock(-1.0), clock(end_s)),
-        (clock(-1.0) - (zero - 10**9), clock(end_s) - (zero + round(end_s * 1e9))),
-        (0, 0),
-    )
     return RankTimeline(
         rank,
         host,
@@ -162,5 +151,5 @@ def _timeline(
         np.array([clock(at) for _, at in marks], dtype=np.int64),
         np.array([clock(at) for at in came], dtype=np.int64),
         calls,
-        offset,
+        "here",
     )

@@ -19,7 +19,6 @@ _KEYS = (
     "warmup",
     "measure",
     "collectives",
-    "whatif",
     "actions",
     "memory",
     "trace",

@@ -11,7 +11,7 @@ from by_hand import CELL, leave_record, plan
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from told import Told
 
-from lm_profiler.processes.cell_server import CellEnded, CellStarted
+from lm_profiler.processes.fork_server import CellEnded, CellStarted
 from lm_profiler.record.run import Failure, Status
 from lm_profiler.record.sweep import read_outcome, read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, Ended, Schedule, memory_kills, record_outcome

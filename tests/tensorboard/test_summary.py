@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import FORWARD_S, made_entry, made_record, made_rows
+from made_runs import FORWARD_S, made_entry, made_record
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
-from lm_profiler.analysis.steps.summaries import scalars
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.tensorboard.summary import write_hparams
 
@@ -32,12 +29,11 @@ Ask = Callable[..., Any]
 def ask(tmp_path: Path) -> Ask:
     """Asks a plugin of TensorBoard about what lies below ``tmp_path``."""
     # A module of theirs warns when it is imported, and only within a test that is passed over.
-    from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
     from tensorboard.plugins.hparams.hparams_plugin import HParamsPlugin
     from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
     from tensorboard.plugins.text.text_plugin import TextPlugin
 
-    plugins = {"hparams": HParamsPlugin, "text": TextPlugin, "custom_scalars": CustomScalarsPlugin}
+    plugins = {"hparams": HParamsPlugin, "text": TextPlugin}
 
     def ask(plugin: str, route: str, request: object = None, **query: str) -> Any:
         runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
@@ -133,16 +129,6 @@ def test_the_summary_is_a_table_in_which_no_name_makes_markup(tmp_path: Path, as
     assert "3.000" in shown
 
 
-def test_the_layout_has_each_part_beside_the_others_and_device_beside_host(tmp_path: Path, ask: Ask) -> None:
-    write_hparams(made_entry(tmp_path / "one"))
-    write_hparams(made_entry(tmp_path / "two"))
-    layout = ask("custom_scalars", "/layout")
-    charts = {chart["title"]: chart["multiline"]["tag"] for group in layout["category"] for chart in group["chart"]}
-    assert charts["all parts (ms)"] == [f"time_ms/{part}$" for part in PARTS]
-    assert charts["backward (ms)"] == ["time_ms/backward$", "host_time_ms/backward$"]
-    assert len(charts) == sum(len(group["chart"]) for group in layout["category"])  # two runs, one layout
-
-
 def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path, ask: Ask) -> None:
     config = {
         "name": "x",
@@ -175,32 +161,6 @@ def test_the_command_is_shown_as_it_is(tmp_path: Path, ask: Ask) -> None:
     assert not any(f"<{tag}" in shown for tag in ("img", "h1", "em", "a ")), shown
     assert "**b** &lt;img src=//evil&gt; ![y](//evil) ```'\n# heading\n- item \\x1b[31m" in shown
     assert "\x1b" not in shown
-
-
-def test_no_chart_is_laid_out_for_a_series_that_the_run_cannot_have(tmp_path: Path, ask: Ask) -> None:
-    """Against the scalars that a run on the CPU writes itself."""
-    made = made_record()
-    on_cpu = made_entry(
-        tmp_path / "cpu",
-        environment=made.environment.model_copy(update={"device_type": "cpu", "device_name": "a CPU"}),
-        memory=MemoryFacts(measured=MemoryReading(resident_peak=2**30), parts={}),
-        utilisation=None,
-    )
-    row = dataclasses.replace(made_rows()[-1], memory=(None, None, 2**30))
-    written = set(scalars(row))
-    write_hparams(on_cpu)
-    charts = [chart for group in ask("custom_scalars", "/layout")["category"] for chart in group["chart"]]
-    tags = [tag.removesuffix("$") for chart in charts for tag in chart["multiline"]["tag"]]
-    assert set(tags) <= written
-    assert {"time_ms/forward", "memory_gib/resident_peak", "throughput/tokens_per_s"} <= set(tags)
-    assert not any(tag.startswith("host_time_ms/") for tag in tags)  # one clock: the same series twice
-
-    write_hparams(made_entry(tmp_path / "gpu"))
-    write_hparams(made_entry(tmp_path / "died", status="oom"))
-    merged = [chart for group in ask("custom_scalars", "/layout")["category"] for chart in group["chart"]]
-    titles = [chart["title"] for chart in merged]
-    assert len(titles) == len(set(titles))
-    assert {"(ms)", "(%)", "(GiB)"} <= {title.rpartition(" ")[2] for title in titles}
 
 
 def test_a_run_that_has_not_ended_is_a_running_session(tmp_path: Path, ask: Ask) -> None:

@@ -18,7 +18,7 @@ from lm_profiler.record.run import RunRecord
 
 CONFIG = "xl_bf16"
 """As in the README, warm-up and all."""
-PICTURES = ("phases", "steps", "memory", "waterfall")
+PICTURES = ("phases", "memory")
 _TINY_TRACED = ("--memory.steps=1", "--trace.steps=1")
 _OTHER = 0.05
 _TAB = "#lm_profiler&p.lm_profiler.view="

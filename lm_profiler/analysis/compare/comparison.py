@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, geometric_mean
+from typing import Any, Literal
 
-from lm_profiler.analysis.compare.differences import Difference, in_config, in_environment, unlike
+import numpy as np
+
+from lm_profiler.analysis.compare.differences import SEEDS, Difference, in_config, in_environment, unlike
 from lm_profiler.analysis.compare.ratio import (
     CONFIDENCE,
     Change,
@@ -16,11 +22,15 @@ from lm_profiler.analysis.compare.ratio import (
     repeats_interval,
     single_interval,
 )
-from lm_profiler.analysis.compare.sides import Side, read_side, typical, without_waiting
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.steps.statistics import Interval
+from lm_profiler.analysis.steps.step_model import StepModel
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
-from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
+from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES, Quantity
+from lm_profiler.record.run import Ranks, RunRecord
+from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
 # how far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %
@@ -65,55 +75,31 @@ class RateChange:
 
 
 @dataclass(frozen=True)
-class Compilation:
-    """One side is compiled, the other is not: what that costs, and when it is won back."""
-
-    compiled: Literal["A", "B"]  # the side that is
-    # by how much longer its steps before the steady ones took than the other side's; below zero nothing of it was seen
-    cost_s: float
-    saved_s: float  # what each steady step saves
-    # after how many steps the cost is won back, with the ends of the step's interval; None where it is not known that a
-    # step saves anything
-    paid_back_steps: tuple[float, float, float] | None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The findings of ``compare``.
 
     The step's interval holds with ``CONFIDENCE``; those of the other parts hold with it all together (Bonferroni).
-
-    Attributes:
-        a: The folders of A's runs.
-        unlike: Why the sides did not do the same work; empty where they may be compared.
-        config, environment: What else differs; None: unknown.
-        phases: Those that occur, by how much they change the step, the largest first. Of several ranks without their
-            waiting, where all runs know it.
-        ranks: Of several ranks own work and waiting of the mean one, by their names in the registry. Empty where a run
-            does not know them.
-        detectable: The smallest change of the step, as a share, that runs like these can detect.
-        compilation: Where one side is compiled and the other is not.
-        notes: What a reader must know before using the figures.
     """
 
-    a: list[str]
+    a: list[str]  # the folders of A's runs
     b: list[str]
-    unlike: list[Difference]
-    config: list[Difference]
-    environment: list[Difference] | None
+    unlike: list[Difference]  # why the sides did not do the same work; empty where they may be compared
+    config: list[Difference]  # what else differs
+    environment: list[Difference] | None  # None: unknown
     step: PartChange
     forward_backward: PartChange
+    # those that occur, by how much they change the step, the largest first; of several ranks without their waiting,
+    # where all runs know it
     phases: list[PartChange]
-    ranks: list[PartChange]
+    ranks: list[PartChange]  # own work and waiting of the mean one of several, by their names in the registry
     tokens: RateChange | None
     memory: list[MemoryChange]
-    detectable: float | None
-    compilation: Compilation | None
-    notes: list[str]
+    detectable: float | None  # the smallest change of the step, as a share, that runs like these can detect
+    notes: list[str]  # what a reader must know before using the figures
 
 
 def compare(a: Sequence[Entry], b: Sequence[Entry], spread: ProcessSpread = ASSUMED_SPREAD) -> Comparison:
-    """B against A; several runs on a side are repeats of each other.
+    """Compare B with A; several runs on a side are repeats of each other.
 
     Raises:
         UsageError: a side has no measured step, or its runs are no repeats; a run is on both sides.
@@ -141,29 +127,25 @@ def compare(a: Sequence[Entry], b: Sequence[Entry], spread: ProcessSpread = ASSU
         tokens=_tokens(side_a, side_b, step),
         memory=_memory(side_a, side_b),
         detectable=minimum_detectable_effect(step.interval) if step.interval is not None else None,
-        compilation=_compilation(side_a, side_b, step),
-        notes=[
-            *side_a.notes,
-            *side_b.notes,
-            *_scatter(len(side_a.runs), len(side_b.runs), spread),
-            *_order(side_a, side_b),
-        ],
+        notes=[*side_a.notes, *side_b.notes, *_scatter(side_a, side_b, spread)],
     )
 
 
-def _interval(a: list[Interval], b: list[Interval], confidence: float, spread: ProcessSpread) -> RatioInterval | None:
-    if len(a) == len(b) == 1:
-        return single_interval(a[0], b[0], confidence, spread)
-    return repeats_interval([own.mean for own in a], [own.mean for own in b], confidence)
-
-
 def _part_change(part: str, a: Side, b: Side, confidence: float, spread: ProcessSpread) -> PartChange:
-    a_s, b_s, step_s = a.typical_s(part), b.typical_s(part), a.typical_s("step")
-    interval = _interval(a.means(part), b.means(part), confidence, spread)
-    verdict: PartVerdict = change(interval)
+    known_a, known_b = a.means(part), b.means(part)
+    if len(known_a) == len(known_b) == 1:
+        interval = single_interval(known_a[0], known_b[0], confidence, spread)
+    else:
+        interval = repeats_interval([own.mean for own in known_a], [own.mean for own in known_b], confidence)
+    changed = _changed(part, a, a.typical_s(part), b.typical_s(part), interval)
     if a.occurs(part) != b.occurs(part):
-        verdict = "ONLY A" if a.occurs(part) else "ONLY B"
-    return PartChange(part, a_s, b_s, b_s - a_s, (b_s - a_s) / step_s if step_s > 0 else None, interval, verdict)
+        return replace(changed, verdict="ONLY A" if a.occurs(part) else "ONLY B")
+    return changed
+
+
+def _changed(name: str, a: Side, a_s: float, b_s: float, interval: RatioInterval | None) -> PartChange:
+    step_s, more_s = a.typical_s("step"), b_s - a_s
+    return PartChange(name, a_s, b_s, more_s, more_s / step_s if step_s > 0 else None, interval, change(interval))
 
 
 def _ranks(a: Side, b: Side) -> list[PartChange]:
@@ -172,25 +154,9 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
     for name in ("own_work_s", "waiting_s"):
         seconds_a, seconds_b = (side.known(QUANTITIES[name]) for side in (a, b))
         if seconds_a is not None and seconds_b is not None:
-            a_s, b_s, step_s = typical(seconds_a), typical(seconds_b), a.typical_s("step")
             interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
-            of_step = (b_s - a_s) / step_s if step_s > 0 else None
-            changes.append(PartChange(name, a_s, b_s, b_s - a_s, of_step, interval, change(interval)))
+            changes.append(_changed(name, a, typical(seconds_a), typical(seconds_b), interval))
     return changes
-
-
-def _compilation(a: Side, b: Side, step: PartChange) -> Compilation | None:
-    if {a.compiled(), b.compiled()} != {True, False}:
-        return None
-    of_b = bool(b.compiled())
-    sign = 1.0 if of_b else -1.0
-    cost_s, saved_s = sign * (b.warmed_up_s() - a.warmed_up_s()), -sign * step.difference_s
-    steps = None
-    if step.verdict == ("FASTER" if of_b else "SLOWER") and step.interval is not None and cost_s > 0.0:
-        # Of the eager step, the interval's ends save as much.
-        saved = [-sign * step.a_s * (ratio - 1.0) for ratio in (step.interval.low, step.interval.high)]
-        steps = (cost_s / saved_s, cost_s / max(saved), cost_s / min(saved))
-    return Compilation("B" if of_b else "A", cost_s, saved_s, steps)
 
 
 def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
@@ -225,10 +191,7 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
 
 
 def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioInterval | None:
-    """Return the interval of B's peak over A's.
-
-    One run against one is enough: the allocator does the same in each run of a program, the system only nearly.
-    """
+    """One run against one is enough: the allocator does the same in each run of a program, the system only nearly."""
     if max(len(a), len(b)) > 1:
         return repeats_interval(a, b, CONFIDENCE)
     if not a[0] or not b[0]:
@@ -237,26 +200,162 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
     return RatioInterval(ratio, ratio * (1.0 - scatter), ratio * (1.0 + scatter), CONFIDENCE)
 
 
-def _scatter(a: int, b: int, spread: ProcessSpread) -> list[str]:
-    """Return what so many runs a side cannot say."""
-    if a == b == 1:
+def _scatter(a: Side, b: Side, spread: ProcessSpread) -> list[str]:
+    """Return what so many runs a side cannot say, or what their order in time may fake."""
+    runs, notes = (len(a.runs), len(b.runs)), []
+    if runs == (1, 1):
         known = "were seen to" if spread.learned else "are taken to"
         remedy = "" if spread.learned else "; lm_profiler selftest shows by how much here"
         by = f"{spread.std:.1%} (std): three runs a side would do{remedy}"
         return [f"one run against one: equal processes {known} differ by {by}"]
-    if single := "A" if a == 1 else "B" if b == 1 else "":
-        return [f"{single} is a single run: taken to scatter as the other side's do"]
-    if min(a, b) == 2:
-        return ["two runs say little about how runs scatter: with three a side intervals are several times narrower"]
-    return []
-
-
-def _order(a: Side, b: Side) -> list[str]:
-    """A machine changes with the hour; of one run against one, that is said already."""
-    if len(a.runs) == len(b.runs) == 1:
-        return []
+    if 1 in runs:
+        notes.append(f"{'A' if runs[0] == 1 else 'B'} is a single run: taken to scatter as the other side's do")
+    elif 2 in runs:
+        notes.append(
+            "two runs say little about how runs scatter: with three a side intervals are several times narrower"
+        )
     began_a, began_b = ([run.record.started for run in side.runs] for side in (a, b))
-    for first, then, early, late in (("A", "B", began_a, began_b), ("B", "A", began_b, began_a)):
-        if max(early) < min(late):
-            return [f"all of {first} ran before {then}: the machine may have changed in between; alternate the runs"]
-    return []
+    if max(began_a) < min(began_b) or max(began_b) < min(began_a):
+        notes.append("one side ran before the other: the machine may have changed in between; alternate the runs")
+    return notes
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its measured steps, one row a step; there is at least one."""
+
+    folder: Path
+    record: RunRecord
+    steps: list[StepRow]
+    model: StepModel  # of the steps; figures are of its stretch
+    # what the mean rank waits for others in each part, where that is not the part's own
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+
+    def mean(self, part: str) -> Interval:
+        """The mean of ``part`` in a step; of fewer than three steps its interval has no end."""
+        x = np.array([row.time(part) for row in self.steps])
+        here = float(x[self.model.first : self.model.end].mean())
+        known = self.model.interval_of(x) or Interval(here, -math.inf, math.inf)
+        own_s = max(known.mean - self.waits_s.get(part, 0.0), 0.0)
+        # As uncertain as with the waiting: how that scatters from step to step is not recorded.
+        return Interval(own_s, known.low - known.mean + own_s, known.high - known.mean + own_s, known.lag1)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run or its repeats. ``notes`` say what a reader must know of them."""
+
+    runs: list[Run]
+    notes: list[str]
+
+    def means(self, part: str) -> list[Interval]:
+        return [run.mean(part) for run in self.runs]
+
+    def typical_s(self, part: str) -> float:
+        """The mean step; of repeats the geometric mean of their means, which is what their ratio compares."""
+        return typical([own.mean for own in self.means(part)])
+
+    def occurs(self, part: str) -> bool:
+        return any(row.time(part) > 0.0 for run in self.runs for row in run.steps)
+
+    def known(self, of: Quantity) -> list[Any] | None:
+        """A figure of each run; None where a run does not know it."""
+        values = [of.get(run.record) for run in self.runs]
+        return None if None in values else values
+
+
+def typical(values: Sequence[float]) -> float:
+    """The geometric mean, or the mean where one of them is 0."""
+    return geometric_mean(values) if min(values) > 0.0 else fmean(values)
+
+
+def without_waiting(*sides: Side) -> list[Side]:
+    """Phases as their ranks' own work, where all runs know it: one that ends in a collective holds waiting as well."""
+    ranks = [run.record.ranks for side in sides for run in side.runs]
+    if None in ranks:
+        return list(sides)
+    return [Side([replace(run, waits_s=_waits_s(run.record.ranks)) for run in side.runs], side.notes) for side in sides]
+
+
+def _waits_s(ranks: Ranks | None) -> dict[str, float]:
+    """Return the waiting seconds of the mean rank by part; of the median rank where not each is known."""
+    if ranks is None:
+        return {}
+    waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
+    if len(ranks.by_rank) == ranks.heard:
+        waits_s = {part: fmean(of.waiting_s.get(part, 0.0) for of in ranks.by_rank) for part in waits_s}
+    return {**waits_s, "forward_backward": waits_s.get("forward", 0.0) + waits_s.get("backward", 0.0)}
+
+
+def read_side(label: str, entries: Sequence[Entry]) -> Side:
+    """Return the runs that measured something; ``label`` is A or B."""
+    runs, left_out, doubts = list[Run](), list[tuple[Path, str]](), list[tuple[Path, str]]()
+    for entry in entries:
+        steps = _measured(entry)
+        if entry.record is None or not steps:
+            why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
+            left_out.append((entry.folder, f"it has no measured step ({why})"))
+            continue
+        runs.append(Run(entry.folder, entry.record, steps, model_of(steps)))
+        doubts += [(entry.folder, doubt) for doubt in _doubts(entry, entry.record)]
+    if not runs:
+        why = "{}: {}".format(*left_out[0]) if left_out else "expected runs, given none"
+        raise UsageError(f"{label}: {why}")
+    said = [*((folder, f"is left out: {why}") for folder, why in left_out), *doubts]
+    notes = [f"{label}: {note}" for note in _one_of_each(said, len(entries))]
+    if paths := dict.fromkeys(path for run in runs[1:] for path in _as_repeat(runs[0], run)):
+        notes.append(f"{label}: its runs differ in {', '.join(paths)}")
+    return Side(runs, notes)
+
+
+def _one_of_each(said: Sequence[tuple[Path, str]], runs: int) -> list[str]:
+    """Return a note for each kind of what was said of runs, with the first of them: twenty alike are read by nobody."""
+    alike: dict[str, list[tuple[Path, str]]] = {}
+    for folder, text in said:
+        alike.setdefault(re.split("[:(]", text)[0], []).append((folder, text))
+    firsts = [(*these[0], len({folder for folder, _ in these}) - 1) for these in alike.values()]
+    return [
+        f"{folder} {text}" + (f"; likewise {more} more of {runs} runs" if more else "") for folder, text, more in firsts
+    ]
+
+
+def _measured(entry: Entry) -> list[StepRow]:
+    """Measured steps, the mean over the ranks, with the device's time."""
+    if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
+        return []
+    steps = mean_over_ranks(entry.rows.of_stages("measure"))
+    return [row for row in steps if row.seconds is not None]
+
+
+def _doubts(entry: Entry, record: RunRecord) -> list[str]:
+    doubts = []
+    if entry.status != "ok":
+        doubts.append(f"ended {entry.status} ({_reason(entry)}); the steps that it measured count")
+    if record.steadiness is not None and record.steadiness.word != "steady":
+        words = ", ".join(record.steadiness.words) or "too short to call steady"
+        doubts.append(f"was {words}")
+    doubts += [f"was disturbed: {said}" for said in contention_lines(record.contention)]
+    if (ranks := record.ranks) is not None and ranks.finding.saves_s is not None:
+        of = ranks.finding
+        whom = f"rank {of.rank}" if of.rank is not None else "one after another" if of.kind == "turns" else "several"
+        doubts.append(f"has ranks that wait {ranks.waiting_share:.0%} of a step for {whom}")
+    if record.telemetry is not None and record.telemetry.throttle_reasons:
+        doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
+    return doubts
+
+
+def _reason(entry: Entry) -> str:
+    """Why it did not end well; further lines are remedies."""
+    return (entry.reason or "no reason given").partition("\n")[0]
+
+
+def _as_repeat(first: Run, other: Run) -> list[str]:
+    """Return in what the surroundings of two repeats differ; in nothing else may they."""
+    config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
+    for difference in (*unlike(first.record, other.record), *config):
+        raise UsageError(
+            f"{other.folder}: expected a repeat of {first.folder}, "
+            f"given {difference.path} {difference.b} instead of {difference.a}\n"
+            "the runs of a side are repeats of one another; of a sweep, give one cell's folder"
+        )
+    return [difference.path for difference in in_environment(first.record, other.record) or ()]

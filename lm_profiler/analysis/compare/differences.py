@@ -28,8 +28,7 @@ class Difference:
 def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Why the times of the two say nothing about each other: another device, another model, more or less work.
 
-    Precision, compilation, attention, optimizer or versions are no such reason: they are what one compares. What one
-    of the runs does not know is passed over.
+    Precision, compilation, attention, optimizer or versions are no such reason: they are what one compares.
     """
     work_a, work_b = _work(a), _work(b)
     return [
@@ -47,7 +46,7 @@ def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
 
 
 def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
-    """Versions, driver, flags, threads, git commit; None where a run was killed before it told its own."""
+    """Versions, driver, flags, threads, git commit; None where a run was killed before it told them."""
     if a.environment is None or b.environment is None:
         return None
     differences = _between(a.environment.model_dump(), b.environment.model_dump())

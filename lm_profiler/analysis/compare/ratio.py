@@ -9,7 +9,6 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import Interval, finite, student
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
@@ -41,47 +40,40 @@ class RatioInterval:
 def single_interval(
     a: Interval, b: Interval, confidence: float = CONFIDENCE, spread: ProcessSpread = ASSUMED_SPREAD
 ) -> RatioInterval | None:
-    """Ratio of the mean steps of one run each, B over A, with an interval that knows what one process cannot show.
+    """Return the ratio of the mean steps of one run each, B over A; None where one is not positive, or nothing is said.
 
     A process keeps its memory layout, its cores and its neighbours from its first step to its last (Kalibera & Jones
-    2013, ISMM, section 4): the means' own intervals are widened by how far processes differ. None where a mean is not
-    positive, or the interval is wider than ``WIDEST``.
+    2013, ISMM, section 4): the means' own intervals are widened by how far processes differ.
     """
     if min(a.mean, b.mean) <= 0.0:
         return None
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     own = [normal / _OF_95 * (side.known_to or 0.0) for side in (a, b)]
     between = student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
-    half_width = math.hypot(*own, between)
-    return _told(b.mean / a.mean, -half_width, half_width, confidence)
+    return _told(b.mean / a.mean, math.hypot(*own, between), confidence)
 
 
 def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval | None:
-    """Ratio of geometric means, B over A, of one figure a run, with Student's t interval of the logarithms.
+    """Return the ratio of geometric means, B over A, of one figure a run, with Student's t interval of the logarithms.
 
-    Runs differ by more than their steps do, and two or three runs say little about by how much: Student's quantile
-    knows that, a bootstrap of so few does not (Georges et al., OOPSLA 2007, section 3). Both sides are taken to
-    scatter alike, which lets a side with a single run borrow from the other, and holds the stated share of false
-    alarms for any numbers of runs; Welch's interval does not where one side has two. None for one run against one,
-    a figure that is not positive, or an interval wider than ``WIDEST``.
-
-    Raises:
-        ValueError: for NaN or infinite values.
+    Two or three runs say little about how runs differ: Student's quantile knows that, a bootstrap of so few does not
+    (Georges et al., OOPSLA 2007, section 3). Both sides are taken to scatter alike, which lets a side with a single run
+    borrow from the other, and holds the stated share of false alarms for any numbers of runs; Welch's interval does not
+    where one side has two. None for one run against one, and as ``single_interval``.
     """
     x, y = finite(a), finite(b)
     if not x.size or not y.size or max(x.size, y.size) < 2 or min(x.min(), y.min()) <= 0.0:
         return None
     x, y = np.log(x), np.log(y)
-    half_width = _half_width(x, y, confidence)
-    return _told(math.exp(float(y.mean() - x.mean())), -half_width, half_width, confidence)
+    freedom = x.size + y.size - 2
+    variance = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y)) / freedom
+    half_width = student(freedom, confidence) * math.sqrt(variance * (1.0 / x.size + 1.0 / y.size))
+    return _told(math.exp(float(y.mean() - x.mean())), half_width, confidence)
 
 
 def change(interval: RatioInterval | None) -> Change:
-    """One word: FASTER or SLOWER where the interval excludes 1 and the change exceeds ``MARGIN``.
-
-    SAME where the whole interval lies within ±``MARGIN`` of 1 (an equivalence, not an absence of proof), else
-    UNCLEAR.
-    """
+    """FASTER or SLOWER where the interval excludes 1 and the change exceeds ``MARGIN``, SAME where all of it lies
+    within ±``MARGIN`` of 1 (an equivalence, not an absence of proof), else UNCLEAR."""
     if interval is None:
         return "UNCLEAR"
     if interval.high < 1.0 and interval.ratio < 1.0 - MARGIN:
@@ -94,11 +86,10 @@ def change(interval: RatioInterval | None) -> Change:
 
 
 def minimum_detectable_effect(interval: RatioInterval) -> float:
-    """The smallest true change, as a share, that ``change`` would call in four of five tries with data like these.
+    """Return the smallest true change, as a share, that would be called in four of five tries with data like these.
 
-    The change must clear the interval with a power of 80 %: (z + 0.842) / z half widths for a normal estimate, where z
-    is the quantile that belongs to the interval's confidence (Lehr 1992, Statistics in Medicine 11:1099). Nothing under
-    ``MARGIN`` is called, and between A and A what was seen is seen again.
+    (z + 0.842) / z half widths for a normal estimate, where z is the quantile that belongs to the interval's confidence
+    (Lehr 1992, Statistics in Medicine 11:1099). What was seen is seen again.
     """
     half_width = (interval.high - interval.low) / 2.0
     z = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
@@ -106,23 +97,14 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
 
 
 def detectable(spread: ProcessSpread, runs: int) -> float:
-    """The smallest true change, as a share, that ``runs`` a side would be called for in four of five tries.
-
-    Of processes that differ by ``spread``, whose steps are many; several a side show by how much they differ.
-    """
+    """Return the same for ``runs`` a side of processes that differ by ``spread``; several show by how much they do."""
     off = spread.std * math.sqrt(2.0 / runs)
     reach = student(2.0 * runs - 2.0 if runs > 1 else spread.freedom, CONFIDENCE)
     return max(MARGIN, math.expm1(off * (reach + NormalDist().inv_cdf(0.8))))
 
 
-def _told(ratio: float, low: float, high: float, confidence: float) -> RatioInterval | None:
-    """The interval from ``low`` to ``high``, logarithms relative to ``ratio``; None where it says nothing."""
-    if high - low > math.log(WIDEST):
+def _told(ratio: float, half_width: float, confidence: float) -> RatioInterval | None:
+    """Return the interval whose half is a difference of logarithms; None where it says nothing."""
+    if 2.0 * half_width > math.log(WIDEST):
         return None
-    return RatioInterval(ratio, ratio * math.exp(low), ratio * math.exp(high), confidence)
-
-
-def _half_width(x: NDArray[np.float64], y: NDArray[np.float64], confidence: float) -> float:
-    freedom = x.size + y.size - 2
-    variance = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y)) / freedom
-    return student(freedom, confidence) * math.sqrt(variance * (1.0 / x.size + 1.0 / y.size))
+    return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), confidence)

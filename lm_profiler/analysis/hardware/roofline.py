@@ -1,100 +1,238 @@
-"""The floor of each phase: the larger of its FLOPs at the peak and its bytes at the bandwidth.
+"""What the hardware can do at best, how much of it a step uses, the floor of each phase, and who else was there.
 
-The roofline model (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model") with the
-phase as its kernel, and with the bytes that have to move at least: what a phase moves more counts as time above its
-floor.
+A device is looked up by the whole of the name that its driver reports, or not at all. A near miss ("NVIDIA H100 PCIe"
+for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure that is wrong by a factor. Where no
+datasheet says anything, what the machine was measured to do stands in its place.
+
+A phase's floor is the larger of its FLOPs at the peak and its bytes at the bandwidth: the roofline model (Williams,
+Waterman and Patterson 2009) with the phase as its kernel, and with the bytes that have to move at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil, log2
+from typing import Literal, NamedTuple
 
-from lm_profiler.analysis.hardware.device_rates import MEASURED_COPY
+from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.record.quantities import with_prefix
-from lm_profiler.record.run import Floor, Rates
+from lm_profiler.record.run import SHARED, Contention, Floor, FlopRate, Flops, GpuSharing, Rates, Telemetry, Utilisation
 
-BEATEN = 1.05  # a floor that the phase stays under by more than this is none: noise cannot explain it
+Dtype = Literal["float32", "tf32", "bfloat16", "float16"]
 
+MEASURED_PRODUCT = "a large matrix product, measured after the run"
+GIVEN = "given with --peak_tflops"
+MEASURED_COPY = "a large copy, measured after the run"
+
+BEATEN = 1.05  # a rate, or a floor, that is beaten by more than this is none: noise cannot explain it
 LEAST_S = 1e-6  # a floor below this is none: a kernel's launch takes longer, whatever the kernel does
 
-# the note's words on bytes that took less than they take at the bandwidth
-IN_CACHES = "they lie in caches, or that rate is too low"
+_FLOAT32: dict[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
+_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+_MUCH = 0.10  # of what the CPUs could do: it costs caches, memory bandwidth and clock where nobody had to wait
+_ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
+
+
+class Rate(NamedTuple):
+    """FLOP/s, or bytes/s of reading and writing together, of one device, with the source of the figure."""
+
+    per_s: float
+    source: str
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a phase of one step on one device: FLOPs by dtype, and bytes to and from its memory.
-
-    None is unknown; ``on_the_bus`` are bytes between host and device, of whose bandwidth nothing is known.
-    """
+    """The work of a phase of one step on one device: FLOPs by dtype, bytes to and from its memory. None is unknown."""
 
     flops: Mapping[str, int] | None
     bytes: int | None
-    on_the_bus: bool = False
+    on_the_bus: bool = False  # whether the bytes are between host and device, of whose bandwidth nothing is known
+
+
+def bandwidth(device_name: str) -> Rate | None:
+    """Return the memory bandwidth of a device; None where unknown."""
+    row = _BY_NAME.get(_normalised(device_name))
+    return None if row is None or row.memory is None else Rate(row.memory * 1e9, row.memory_source or row.source)
+
+
+def peak(device_name: str, dtype: Dtype) -> Rate | None:
+    """Return the dense peak for matrix products in ``dtype``; None where nothing is published."""
+    row = _BY_NAME.get(_normalised(device_name))
+    teraflops: float | None = getattr(row, dtype, None)
+    return None if row is None or teraflops is None else Rate(teraflops * 1e12, row.source)
+
+
+def _normalised(name: str) -> str:
+    """Neither case, blanks, nor the leading "NVIDIA" that older drivers leave out matter; all else does."""
+    return " ".join(name.split()).casefold().removeprefix("nvidia ")
+
+
+_BY_NAME = {_normalised(name): row for row in ROWS for name in row.names}
+
+
+def matmul_dtype(precision: str, float32_matmul_precision: str = "highest") -> Dtype | None:
+    """Return the dtype in which a Lightning ``precision`` multiplies matrices; None where no peak is tabulated for it.
+
+    ``float32_matmul_precision`` is torch's: "high" and "medium" let float32 products run in TF32.
+    """
+    kind = str(precision).split("-")[0]
+    if kind == "32":
+        return _FLOAT32.get(float32_matmul_precision)
+    return {"bf16": "bfloat16", "16": "float16"}.get(kind)  # type: ignore[return-value]
+
+
+def torch_name(dtype: str) -> str:
+    """Return torch's name of the factors that are multiplied in ``dtype``: TF32 is a way to multiply float32."""
+    return "float32" if dtype == "tf32" else dtype
+
+
+def rates_of(
+    device_name: str,
+    measured: Mapping[str, float | None],
+    copied_bytes_per_s: float | None,
+    float32_as: Dtype | None = "float32",
+    given: Mapping[str, float] | None = None,
+) -> Rates:
+    """Return the rates of a device: what the user says (``given``), else the datasheet, else what was measured.
+
+    ``measured`` and ``given`` are FLOP/s by torch's names of dtypes; ``float32_as`` is how float32 products run.
+    """
+    flops = []
+    for dtype, own in measured.items():
+        tabulated = float32_as if dtype == "float32" else _DTYPES.get(dtype)
+        sheet = None if tabulated is None else peak(device_name, tabulated)
+        own_rate = None if own is None else Rate(own, MEASURED_PRODUCT)
+        rate = Rate(given[dtype], GIVEN) if given and dtype in given else sheet or own_rate
+        if rate is not None:
+            flops.append(FlopRate(dtype=dtype, flops_per_s=rate.per_s, source=rate.source))
+    copied = None if copied_bytes_per_s is None else Rate(copied_bytes_per_s, MEASURED_COPY)
+    memory = bandwidth(device_name) or copied
+    return Rates(
+        flops=flops,
+        bytes_per_s=memory and memory.per_s,
+        bytes_source=memory and memory.source,
+        copied_bytes_per_s=copied_bytes_per_s,
+    )
+
+
+def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
+    """FLOP/s of all that is multiplied, each dtype at its own rate; the usual one where a rate is unknown."""
+    flops: Counter[str] = Counter()
+    for floor in floors:
+        flops.update(floor.flops)
+    seconds = _compute_s(flops, rates)
+    return flops.total() / seconds if seconds else usual.flops_per_s
+
+
+def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
+    """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
+    if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
+        return None
+    if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
+        return None
+    stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
+    return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
+
+
+def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float) -> float | None:
+    """Return the clock at which a device of so many multiprocessors has its datasheet's dense peak.
+
+    A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
+    on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the peak tells the clock up to
+    a factor of two. It is the one in the upper half of what the card can do: an H100 SXM's 989.4 TFLOP/s in bf16 are
+    of 1830 MHz, though it may run at 1980.
+    """
+    if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
+        return None
+    each = peak_flops_per_s / multiprocessors
+    per_clock: float = 2 ** ceil(log2(each / (max_clock_hz * _ROUNDED)))
+    return each / per_clock
+
+
+def share_of_peak(
+    flops_per_step: float | None, step_s: float | None, peak_flops_per_s: float | None, devices: int = 1
+) -> float | None:
+    """Return MFU or HFU, by which FLOPs are counted (Chowdhery et al. 2022, "PaLM", appendix B).
+
+    FLOPs are of one step over all ``devices``: what the model needs (MFU), or with them what activation checkpointing
+    computes again (HFU). The peak is of one device. None where any figure is unknown.
+    """
+    if flops_per_step is None or step_s is None or peak_flops_per_s is None:
+        return None
+    return flops_per_step / (step_s * peak_flops_per_s * devices)
+
+
+def judge_utilisation(
+    flops: Flops,
+    step_s: float,
+    device_name: str,
+    dtype: Dtype | None,
+    devices: int,
+    ceiling_flops_per_s: float | None,
+    peak_flops_per_s: float | None,
+) -> Utilisation:
+    """Judge how close a step of ``flops`` (all ranks) comes to ``devices``; a given peak overrides the table."""
+    known = None if dtype is None else peak(device_name, dtype)
+    if peak_flops_per_s is not None:
+        known = Rate(peak_flops_per_s, GIVEN)
+    rate = known and known.per_s
+    reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
+    if reached is not None and reached > BEATEN:
+        ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
+    return Utilisation(
+        flops=flops,
+        dtype=dtype,
+        peak_flops_per_s=rate,
+        peak_source=known and known.source,
+        mfu=share_of_peak(flops.model, step_s, rate, devices),
+        hfu=share_of_peak(flops.all, step_s, rate, devices),
+        ceiling_flops_per_s=ceiling_flops_per_s,
+        of_ceiling=reached,
+    )
+
+
+def per_second(count: float | None, step_s: float | None) -> float | None:
+    """``count`` things of a step, over all devices, per second; None where either is unknown."""
+    return None if count is None or step_s is None else count / step_s
 
 
 def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
     """Return the floor of a phase that took ``took_s`` seconds.
 
     A floor in bytes that the phase beat tells that its bytes lay in caches: then the FLOPs alone are its floor. One in
-    FLOPs that it beat tells that the peak is not the device's: then there is none. ``beaten_floors`` says so.
+    FLOPs that it beat tells that the peak is not the device's: then there is none.
     """
-    compute_s, memory_s = _compute_s(work.flops, rates), _memory_s(work, rates)
+    compute_s, memory_s = _compute_s(work.flops, rates), None
+    if work.bytes is not None and rates.bytes_per_s and not work.on_the_bus:
+        memory_s = work.bytes / rates.bytes_per_s
     known = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
-    in_caches = memory_s is not None and _beaten(memory_s, took_s)
     if compute_s is None or _beaten(compute_s, took_s):
         return known
-    if memory_s is None or in_caches:
-        if not compute_s:
-            return known
-        return _floor(known, compute_s, "compute" if in_caches else None, took_s)
-    bound = "compute" if compute_s >= memory_s else "memory"
-    return _floor(known, max(compute_s, memory_s), bound if compute_s or memory_s else None, took_s)
+    seconds, bound = compute_s, "compute"
+    if in_bytes := memory_s is not None and not _beaten(memory_s, took_s):
+        seconds, bound = max((compute_s, "compute"), (memory_s or 0.0, "memory"), key=lambda floor: floor[0])
+    if not seconds and not in_bytes:
+        return known
+    times = took_s / seconds if took_s is not None and seconds >= LEAST_S else None
+    told = bound if seconds and memory_s is not None else None
+    return known.model_copy(update={"seconds": seconds, "bound": told, "times": times})
 
 
 def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, float | None]) -> list[str]:
-    """Return why phases that took ``took_s`` seconds have no floor, where it is because they beat it: a note for each
-    reason.
-
-    ``work`` and ``took_s`` are by phase.
-    """
-    in_flops, in_bytes = [], []
-    for phase, of in work.items():
-        took = took_s.get(phase)
-        compute_s, memory_s = _compute_s(of.flops, rates), _memory_s(of, rates)
-        if not took or compute_s is None:
-            continue
-        if _beaten(compute_s, took):
-            in_flops.append(phase)
-        elif not compute_s and memory_s is not None and _beaten(memory_s, took):
-            in_bytes.append(phase)
-    notes = []
-    if in_flops:
-        dtypes = {dtype for phase in in_flops for dtype, count in (work[phase].flops or {}).items() if count}
-        peaks = [
-            f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})"
-            for rate in rates.flops
-            if rate.dtype in dtypes
-        ]
-        notes.append(f"{_unknown(in_flops)} FLOPs take at the peak, {', '.join(peaks)}: the peak is not this device's")
-    if in_bytes and rates.bytes_per_s:
-        which = "measured bandwidth" if rates.bytes_source == MEASURED_COPY else "bandwidth"
-        rate = with_prefix(rates.bytes_per_s, "B/s")
-        notes.append(f"{_unknown(in_bytes)} bytes take at the {which}, {rate}: {IN_CACHES}")
-    return notes
-
-
-def _unknown(phases: Sequence[str]) -> str:
-    if len(phases) == 1:
-        return f"the floor of {phases[0]} is unknown: it took less than its"
-    return f"the floors of {', '.join(phases[:-1])} and {phases[-1]} are unknown: each took less than its"
-
-
-def _memory_s(work: Work, rates: Rates) -> float | None:
-    if work.bytes is None or not rates.bytes_per_s or work.on_the_bus:
-        return None
-    return work.bytes / rates.bytes_per_s
+    """Return a note on the phases that have no floor because they beat it."""
+    beaten = [
+        phase
+        for phase, of in work.items()
+        if (took := took_s.get(phase)) and floor_of(of, rates, took).seconds is None
+        if floor_of(of, rates, None).seconds is not None
+    ]
+    at = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})" for rate in rates.flops]
+    if rates.bytes_per_s:
+        at.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
+    why = f"took less than their FLOPs or bytes take at {', '.join(at)}: bytes lie in caches, or a rate is too low"
+    return [f"unknown floors: {', '.join(beaten)} {why}"] if beaten else []
 
 
 def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
@@ -114,6 +252,25 @@ def _beaten(floor_s: float, took_s: float | None) -> bool:
     return took_s is not None and floor_s > BEATEN * took_s
 
 
-def _floor(known: Floor, seconds: float, bound: str | None, took_s: float | None) -> Floor:
-    times = took_s / seconds if took_s is not None and seconds >= LEAST_S else None
-    return known.model_copy(update={"seconds": seconds, "bound": bound, "times": times})
+def contention_lines(contention: Contention | None) -> list[str]:
+    """Return what took CPU time or the GPU from the run, a phrase each; none where nothing did, or nobody knows."""
+    if contention is None:
+        return []
+    said, whole_s = [], contention.wall_s * contention.cpus
+    if (contention.not_had or 0.0) >= SHARED:
+        said.append(
+            f"shared machine, times are upper bounds: other processes took {contention.not_had:.0%} of the CPU time "
+            "that this run needed"
+        )
+    elif (contention.others_s or 0.0) >= _MUCH * whole_s:
+        said.append(f"something else used {(contention.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
+    if (contention.throttled_s or 0.0) >= SHARED * contention.had_s > 0.0:
+        said.append(f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s")
+    return said + ([] if contention.gpu is None or not contention.gpu.processes else [_on_gpu(contention.gpu)])
+
+
+def _on_gpu(gpu: GpuSharing) -> str:
+    others = "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
+    used = "unknown use" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
+    held = "unknown memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
+    return f"{others} on this GPU: {used} of its time, {held}"

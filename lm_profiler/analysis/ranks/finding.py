@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
-from lm_profiler.analysis.ranks.replay import RanksWork, Replay
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
+from lm_profiler.analysis.ranks.waiting import RanksWork
 from lm_profiler.record.run import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
 _MOST = 0.5  # the share of a rank's lateness that other programs may have made, for it to be still its own doing
 
+_WORTH = 0.02  # the share of the step that mending must save at least to be told
+
+_JITTER = 0.05  # the share of the step that evening a part must save, where no rank is the slow one
+
+# the share of what mending all saves, by which less is saved without a rank's part, for that to be named
+_MATTERS = 0.1
+
+_ALONE = 4  # more ranks that are slow in one part are mended together or not at all
+
+# standard deviation over mean, of a part of one rank beside the others' in the same step: below, it is plain noise
+_UNEVEN = 0.20
+
+_CHANCE = 2.33  # the normal quantile of one in a hundred
+
+_ONE = 0.8  # the share of all waiting above which the rank that causes it does not take turns with others
+
+_COUNTED = ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
+
+_LEAST_STEPS = 3
+_MOST_KEPT = 64
+
 
 @dataclass(frozen=True)
 class Contended:
-    """Seconds that other programs can have added to the mean step of each rank, in seconds."""
+    """Seconds that other programs can have added to the mean step of each rank."""
 
     # what the training thread was ready to run and had no CPU, and what caches, memory and cores that are shared may
     # have slowed its running by, which is taken to be the share that others had
@@ -43,101 +64,72 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
     nothing else used the machine."""
     if shared is None or not shared.shared:
         return None
-    by_rank: dict[int, list[StepCounters]] = {rank: [] for rank in ranks}
-    for one in counters:
-        if one.step is not None and one.rank in by_rank:
-            by_rank[one.rank].append(one)
     taken = min(shared.not_had or 0.0, 0.95)
-    known = [_of_rank(steps, taken) for steps in by_rank.values()]
-    return Contended([added for added, _ in known], [threads for _, threads in known])
+    by_rank = defaultdict[int, list[StepCounters]](list)
+    for one in counters:
+        if one.step is not None:
+            by_rank[one.rank].append(one)
+    lost = [_lost_s(by_rank[rank], taken) for rank in ranks]
+    return Contended([added for added, _ in lost], [threads for _, threads in lost])
 
 
-def _of_rank(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
-    """Return the seconds a step that the training thread may have lost, None if unknown, and that its other threads may
-    have."""
-    mean: Mapping[str, float | None] = {
-        name: fmean(values) if (values := [v for one in steps if (v := getattr(one, name)) is not None]) else None
-        for name in ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
-    }
-    wall_s, asleep_s, waited_s, cpu_s = mean.values()
-    if wall_s is None or asleep_s is None or waited_s is None:
+def _lost_s(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
+    """Return what the training thread may have lost in the mean step, None if unknown, and what its other threads
+    may."""
+    known = {name: [v for one in steps if (v := getattr(one, name)) is not None] for name in _COUNTED}
+    if not all(known[name] for name in _COUNTED[:3]):
         return None, 0.0
+    wall_s, asleep_s, waited_s, cpu_s = (fmean(values or [0.0]) for values in known.values())
     ran_s = max(wall_s - asleep_s - waited_s, 0.0)
-    return waited_s + taken * ran_s, max((cpu_s or 0.0) - ran_s, 0.0) * taken / (1.0 - taken)
-
-
-_WORTH = 0.02  # the share of the step that mending must save at least to be told
-
-_JITTER = 0.05  # the share of the step that evening a part must save, where no rank is the slow one
-
-# the share of what mending all saves, by which less is saved without a rank's part, for that to be named
-_MATTERS = 0.1
-
-_ALONE = 4  # more ranks that are slow in one part are mended together or not at all
-
-# standard deviation over mean, of a part of one rank beside the others' in the same step: below, it is plain noise
-_UNEVEN = 0.20
-
-_CHANCE = 2.33  # the normal quantile of one in a hundred
-
-_ONE = 0.8  # the share of all waiting above which the rank that causes it does not take turns with others
-
-_LEAST_STEPS = 3
-_MOST_KEPT = 64
+    return waited_s + taken * ran_s, max(cpu_s - ran_s, 0.0) * taken / (1.0 - taken)
 
 
 @dataclass(frozen=True)
 class HeardRanks:
-    """The ranks that said when they came: what each is called, and its host.
+    """The ranks that said when they came."""
 
-    ``uncertainty_s`` is by how much two of their clocks may differ still; ``contended`` what other programs may have
-    made late, where they used the machine.
-    """
-
-    named: Sequence[int]
+    named: Sequence[int]  # the number of each
     hosts: Sequence[str]
-    uncertainty_s: float = 0.0
-    contended: Contended | None = None
+    contended: Contended | None = None  # what other programs may have made late, where they used the machine
 
 
-def finding(replay: Replay, group: HeardRanks) -> RankFinding:
-    """Return for whom the others wait, by the steps that were replayed."""
-    work, steps = replay.work, len(replay.course.steps)
+def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
+    """Return for whom the others wait."""
+    steps = len(work.steps)
     if steps < _LEAST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
-    slow = slow_ranks(work.judged_s, work.step_s)
+    slow = slow_ranks(work.own_s, work.step_s)
     certain = [one for one in slow if one.certain]
     sure = certain if group.contended is None else [one for one in certain if group.contended.is_sure(one)]
-    if (told := _told(sure, replay, group)) is not None:
+    if (told := _told(sure, work, group)) is not None:
         return told
     doubt: RankDoubt = "shared machine" if certain != sure else "few steps"
     doubted = certain if certain != sure else [one for one in slow if one.seconds > one.half_s][:_ALONE]
-    if replay.saves_s(doubted) >= _JITTER * work.step_s:
-        kept = [_slow_rank(replace(one, certain=False), replay, group) for one in doubted[:_MOST_KEPT]]
+    if work.saves_s(doubted) >= _JITTER * work.step_s:
+        kept = [_slow_rank(replace(one, certain=False), work, group) for one in doubted[:_MOST_KEPT]]
         return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
-    return _nobody(replay, group)
+    return _nobody(work, group)
 
 
-def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFinding | None:
+def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
     """Return those of ``slow`` that have to be mended, if that saves enough to be told."""
-    mended = _that_matter(slow, replay)
-    saves_s = replay.saves_s(mended)
-    if saves_s < _WORTH * replay.work.step_s:
+    mended = _that_matter(slow, work)
+    saves_s = work.saves_s(mended)
+    if saves_s < _WORTH * work.step_s:
         return None
     ranks = sorted({one.rank for one in mended})
     excess_s = sum(one.seconds for one in mended) / len(ranks)
     # Of what is taken longer, as much as is saved is known so well; of equally slow ranks one is the last to come.
     longest = {part: max(one.half_s for one in mended if one.part == part) for part in {one.part for one in mended}}
-    half_s = math.hypot(*longest.values()) * min(saves_s / excess_s, 1.0) + group.uncertainty_s
+    half_s = math.hypot(*longest.values()) * min(saves_s / excess_s, 1.0)
     if half_s >= saves_s:
         return None
     hosts = {group.hosts[rank] for rank in ranks}
-    whole_host = len(ranks) > 1 and len(hosts) == 1 and ranks == [
-        rank for rank, host in enumerate(group.hosts) if host in hosts
-    ]  # fmt: skip
-    everywhere = len(set(group.hosts)) == 1
+    there = [rank for rank, host in enumerate(group.hosts) if host in hosts]
+    is_host = len(hosts) == 1 and ranks == there and len(there) < len(group.hosts)
+    caused_s = work.caused_s[ranks].sum(axis=0)
     return RankFinding(
-        kind="straggler" if len(ranks) == 1 else "host" if whole_host and not everywhere else "several",
+        kind="straggler" if len(ranks) == 1 else "host" if is_host else "several",
         rank=group.named[ranks[0]] if len(ranks) == 1 else None,
         host=hosts.pop() if len(hosts) == 1 else None,
         phase=RANK_PARTS[mended[0].part] if len(longest) == 1 else None,
@@ -145,32 +137,29 @@ def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFindin
         saves_s=saves_s,
         low_s=saves_s - half_s,
         high_s=saves_s + half_s,
-        last_in=_last_in(replay.work, ranks),
-        others_wait_s=_others_wait_s(replay.work, ranks),
-        slow=[_slow_rank(one, replay, group) for one in mended[:_MOST_KEPT]],
+        last_in=int(np.count_nonzero(caused_s > np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0))),
+        others_wait_s=_others_wait_s(work, ranks),
+        slow=[_slow_rank(one, work, group) for one in mended[:_MOST_KEPT]],
         slow_ranks=len(ranks),
-        steps=len(replay.course.steps),
+        steps=len(work.steps),
     )
 
 
-def _that_matter(slow: Sequence[Slow], replay: Replay) -> list[Slow]:
+def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
     """Return those without which less would be saved, the slowest first: mending another one of them may be in vain."""
-    in_part: defaultdict[int, list[Slow]] = defaultdict(list)
-    for one in slow:
-        in_part[one.part].append(one)
-    units = [unit for some in in_part.values() for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
+    parts = [[one for one in slow if one.part == part] for part in {one.part for one in slow}]
+    units = [unit for some in parts for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
     kept = list(slow)
-    saved_s = all_s = replay.saves_s(kept)
+    saved_s = all_s = work.saves_s(kept)
     for unit in sorted(units, key=lambda unit: unit[0].seconds):
         without = [one for one in kept if one not in unit]
-        less_s = replay.saves_s(without)
-        if without and saved_s - less_s < max(_MATTERS * all_s, _WORTH * replay.work.step_s):
+        less_s = work.saves_s(without)
+        if without and saved_s - less_s < max(_MATTERS * all_s, _WORTH * work.step_s):
             kept, saved_s = without, less_s
     return kept
 
 
-def _slow_rank(one: Slow, replay: Replay, group: HeardRanks) -> SlowRank:
-    steps = replay.course.steps
+def _slow_rank(one: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
     return SlowRank(
         rank=group.named[one.rank],
         host=group.hosts[one.rank],
@@ -179,31 +168,25 @@ def _slow_rank(one: Slow, replay: Replay, group: HeardRanks) -> SlowRank:
         low_s=one.seconds - one.half_s if math.isfinite(one.half_s) else None,
         high_s=one.seconds + one.half_s if math.isfinite(one.half_s) else None,
         certain=one.certain,
-        first_step=int(steps[one.first]),
-        last_step=int(steps[one.end - 1]),
+        first_step=int(work.steps[one.first]),
+        last_step=int(work.steps[one.end - 1]),
     )
-
-
-def _last_in(work: RanksWork, ranks: Sequence[int]) -> int:
-    """Return in how many steps the others waited longest for ``ranks``."""
-    rest = np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0)
-    return int(np.count_nonzero(work.caused_s[ranks].sum(axis=0) > rest))
 
 
 def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     """Return how long those that are not of ``ranks`` wait for them, in the mean; of all ranks, how long each waits."""
-    everyone = len(work.own_s)
-    others = np.delete(work.waiting_s, ranks, axis=0) if len(ranks) < everyone else work.waiting_s
-    waited_s = float(others.sum(axis=2).mean())
-    by_all = float(work.caused_s[ranks].sum(axis=0).mean()) * (everyone - 1)
-    return min(by_all / max(everyone - len(ranks), 1), waited_s) if len(ranks) < everyone else waited_s
+    waiting_s, everyone = work.waiting_s.sum(axis=2), len(work.own_s)
+    if len(ranks) == everyone:
+        return float(waiting_s.mean())
+    by_all = float(work.caused_s[ranks].sum(axis=0).mean()) * (everyone - 1)  # slow ranks wait for each other, too
+    return min(by_all / (everyone - len(ranks)), float(np.delete(waiting_s, ranks, axis=0).mean()))
 
 
-def _nobody(replay: Replay, group: HeardRanks) -> RankFinding:
+def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
     """No rank is the slow one: they take turns, or do not differ. Other programs stop ranks in turns as well."""
-    work, steps = replay.work, len(replay.course.steps)
-    uneven = [part for part, own_s in enumerate(np.moveaxis(work.judged_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]
-    saved = {part: replay.evened_s(part) for part in uneven}
+    steps = len(work.steps)
+    uneven = [part for part, own_s in enumerate(np.moveaxis(work.own_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]
+    saved = {part: work.evened_s(part) for part in uneven}
     part = max(saved, key=lambda each: saved[each], default=None)
     waits_s = float(work.waiting_s.sum(axis=2).mean())
     if part is None or saved[part] < _JITTER * work.step_s:

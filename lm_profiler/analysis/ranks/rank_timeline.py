@@ -1,16 +1,19 @@
-"""What one rank says of its measured steps: its marks, when it came to each collective, how far off its clock is."""
+"""What one rank says of its measured steps: its marks, and when it came to each collective.
+
+Of collectives on a device's stream the functions at the end tell when the stream comes to them, and what is waited.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.record.columns import Codes, Counts
 from lm_profiler.record.parts import PARTS
+from lm_profiler.record.steps import Codes, Counts
 
 Instants = Counts
 Seconds = NDArray[np.float64]
@@ -19,33 +22,12 @@ Seconds = NDArray[np.float64]
 class Collective(NamedTuple):
     """One collective call. ``group`` and ``number`` (the group's sequence number) are the same on all of its ranks.
 
-    ``name`` as torch's flight recorder has it: ``gloo:all_reduce``, ``nccl:broadcast``, …; it may end with
-    ``buckets.BESIDE``.
+    ``name`` is as torch's flight recorder has it: ``gloo:all_reduce``, ``nccl:broadcast``, …
     """
 
     group: str
     number: int
     name: str
-
-
-@dataclass(frozen=True)
-class ClockOffset:
-    """How far a rank's clock is ahead of rank 0's: known at two of its own instants, linear between and beyond."""
-
-    at_ns: tuple[int, int] = (0, 0)  # the two instants, on this rank's clock; the same twice where it was compared once
-    ahead_ns: tuple[int, int] = (0, 0)  # this rank's clock less rank 0's, at each
-    uncertainty_ns: tuple[int, int] = (0, 0)  # by how much each may be off, at most
-
-    @property
-    def drift(self) -> float:
-        """Seconds that this clock gains on rank 0's in a second."""
-        apart = self.at_ns[1] - self.at_ns[0]
-        return (self.ahead_ns[1] - self.ahead_ns[0]) / apart if apart else 0.0
-
-    def on_first(self, instants: Instants) -> Instants:
-        """Return the same instants on rank 0's clock."""
-        ahead = self.ahead_ns[0] + np.rint((instants - self.at_ns[0]) * self.drift).astype(np.int64)
-        return np.asarray(instants - ahead, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -63,16 +45,10 @@ class RankTimeline:
     host_ns: Instants  # int64[m], when
     arrivals_ns: Instants  # int64[k], when it came to each collective, in the order in which it came
     collectives: list[Collective]  # [k], which one
-    clock: ClockOffset  # how far this clock is ahead of rank 0's
+    clock: str  # name of the clock, equal where it is the same one
     # int64[k], how long it waited at each for the others, where that is measured (on NCCL: the duration on its stream
-    # less the least of all ranks); -1 where it is not. None: clocks and arrivals say it.
+    # less the least of all ranks); -1 where it is not. None: arrivals say it.
     waited_ns: Instants | None = None
-
-    def __eq__(self, other: Any) -> bool:
-        """Return whether both say the same."""
-        if not isinstance(other, RankTimeline):
-            return NotImplemented
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
 
 
 OUTSIDE = len(PARTS)  # the code of what lies in no step
@@ -82,7 +58,7 @@ BACKWARD = PARTS.index("backward")
 
 @dataclass(frozen=True)
 class Track:
-    """Marks of the steps that all ranks have, on rank 0's clock. Codes of what is outside of them are ``OUTSIDE``.
+    """Marks of the steps that all ranks have. Codes of what is outside of them are ``OUTSIDE``.
 
     ``step`` is the index of the step that each mark lies in; ``first`` where each begins, and the count of marks.
     """
@@ -101,8 +77,7 @@ class Track:
         codes = timeline.codes.copy()
         codes[timeline.first[1:] - 1] = OUTSIDE  # a step's last mark ends it
         first = np.concatenate([[0], np.cumsum(counts[kept])])
-        marks_ns = timeline.clock.on_first(timeline.host_ns[of_step])
-        return Track(marks_ns, codes[of_step], np.repeat(np.arange(len(steps)), counts[kept]), first)
+        return Track(timeline.host_ns[of_step], codes[of_step], np.repeat(np.arange(len(steps)), counts[kept]), first)
 
     @property
     def begin_ns(self) -> Instants:
@@ -118,11 +93,13 @@ class Track:
         """The last mark at or before each instant; the first mark for what is earlier."""
         return np.maximum(np.searchsorted(self.marks_ns, instants, "right") - 1, 0)
 
-    def spent_ns(self) -> NDArray[np.float64]:
-        """[step, part]: how long each took."""
+    def spent_ns(self, steps: Instants) -> Seconds:
+        """[step, part]: how long each took; the last part is what lies between the step before and this one."""
         cells = self.step[:-1] * (OUTSIDE + 1) + self.codes[:-1]
-        spent = np.bincount(cells, np.diff(self.marks_ns), len(self.begin_ns) * (OUTSIDE + 1))
-        return np.asarray(spent.reshape(-1, OUTSIDE + 1)[:, :OUTSIDE], dtype=np.float64)
+        spent = np.bincount(cells, np.diff(self.marks_ns), len(steps) * (OUTSIDE + 1)).reshape(-1, OUTSIDE + 1)
+        between = np.where(np.diff(steps) == 1, self.begin_ns[1:] - self.end_ns[:-1], 0)
+        spent[:, OUTSIDE] = np.append(0, between)
+        return np.asarray(spent)
 
     def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:
         """Return how long the rank was in a part up to each instant, from its first mark on."""
@@ -133,9 +110,63 @@ class Track:
         return np.asarray(np.interp(instants - zero, self.marks_ns - zero, until))
 
 
-@dataclass(frozen=True)
-class ReducerTimes:
-    """Seconds of each backward's communication that no computing of ``rank`` hid, by the backward's number."""
+def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
+    """``timelines`` with what was waited, where ``waited_ns`` has how long each collective took; -1: it is not known.
 
-    rank: int
-    exposed_s: Mapping[int, float]
+    Of a collective that not all of its ranks have timed nothing is known.
+    """
+    least: dict[tuple[str, int], int] = {}
+    took = [list[int]() if t.waited_ns is None else t.waited_ns.tolist() for t in timelines]
+    for timeline, took_ns in zip(timelines, took, strict=True):
+        for call, ns in zip(timeline.collectives, took_ns, strict=False):
+            least[call[:2]] = min(least.get(call[:2], ns), ns)
+
+    def waits(timeline: RankTimeline, took_ns: list[int]) -> RankTimeline:
+        least_ns = [least[call[:2]] for call in timeline.collectives]
+        waited = [ns - known if known >= 0 else -1 for ns, known in zip(took_ns, least_ns, strict=True)]
+        return replace(timeline, waited_ns=np.array(waited, dtype=np.int64))
+
+    return [t if t.waited_ns is None else waits(t, ns) for t, ns in zip(timelines, took, strict=True)]
+
+
+def comes_ns(
+    called_ns: Instants, took_ns: Instants, host_ns: Instants, stream_ns: Instants, behind: NDArray[np.bool_]
+) -> Instants:
+    """Return the instant of each call on the stream.
+
+    A part of a step is on the stream the rank's own work and the calls that it stands in. In its own work a call comes
+    as far on as in the host's time of that part.
+
+    Args:
+        called_ns: when the host made each call, in order.
+        took_ns: how long each takes on its stream; 0 where that is not known.
+        host_ns: the marks between parts, as the host made them.
+        stream_ns: the same marks, as the stream came to them.
+        behind: of each mark, whether the rank goes on with its own work beside the calls of that part (DDP's backward).
+    """
+    comes = np.interp(called_ns, host_ns, stream_ns)
+    part = np.searchsorted(host_ns, called_ns, "right") - 1
+    for mark in np.unique(part[(part >= 0) & (part < len(host_ns) - 1)]).tolist():
+        calls = np.flatnonzero(part == mark)
+        share = (called_ns[calls] - host_ns[mark]) / max(host_ns[mark + 1] - host_ns[mark], 1)
+        lasts = float(stream_ns[mark + 1] - stream_ns[mark])
+        since = _behind(share, took_ns[calls], lasts) if behind[mark] else _in_turn(share, took_ns[calls], lasts)
+        comes[calls] = stream_ns[mark] + np.clip(since, 0, lasts)
+    return np.asarray(np.rint(comes), dtype=np.int64)
+
+
+def _in_turn(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
+    """The stream stands in each call."""
+    before = np.cumsum(took_ns) - took_ns
+    return np.asarray(share * max(lasts - took_ns.sum(), 0) + before)
+
+
+def _behind(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
+    """Calls queue behind each other on a stream of their own, and the part ends with the last one.
+
+    From whichever the queue never ran dry, that one came so long before the part's end as it and all behind it take.
+    """
+    share = np.maximum(share / share[-1], 1e-6) if share[-1] > 0 else np.ones_like(share)
+    left = np.cumsum(took_ns[::-1])[::-1]
+    own = max(float(((lasts - left) / share).min()), 0.0)
+    return np.asarray(share * own)

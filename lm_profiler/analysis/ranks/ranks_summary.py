@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.course import course_of
 from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
-from lm_profiler.analysis.ranks.rank_timeline import Instants, RankTimeline, Seconds
-from lm_profiler.analysis.ranks.replay import RanksWork, Replay, work_of
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, RankTimeline, Seconds
+from lm_profiler.analysis.ranks.waiting import work_of
+from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.run import ClockAlignment, Contention, Ranks, RankSpread, RankTimes, StepCounters
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import (
+    CollectiveFigures,
+    Contention,
+    Ranks,
+    RankSpread,
+    RankTimes,
+    StepCounters,
+)
 
+# the record has all of so many ranks; of more the first, and so many of the busiest and of the idlest
 _SHOWN, _EXTREMES = 64, 8
-_COLUMNS = 256
+_COLUMNS = 256  # the last steps, which the heat map shows
 
 
 def ranks_of(
@@ -24,9 +35,7 @@ def ranks_of(
     overlap: bool,
     steps: Iterable[int] | None = None,
     witness: str = "arrivals at collectives",
-    clocks: ClockAlignment | None = None,
-    exposed_s: Mapping[str, float] | None = None,
-    exposed_source: str | None = None,
+    traced: Traced | None = None,
     contention: Contention | None = None,
     counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
@@ -36,76 +45,91 @@ def ranks_of(
         timelines: of the ranks that know.
         world: how many ranks there are.
         overlap: whether gradients are reduced while backward goes on (DDP).
-        steps: numbers of the steps that the figures are of; None: all that were measured, of which the finding is.
+        steps: those that the figures are of; None: all that were measured, of which the finding is.
         witness: what the waiting is known from.
-        clocks: how they were brought together; None: as the timelines say.
-        exposed_s: seconds a step of communication that no compute hides, by phase, where it is known.
-        exposed_source: from where.
+        traced: steps of rank 0, which tell of communication.
         contention: what else used the machine.
         counters: of the measured steps of each rank: they tell what of a lateness that explains.
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
-    common = _common_steps(timelines)
-    kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
-    if len(timelines) < 2 or not kept.any():
+    # Arrivals on different clocks tell nothing; waits that were measured need no common one.
+    timelines = [of for of in timelines if of.waited_ns is not None or of.clock == timelines[0].clock]
+    if len(timelines) < 2:
         return None
-    course = course_of(timelines, common, overlap)
-    whole = work_of(course)
-    work, common = whole.of_steps(kept), common[kept]
-    clocks = clocks or alignment(timelines)
-    shown, columns = _shown(work), _columns(len(common))
+    common = reduce(np.intersect1d, (timeline.steps for timeline in timelines))
+    kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
+    if not kept.any():
+        return None
+    work = work_of(timelines, common, overlap)
+    own_s, waiting_s, common = work.own_s[:, kept, :OUTSIDE], work.waiting_s[:, kept], common[kept]
+    step_s = float((own_s + waiting_s).sum(axis=2).mean())
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    group = HeardRanks(named, hosts, clocks.uncertainty_s or 0.0, contended(contention, counters, named))
-    concluded = finding(Replay(course, whole), group)
+    group = HeardRanks(named, hosts, contended(contention, counters, named))
+    concluded = finding(work, group)
     missing = world - len(timelines)
-    unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
+    unseen = f"{missing} of {world} ranks did not say when they came, or by another clock"
+    by_host: dict[str, list[int]] = {}
+    for timeline in timelines:
+        by_host.setdefault(timeline.host, []).append(timeline.rank)
+    busy = np.argsort(own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
     return Ranks(
         world=world,
-        hosts=_by_host(named, hosts),
+        hosts=by_host,
         steps=len(common),
-        step_s=work.step_s,
-        own=_spreads(work.own_s, named),
-        waiting=_spreads(work.waiting_s, named),
-        waiting_share=float(work.waiting_s.sum(axis=2).mean()) / work.step_s,
-        by_rank=[_times(work, r, named[r], hosts[r], columns) for r in shown],
-        columns=[int(common[first]) for first in columns],
+        step_s=step_s,
+        own=_spreads(own_s, named),
+        waiting=_spreads(waiting_s, named),
+        waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
+        by_rank=[
+            RankTimes(
+                rank=named[r],
+                host=hosts[r],
+                own_s=_by_part(own_s[r]),
+                waiting_s=_by_part(waiting_s[r]),
+                own_by_column_s=own_s[r, -_COLUMNS:].sum(axis=1).tolist(),
+            )
+            for r in sorted(busy if len(busy) <= _SHOWN else {0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
+        ],
+        columns=common[-_COLUMNS:].tolist(),
         finding=concluded,
-        exposed_s=dict(exposed_s or {}),
-        exposed_source=exposed_source,
         witness=witness,
-        clocks=clocks,
-        notes=[unseen] if missing else [],
+        notes=[f"{unseen}: nobody is seen to wait for them"] if missing else [],
+        **communication_figures(traced, _by_part(waiting_s[0]) if named[0] == 0 else None),
     )
 
 
-def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]:
-    by_host: dict[str, list[int]] = {}
-    for rank, host in zip(ranks, hosts, strict=True):
-        by_host.setdefault(host, []).append(rank)
-    return by_host
+def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return the fields of ``Ranks`` on communication, from traced steps; none where nothing is known.
+
+    A trace tells of one rank, which may wait for ``waiting_s`` in each phase: it cannot tell communication from
+    waiting. What no compute hides is told for a device alone: on the CPU the calls return at once, and what is waited
+    for is in no operator.
+    """
+    if traced is None:
+        return {}
+    fields: dict[str, Any] = {}
+    if (seen := traced.communication) is not None:
+        a_step = 1e-9 / seen.steps
+        fields["communication_s"], fields["exposed_communication_s"] = seen.ns * a_step, seen.exposed_ns * a_step
+        fields["collectives"] = [
+            CollectiveFigures(name=name, calls=calls / seen.steps, seconds=ns * a_step, exposed_s=exposed_ns * a_step)
+            for name, calls, ns, exposed_ns in seen.by_name
+        ]
+    exposed_ns: Counter[str] = Counter()
+    for piece, own in traced.of("communication") if traced.on_device else ():
+        exposed_ns[piece.phase] += round(own)
+    if exposed_ns:
+        waits = waiting_s or {}
+        exposed = {phase: ns * 1e-9 / traced.steps - waits.get(phase, 0.0) for phase, ns in exposed_ns.items()}
+        told = "waiting included" if waiting_s is None else "less what that rank waits"
+        fields["exposed_s"] = {phase: max(seconds, 0.0) for phase, seconds in exposed.items()}
+        fields["exposed_source"] = f"rank 0's trace of {counted(traced.steps, 'step')}, {told}"
+    return fields
 
 
-def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:
-    """Return how the clocks of ``timelines`` were brought together."""
-    offsets = [timeline.clock for timeline in timelines if timeline.clock.at_ns != (0, 0)]
-    if not offsets:
-        return ClockAlignment(method="one clock: all ranks are of one machine", uncertainty_s=0.0)
-    drift = max(abs(offset.drift) for offset in offsets)
-    uncertain_ns = sorted(max(offset.uncertainty_ns) for offset in offsets)
-    # Rank 0's own clock is certain; two others may be off in opposite directions.
-    return ClockAlignment(
-        method="compared with rank 0's over the store, before and after the measured steps",
-        uncertainty_s=sum(uncertain_ns[-2:]) * 1e-9,
-        drift=drift,
-    )
-
-
-def _common_steps(timelines: Sequence[RankTimeline]) -> Instants:
-    common = timelines[0].steps if timelines else np.array([], dtype=np.int64)
-    for timeline in timelines[1:]:
-        if not np.array_equal(common, timeline.steps):
-            common = np.intersect1d(common, timeline.steps)
-    return common
+def _by_part(seconds: Seconds) -> dict[str, float]:
+    """Return the mean of each part that any time was spent in."""
+    return {part: float(s) for part, s in zip(PARTS, seconds.mean(axis=0), strict=True) if s > 0.0}
 
 
 def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
@@ -121,26 +145,3 @@ def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
         for part, column in zip(PARTS, means.T, strict=True)
         if column.max() > 0.0
     }
-
-
-def _shown(work: RanksWork) -> list[int]:
-    """Indices of the ranks that the record has: all, or the first, the busiest and the idlest."""
-    busy = np.argsort(work.own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
-    return sorted(busy) if len(busy) <= _SHOWN else sorted({0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
-
-
-def _columns(steps: int) -> NDArray[np.int64]:
-    """Return where each column begins."""
-    return np.unique(np.linspace(0, steps, min(steps, _COLUMNS), endpoint=False).astype(np.int64))
-
-
-def _times(work: RanksWork, index: int, rank: int, host: str, columns: NDArray[np.int64]) -> RankTimes:
-    own, waiting = work.own_s[index], work.waiting_s[index]
-    sizes = np.diff(np.append(columns, len(own)))
-    return RankTimes(
-        rank=rank,
-        host=host,
-        own_s={part: float(s) for part, s in zip(PARTS, own.mean(axis=0), strict=True) if s > 0.0},
-        waiting_s={part: float(s) for part, s in zip(PARTS, waiting.mean(axis=0), strict=True) if s > 0.0},
-        own_by_column_s=(np.add.reduceat(own.sum(axis=1), columns) / sizes).tolist(),
-    )

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
-from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means
+from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means, student
 from lm_profiler.analysis.steps.step_model import fit
 
 SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are equal
@@ -27,32 +27,20 @@ _TESTED = 8  # the most ranks of a part that are tested each; of more, the slowe
 
 _HALF = 0.5  # the share of the highest level above which levels belong to the slow stretch
 
-_LOWEST = 0.05
-_GRID = (np.arange(256) + 0.5) / 256.0
-_TAIL = 0.025
-_HALVINGS = 30
+_LOWEST = 0.05  # the share of the step that a value of the model is at least
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that takes longer in a part than others do.
+    """A rank that takes longer in a part than others do."""
 
-    Attributes:
-        rank: its index.
-        part: code of the part; one more than those of a step for what lies between steps.
-        fast: indices of the ranks that it is held against.
-        seconds: how much longer than their mean, in the mean step; ``half_s`` is half its 95 % interval.
-        certain: whether chance does not explain it, though all ranks and parts were looked at.
-        first, end: the stretch of steps in which it is slow, by index.
-    """
-
-    rank: int
-    part: int
-    fast: tuple[int, ...]
-    seconds: float
-    half_s: float
-    certain: bool
-    first: int
+    rank: int  # its index
+    part: int  # code of the part; one more than those of a step for what lies between steps
+    fast: tuple[int, ...]  # indices of the ranks that it is held against
+    seconds: float  # how much longer than their mean, in the mean step
+    half_s: float  # half the 95 % interval of that
+    certain: bool  # whether chance does not explain it, though all ranks and parts were looked at
+    first: int  # the stretch of steps in which it is slow, by index
     end: int
 
 
@@ -97,58 +85,26 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
 
 def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s: float, tests: int) -> Slow:
     apart = own_s[rank] - own_s[[other for other in fast if other != rank]].mean(axis=0)
-    seconds, n = float(apart.mean()), apart.size
+    seconds = float(apart.mean())
     # The model is of positive times: a mean step is added to the differences, which may be negative.
     x = np.maximum(step_s + apart, _LOWEST * step_s)
     model = fit(x, warms_up=False)
-    rest, even = x - model.expected, ~model.odd
-    odd_s = math.sqrt(float((rest[~even] ** 2).sum())) / n  # as uncertain as a compound Poisson process
+    rest, even = (x - model.expected) / step_s, ~model.odd
     fitted = len(model.levels) + (0 if model.pattern is None else model.pattern.every - 1)
-    mean = _Mean.of(rest[even] / step_s, odd_s / step_s, max(int(even.sum()) - fitted, 1))
+    freedom = max(int(even.sum()) - fitted, 1)
+    odd = math.sqrt(float((rest[~even] ** 2).sum())) / apart.size  # as uncertain as a compound Poisson process
+    error_s = math.hypot(_standard_error(rest[even], freedom), odd) * step_s
+    certain = seconds > student(freedom, 1.0 - 2.0 * SIGNIFICANCE / tests) * error_s
     levels = [float(apart[a:b].mean()) for a, b in pairwise(model.edges)]
     stretches = zip(pairwise(model.edges), levels, strict=True)
     high = [stretch for stretch, level in stretches if level >= _HALF * max(levels)]
-    certain = seconds > 0.0 and mean.beyond(seconds / step_s) < SIGNIFICANCE / tests
-    return Slow(rank, part, fast, seconds, mean.half * step_s, certain, high[0][0], high[-1][1])
+    return Slow(rank, part, fast, seconds, student(freedom, 0.95) * error_s, certain, high[0][0], high[-1][1])
 
 
-@dataclass(frozen=True)
-class _Mean:
-    """The distance from 0 that the mean of noise may have: Student's t of each AR(1) coefficient, weighed by how likely
-    it is."""
-
-    weights: Seconds
-    widths: Seconds
-    freedom: int
-
-    @classmethod
-    def of(cls, noise: Seconds, odd: float, freedom: int) -> _Mean:
-        """Return the mean of ``noise``, which is as uncertain by ``odd`` besides; ``freedom`` counts what was not
-        fitted."""
-        if noise.size < FEWEST_VALUES:
-            return cls(np.ones(1), np.full(1, np.inf), 1)
-        score, _, widths = ar1_means(noise - noise.mean())
-        weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)  # ten steps could show nothing without this prior
-        widths = np.hypot(widths * math.sqrt((noise.size - 1) / freedom), odd)
-        return cls(weights / weights.sum(), widths, freedom)
-
-    def beyond(self, by: float) -> float:
-        """The probability that it is larger than ``by`` (0 or more): t = √n tan θ makes the tail ∫ cosⁿ⁻¹θ dθ."""
-        n = self.freedom
-        begin = np.arctan(by / self.widths / math.sqrt(n))[:, None]
-        scale = math.exp(math.lgamma((n + 1) / 2.0) - math.lgamma(n / 2.0)) / math.sqrt(math.pi)
-        inside = np.cos(begin + (math.pi / 2.0 - begin) * _GRID) ** (n - 1)
-        return float(self.weights @ (scale * (math.pi / 2.0 - begin[:, 0]) * inside.mean(axis=1)))
-
-    @property
-    def half(self) -> float:
-        """Half of the 95 % interval."""
-        if not np.isfinite(self.widths).all():
-            return math.inf
-        low, high = 0.0, float(self.widths.max())
-        while self.beyond(high) > _TAIL:
-            low, high = high, 2.0 * high
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            low, high = (middle, high) if self.beyond(middle) > _TAIL else (low, middle)
-        return high
+def _standard_error(noise: Seconds, freedom: int) -> float:
+    """Return that of the mean of AR(1) noise: of each coefficient, weighed by how likely it is."""
+    if noise.size < FEWEST_VALUES:
+        return math.inf
+    score, _, errors = ar1_means(noise - noise.mean())
+    weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)  # ten steps could show nothing without this prior
+    return math.sqrt(float(weights @ errors**2) / float(weights.sum()) * (noise.size - 1) / freedom)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
-from lm_profiler.record.quantities import TIMED, counted, duration_text
+from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import OddStep, StepCounters
-from lm_profiler.record.steps import StepRow, StepTable
+from lm_profiler.record.steps import StepRow
 
 EXPLAINED = 0.5  # the share of a step's excess over the median that a cause must explain
 
@@ -35,12 +36,7 @@ _SECONDS = {
 }
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A cause and the seconds that it explains."""
-
-    what: str
-    seconds: float
+_FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class _Rank:
         return 0.0 if now is None or usual is None else max(now - usual, 0.0)
 
     def inside(self, name: str, step: int) -> float:
-        """Return the same for seconds that are read between steps, less what may have passed between them."""
+        """Return the same of seconds, less what may have passed between steps."""
         return max(self.beyond(name, step) - self.beyond("between_s", step), 0.0)
 
     def data_beyond(self, step: int) -> float:
@@ -67,19 +63,23 @@ class _Rank:
 def with_causes(
     odd: Sequence[OddStep], rows: Sequence[StepRow], counters: Sequence[StepCounters], workers: int | None
 ) -> tuple[list[OddStep], list[StepCounters]]:
-    """``odd`` with what explains each step, and the counters that say so, below what is usual.
-
-    Args:
-        odd: steps far from the others.
-        rows: the measured steps of all ranks.
-        counters: of the measured steps of all ranks that know.
-        workers: processes of the loader; None where it does not say.
-    """
-    ranks = _by_rank(StepTable.of(rows), counters) if odd else {}
+    """Return ``odd`` with what explains each step, by all ranks' rows and counters, and the counters that say so."""
+    data_s: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    own: defaultdict[int, list[StepCounters]] = defaultdict(list)
+    for row in rows if odd else ():
+        data_s[row.rank][row.step] = row.time("data", "host")
+    for each in counters if odd else ():
+        own[each.rank].append(each)
+    ranks = {
+        rank: _Rank(
+            {each.step: each for each in read if each.step is not None}, _of_all(rank, read, median), data_s[rank]
+        )
+        for rank, read in sorted(own.items())
+    }
     told = [_explained(step, ranks, workers) for step in odd]
     named = sorted({step.rank for step in told if step.rank is not None})
-    own = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]
-    return told, [*(ranks[rank].usual for rank in named), *own]
+    slow = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]
+    return told, [*(ranks[rank].usual for rank in named), *slow]
 
 
 def cause_of_level(
@@ -89,13 +89,10 @@ def cause_of_level(
     data_s: tuple[float, float],
     workers: int | None,
 ) -> OddStep:
-    """``change``, the mean step of a new level, with what explains it: the mean counters of one rank on either side.
+    """Return ``change``, the mean step of a new level, with what explains it: one rank's counters on either side.
 
-    Args:
-        change: its ``step_s`` is the new level, its ``ratio`` that over the old one.
-        before, after: readings, each of all steps since the one before it.
-        data_s: how long a step waited for its batch before and after.
-        workers: processes of the loader; None where it does not say.
+    Each of ``before`` and ``after`` is of all steps since the one before it; ``data_s`` is how long a step waited for
+    its batch before and after. The ``ratio`` of ``change`` is the new level over the old one.
     """
     if len(before) < 2 or len(after) < 2:
         return change
@@ -117,7 +114,7 @@ def _of_a_step(counters: Sequence[StepCounters]) -> StepCounters:
 
 
 def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounters | None:
-    """The mean of each figure over the steps of ``rank``, as far as it is known; what was compiled longest."""
+    """Return the mean of each figure over the steps of ``rank``, as far as known, and what was compiled longest."""
     own = [each for each in counters if each.rank == rank]
     if not own:
         return None
@@ -125,23 +122,7 @@ def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounte
     return _of_all(rank, own, fmean).model_copy(update={"compiled": longest.compiled})
 
 
-def _by_rank(table: StepTable, counters: Sequence[StepCounters]) -> dict[int, _Rank]:
-    data_s: dict[int, dict[int, float]] = defaultdict(dict)
-    waited_s = table.host_seconds[:, TIMED.index("data")].tolist()
-    for rank, step, seconds in zip(table.rank.tolist(), table.step.tolist(), waited_s, strict=True):
-        data_s[rank][step] = seconds
-    own: dict[int, list[StepCounters]] = defaultdict(list)
-    for each in counters:
-        own[each.rank].append(each)
-    return {rank: _rank(rank, data_s[rank], own[rank]) for rank in sorted(own)}
-
-
-def _rank(rank: int, data_s: dict[int, float], own: Sequence[StepCounters]) -> _Rank:
-    return _Rank({each.step: each for each in own if each.step is not None}, _of_all(rank, own, median), data_s)
-
-
 def _of_all(rank: int, counters: Sequence[StepCounters], of: Callable[[list[Any]], Any]) -> StepCounters:
-    """The mean or the median of each figure, as far as it is known."""
     figures: dict[str, Any] = {}
     for name in _FIGURES:
         values = [value for each in counters if (value := getattr(each, name)) is not None]
@@ -149,38 +130,35 @@ def _of_all(rank: int, counters: Sequence[StepCounters], of: Callable[[list[Any]
     return StepCounters(rank=rank, **figures)
 
 
-_FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
-
-
 def _explained(odd: OddStep, ranks: dict[int, _Rank], workers: int | None) -> OddStep:
     excess_s = odd.step_s - odd.step_s / odd.ratio if odd.ratio else 0.0
     ranks = {number: rank for number, rank in ranks.items() if odd.step in rank.counters}
     if excess_s <= 0.0 or not ranks:  # faster than the others: nothing happened to it
         return odd
-    seen = {number: max(_causes(rank, odd, workers), key=lambda each: each.seconds) for number, rank in ranks.items()}
-    number = max(seen, key=lambda each: seen[each].seconds)
-    if seen[number].seconds >= EXPLAINED * excess_s:
-        seconds = min(seen[number].seconds, excess_s)
-        return odd.model_copy(update={"cause": seen[number].what, "cause_s": seconds, "rank": number})
+    seen = {number: max(_causes(rank, odd, workers), key=itemgetter(1)) for number, rank in ranks.items()}
+    number = max(seen, key=lambda each: seen[each][1])
+    what, seconds = seen[number]
+    if seconds >= EXPLAINED * excess_s:
+        return odd.model_copy(update={"cause": what, "cause_s": min(seconds, excess_s), "rank": number})
     number = max(ranks, key=lambda each: ranks[each].beyond("wall_s", odd.step))
     return odd.model_copy(update={"beside": _beside(ranks[number], odd.step, excess_s), "rank": number})
 
 
-def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[Cause]:
+def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[tuple[str, float]]:
     """Return what may have held ``odd`` up, each with the seconds that it explains."""
     step, counters = odd.step, rank.counters[odd.step]
     causes = [
-        Cause(f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
-        Cause(_compilation(counters.compiled), rank.beyond("compile_s", step)),
-        Cause("waiting for a CPU", rank.inside("cpu_wait_s", step)),
-        Cause(counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
-        Cause(_throttled(counters), _by_clock(rank, odd)),
+        (f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
+        (_compilation(counters.compiled), rank.beyond("compile_s", step)),
+        ("waiting for a CPU", rank.inside("cpu_wait_s", step)),
+        (counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
+        (_throttled(counters), _by_clock(rank, odd)),
     ]
     data_s = rank.data_beyond(step)
     if workers and counters.asleep_s is not None:
-        return [*causes, Cause("the loader's queue was empty", min(data_s, rank.inside("asleep_s", step)))]
-    rest_s = data_s - sum(each.seconds for each in causes)
-    return [*causes, Cause("the loader" + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
+        return [*causes, ("the loader's queue was empty", min(data_s, rank.inside("asleep_s", step)))]
+    rest_s = data_s - sum(seconds for _, seconds in causes)
+    return [*causes, ("the loader" + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
 
 
 def _compilation(what: str | None) -> str:
@@ -199,7 +177,7 @@ def _by_clock(rank: _Rank, odd: OddStep) -> float:
 
 
 def _beside(rank: _Rank, step: int, excess_s: float) -> str:
-    """The counters that differ: seconds by how many more, counts as they are."""
+    """Return the counters that differ: seconds by how many more, counts as they are."""
     told = []
     for name, words in _SECONDS.items():
         if (more_s := rank.beyond(name, step)) >= _TOLD * excess_s:

@@ -1,25 +1,31 @@
-"""One model of a run's step times: warm-up, then levels, a pattern, odd steps, and autocorrelated noise.
+"""One model of a run's step times: warm-up, then levels, a pattern, odd steps, and autocorrelated noise; and its word.
 
     log seconds = course (levels, or a line, or a decay) + pattern (every p-th step) + odd steps + AR(1) noise
 
 Time is a sum, so what is told of a stretch of steps adds up to its mean: the level of the regular steps, what the
-pattern adds to it, and what odd steps add.
+pattern adds to it, and what odd steps add. That no change of level was found in a few noisy steps is no steadiness:
+where the level is not known to 5 %, a run is `noisy`, whatever else is known of it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.levels import Levels, course_of
-from lm_profiler.analysis.steps.patterns import Phases, noise_of, pattern_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
+from lm_profiler.analysis.steps.step_course import Levels, Pattern, course_of, noise_of, pattern_of
+from lm_profiler.record.run import Steadiness, StepLevel, StepPattern
+
+Word = Literal["steady", "slowing", "unsettled"]
+
+KNOWN_TO = 0.05  # a level that may be off by a larger share than this is not known, and the run is `noisy`
 
 SMALLEST_EFFECT = 0.01  # changes of level under 1 % are not worth a word
 
@@ -40,57 +46,26 @@ _NORMAL = 1.96
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """Every ``every``-th step differs."""
+class Parts(NamedTuple):
+    """The parts of a mean, which they add up to."""
 
-    every: int  # steps after which it repeats
-    # (every,) what a step of each phase takes beyond the level, a share of it; phase 0 is the first step
-    offsets: tuple[float, ...]
-
-    @property
-    def slow(self) -> tuple[int, ...]:
-        """The phases that differ."""
-        return tuple(at for at, offset in enumerate(self.offsets) if abs(offset) >= SMALLEST_EFFECT / 2)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a mean: the regular steps' level, what the pattern adds to it, and what odd steps add."""
-
-    level: float
-    pattern: float
-    odd: float
-
-    @property
-    def mean(self) -> float:
-        """The sum."""
-        return self.level + self.pattern + self.odd
+    level: float  # of the regular steps
+    pattern: float  # what the pattern adds to it
+    odd: float  # what odd steps add
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """The model of a run's step times, by index from 0.
+    """The model of a run's step times, by index from 0."""
 
-    Attributes:
-        seconds: (n,) the series.
-        cut: leading steps that are warm-up.
-        edges: where levels begin, ``cut`` first, and n at the end.
-        shape: (n,) what a trend adds to the logarithm of the level; zeros of levels.
-        settled: whether what died away at the beginning was over before half of the steps.
-        pattern: what repeats; None where nothing does.
-        odd: (n,) which steps are odd: far from their neighbours, and 10 % or more off the level.
-        first, end: the stretch that figures are told of: the longest level, all steps of a trend.
-    """
-
-    seconds: Series
-    cut: int
-    edges: tuple[int, ...]
-    shape: Series
-    settled: bool
-    pattern: Pattern | None
-    odd: NDArray[np.bool_]
-    first: int
+    seconds: Series  # (n,) the series
+    cut: int  # leading steps that are warm-up
+    edges: tuple[int, ...]  # where levels begin, ``cut`` first, and n at the end
+    shape: Series  # (n,) what a trend adds to the logarithm of the level; zeros of levels
+    settled: bool  # whether what died away at the beginning was over before half of the steps
+    pattern: Pattern | None  # what repeats; None where nothing does
+    odd: NDArray[np.bool_]  # (n,) which steps are odd: far from their neighbours, and 10 % or more off the level
+    first: int  # the stretch that figures are told of, up to ``end``: the longest level, all steps of a trend
     end: int
 
     @cached_property
@@ -106,14 +81,19 @@ class StepModel:
     @cached_property
     def levels(self) -> tuple[float, ...]:
         """Seconds of each level: its regular steps' mean."""
-        return tuple(self._level(self.seconds, a, b) for a, b in pairwise(self.edges))
+        means = []
+        for begin, end in pairwise(self.edges):
+            level = self.seconds[begin:end]
+            some = level[self.regular[begin:end]]
+            means.append(float((some if some.size else level).mean()) if end > begin else 0.0)
+        return tuple(means)
 
     @property
     def expected(self) -> Series:
         """(n,) seconds that each step would have taken without noise, were it not odd."""
         whole = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
-        offsets = np.array([0.0] if self.pattern is None else self.pattern.offsets)
-        return np.asarray(whole * np.exp(self.shape) * (1.0 + offsets[np.arange(whole.size) % offsets.size]))
+        repeated = 0.0 if self.pattern is None else self.pattern.repeated(whole.size)
+        return np.asarray(whole * np.exp(self.shape + repeated))
 
     @cached_property
     def level(self) -> Interval | None:
@@ -121,11 +101,15 @@ class StepModel:
         return self.interval_of(self.seconds, level=True)
 
     @property
+    def slow(self) -> tuple[int, ...]:
+        """The phases of the pattern that differ."""
+        offsets = () if self.pattern is None else np.expm1(self.pattern.offsets)
+        return tuple(at for at, offset in enumerate(offsets) if abs(offset) >= SMALLEST_EFFECT / 2)
+
+    @property
     def extra(self) -> float:
         """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
-        even = ~self._stretch(self.odd)  # one odd step would otherwise pass for its whole phase
-        phase, x = self._stretch(self._classes)[even], self._stretch(self.seconds)[even]
-        means = np.bincount(phase, x) / np.maximum(np.bincount(phase), 1)
+        *_, means = self._even(self.seconds)  # without odd steps, of which one would pass for its whole phase
         slow = means[1:][means[1:] > 0.0] / means[0] - 1.0 if means.size and means[0] > 0.0 else means[:0]
         return float(slow[np.abs(slow).argmax()]) if slow.size else 0.0
 
@@ -147,8 +131,7 @@ class StepModel:
         here, odd = self._stretch(x), self._stretch(self.odd)
         if here.size - odd.sum() < FEWEST_VALUES:
             return None
-        even, phase, shape = here[~odd], self._stretch(self._classes)[~odd], self._stretch(self.shape)[~odd]
-        means = np.bincount(phase, even) / np.maximum(np.bincount(phase), 1)
+        (even, phase, means), shape = self._even(x), self._stretch(self.shape)[~odd]
         centre, rest = float(even.mean()), even - means[phase]
         if (bend := float((shape - shape.mean()) @ shape)) > 0.0:
             rest = rest - (shape - shape.mean()) * float(shape @ rest) / bend
@@ -164,15 +147,16 @@ class StepModel:
     def _classes(self) -> NDArray[np.intp]:
         """(n,) 0 of the pattern's base, else 1 + the phase."""
         phase = np.arange(self.odd.size) % (self.pattern.every if self.pattern else 1)
-        slow = self.pattern.slow if self.pattern else ()
-        return np.where(np.isin(phase, slow), phase + 1, 0)
+        return np.where(np.isin(phase, self.slow), phase + 1, 0)
+
+    def _even(self, x: Series) -> tuple[Series, NDArray[np.intp], Series]:
+        """Return the stretch's steps that are not odd, their classes, and each class's mean."""
+        even = ~self._stretch(self.odd)
+        here, phase = self._stretch(x)[even], self._stretch(self._classes)[even]
+        return here, phase, np.bincount(phase, here) / np.maximum(np.bincount(phase), 1)
 
     def _stretch(self, x: NDArray[Any]) -> NDArray[Any]:
         return x[self.first : self.end]
-
-    def _level(self, x: Series, begin: int, end: int) -> float:
-        some = x[begin:end][self.regular[begin:end]]
-        return float((some if some.size else x[begin:end]).mean()) if end > begin else 0.0
 
 
 def _around(mean: float, half: float, lag1: float) -> Interval:
@@ -187,9 +171,6 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     """Fit the model to step times in seconds, in the order in which they were taken, warm-up included.
 
     Without ``warms_up`` what is high at the beginning is a level like others, or a decay, and nothing is cut.
-
-    Raises:
-        ValueError: for NaN or infinite values.
     """
     x = finite(step_s)
     n = x.size
@@ -197,7 +178,9 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
         return plain(x)
     # In logarithms noise is a share of the step, the same at each level.
     y = np.log(x)
-    phases = _phases(y)
+    phases = pattern_of(y - _fitted(y)[0].fitted, SMALLEST_EFFECT)
+    if phases is not None:  # once more, since the course is found better without it
+        phases = pattern_of(y - _fitted(y - phases.repeated(n))[0].fitted, SMALLEST_EFFECT)
     pattern = np.zeros(n) if phases is None else phases.repeated(n)
     cut = _far_out(y - pattern) if warms_up else 0
     course, away = _fitted(y[cut:] - pattern[cut:])
@@ -220,7 +203,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
         edges,
         np.concatenate([np.zeros(cut), course.shape]),
         (settles is None or settles <= n // 2) and not (begins and 2 * cut >= n),
-        None if phases is None else Pattern(phases.every, tuple(np.expm1(phases.offsets).tolist())),
+        phases,
         odd,
         first,
         end,
@@ -228,11 +211,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
 
 
 def known_to(step_s: ArrayLike) -> float | None:
-    """Half the 95 % interval of the level of step times, as a share of it; None where there is no interval.
-
-    Raises:
-        ValueError: for NaN or infinite values.
-    """
+    """Half the 95 % interval of the level of step times, as a share of it; None where there is no interval."""
     level = fit(step_s).level
     return None if level is None else level.known_to
 
@@ -251,16 +230,6 @@ def plain(step_s: ArrayLike) -> StepModel:
     return StepModel(x, 0, (0, n), np.zeros(n), True, None, odd, 0, n)
 
 
-def _phases(y: Series) -> Phases | None:
-    """The pattern, sought in what the course leaves; once more, since the course is found better without it."""
-    course, _ = _fitted(y)
-    phases = pattern_of(y - course.fitted, SMALLEST_EFFECT)
-    if phases is None:
-        return None
-    course, _ = _fitted(y - phases.repeated(y.size))
-    return pattern_of(y - course.fitted, SMALLEST_EFFECT)
-
-
 def _fitted(y: Series) -> tuple[Levels, NDArray[np.bool_]]:
     """The course of ``y``, and which of its values are far from their neighbours."""
     clean, away = _hampel(y)
@@ -268,7 +237,7 @@ def _fitted(y: Series) -> tuple[Levels, NDArray[np.bool_]]:
 
 
 def _hampel(y: Series) -> tuple[Series, NDArray[np.bool_]]:
-    """``y`` with values far from the median of the five around them moved there, and which these are (Hampel 1974).
+    """Return ``y`` with values far from the median of the five around them moved there, and which (Hampel 1974).
 
     How far is told by the differences of neighbours, which neither a change of level nor a spike makes larger.
     """
@@ -306,3 +275,52 @@ def _without(course: Levels, begins: int) -> Levels:
     kept = course.edges.index(begins)
     edges = tuple(edge - begins for edge in course.edges[kept:])
     return Levels(edges, course.levels[kept:], course.shape[begins:], course.decay)
+
+
+def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}) -> Steadiness:
+    """Return the course of a run's measured steps; ``parts_s``, of the same steps, tell in which a pattern is."""
+    level, pattern, word = model.level, model.pattern, word_of(model)
+    known = None if level is None else level.known_to
+    noisy = known is None or known > KNOWN_TO
+    parts, kept = model.parts_of(model.seconds), float(model.seconds[model.cut :].mean())
+    stretches = zip(pairwise(model.edges), model.levels, strict=True)
+    return Steadiness(
+        word="noisy" if noisy else word,
+        also=word if noisy and word != "steady" else None,
+        cut=model.cut,
+        lag1=None if level is None else level.lag1,
+        bias_of_mean=float(model.seconds.mean()) / kept - 1.0 if kept > 0.0 else None,
+        recompilations=recompilations,
+        known_to=known,
+        first=model.first + 1,
+        last=model.end,
+        levels=[StepLevel(first=begin + 1, last=end, seconds=seconds) for (begin, end), seconds in stretches],
+        rise=model.rise if np.any(model.shape) else None,
+        pattern=None if pattern is None else _told(pattern, model, parts_s),
+        level_s=parts.level,
+        level_low_s=None if level is None else level.low,
+        level_high_s=None if level is None else level.high,
+        pattern_s=parts.pattern,
+        odd_s=parts.odd,
+    )
+
+
+def _told(pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]) -> StepPattern:
+    costs = {part: abs(model.parts_of(x).pattern) for part, x in parts_s.items()}
+    part = max(costs, key=costs.__getitem__, default=None)
+    return StepPattern(every=pattern.every, slow=[at + 1 for at in model.slow], extra=model.extra, part=part)
+
+
+def word_of(model: StepModel) -> Word | None:
+    """``slowing`` where a trend rises, or levels only rise; ``unsettled`` where they change otherwise, or where what
+    dies away at the beginning takes more than half of the steps; ``steady`` else. None of fewer than ten steps."""
+    if model.seconds.size < FEWEST_STEPS:
+        return None
+    if abs(model.rise) >= SMALLEST_EFFECT:
+        return "slowing" if model.rise > 0.0 else "unsettled"
+    levels = model.levels
+    if min(levels) <= 0.0 or max(levels) / min(levels) - 1.0 < SMALLEST_EFFECT:
+        return "steady" if model.settled else "unsettled"
+    rises = levels[-1] / levels[0] - 1.0 >= SMALLEST_EFFECT
+    falls = any(later / earlier < 1.0 - SMALLEST_EFFECT for earlier, later in pairwise(levels))
+    return "slowing" if rises and not falls else "unsettled"

@@ -1,18 +1,33 @@
-"""Figures of a run from its rows: what run.json holds, and what another warm-up would have given."""
+"""Figures of a run from its rows, the batches of its steps, and what another warm-up would have given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_profiler.analysis.hardware.device_rates import per_second
-from lm_profiler.analysis.steps.statistics import Series, summarise
+from lm_profiler.analysis.hardware.roofline import per_second
+from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity
-from lm_profiler.record.run import OddStep, RunRecord, Throughput, TimeSummary, Verb
+from lm_profiler.record.entry import Cut, Entry
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
+from lm_profiler.record.run import (
+    LoaderFacts,
+    OddStep,
+    RecordError,
+    RunRecord,
+    Throughput,
+    TimeSummary,
+    Utilisation,
+)
 from lm_profiler.record.steps import StepRow, StepTable
+
+WARMUPS = (0, 1, 2, 5)  # the settings that reports in this field compare
+
+# batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter
+_FEWEST_MADE = 2
 
 
 def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
@@ -46,10 +61,8 @@ def world_of(record: RunRecord | None) -> int | None:
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     """Median step time of each rank, in seconds."""
     table = StepTable.of(rows)
-    by_rank = np.argsort(table.rank, kind="stable")
-    first = np.unique(table.rank[by_rank], return_index=True)[1]
-    each = np.split(table.host_seconds[by_rank, TIMED.index("step")], first[1:]) if len(table) else []
-    return [float(np.median(step_s)) for step_s in each]
+    step_s = table.host_seconds[:, TIMED.index("step")]
+    return [float(np.median(step_s[table.rank == rank])) for rank in np.unique(table.rank)]
 
 
 def ideal_step_s(record: RunRecord) -> float | None:
@@ -71,14 +84,6 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
     return {str(of.tag): value * of.scale for of, value in values if value is not None}
 
 
-def lag(verb: Verb, rank_step_s: Sequence[float]) -> float:
-    """The slowest rank's step over the mean of all ranks' steps, at the median: what has to be waited for at the end.
-
-    1 in a fit, whose ranks wait for each other within every step.
-    """
-    return max(rank_step_s) * len(rank_step_s) / sum(rank_step_s) if verb != "fit" and any(rank_step_s) else 1.0
-
-
 def model_of(rows: Sequence[StepRow], as_they_are: bool = False) -> StepModel:
     """The model of the step times of ``rows``, which all have the device's; ``as_they_are``: no step is left out."""
     seconds = [row.time("step") for row in rows]
@@ -87,38 +92,21 @@ def model_of(rows: Sequence[StepRow], as_they_are: bool = False) -> StepModel:
 
 def summaries(rows: Sequence[StepRow], clock: str, model: StepModel) -> dict[str, TimeSummary]:
     """A summary of each part, the step, and forward + backward, over the stretch of ``model``, which is of ``rows``."""
-    return {part: _summary(np.array([row.time(part, clock) for row in rows]), model) for part in TIMES}
+    series = {part: np.array([row.time(part, clock) for row in rows]) for part in TIMES}
+    return {part: summarise(x[model.first : model.end], model.interval_of(x)) for part, x in series.items()}
 
 
-def _summary(x: Series, model: StepModel) -> TimeSummary:
-    return summarise(x[model.first : model.end], model.interval_of(x))
-
-
-def step_figures(
-    rows: Sequence[StepRow], model: StepModel, samples: float | None = None, lag: float = 1.0
-) -> dict[str, Any]:
-    """Return what a record says of ``rows`` of ``samples`` each, by its fields; ``lag`` as above.
-
-    Args:
-        rows: the measured steps, all with the device's time.
-        model: of them.
-        samples: of the mean step, over all ranks.
-        lag: as above.
-    """
-    times, here = summaries(rows, "device", model), rows[model.first : model.end]
+def step_figures(rows: Sequence[StepRow], model: StepModel, samples: float | None = None) -> dict[str, Any]:
+    """Return what a record says of measured ``rows``, by its fields; ``samples`` are of the mean step, of all ranks."""
+    times = summaries(rows, "device", model)
+    step_s = times["step"].mean
     return {
         "time": times,
         "host_time": summaries(rows, "host", model),
-        "shares": shares(times),
+        "shares": {part: (times[part].mean or 0.0) / step_s for part in TIMES} if step_s else {},
         "odd_steps": odd_steps(rows, model),
-        "throughput": throughput(here, times, samples, lag),
+        "throughput": throughput(rows[model.first : model.end], step_s, samples),
     }
-
-
-def shares(times: Mapping[str, TimeSummary]) -> dict[str, float]:
-    """Return the share of each part in the mean step, which add up to 1; nothing where the step took no time."""
-    whole = times["step"].mean
-    return {part: (times[part].mean or 0.0) / whole for part in TIMES} if whole else {}
 
 
 def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
@@ -137,20 +125,189 @@ def _odd(row: StepRow, ratio: float, usual: Mapping[str, float]) -> OddStep:
     return OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part])
 
 
-def throughput(
-    rows: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: float | None = None, lag: float = 1.0
-) -> Throughput:
-    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where they are for one of ``rows``.
-
-    Where ranks do not wait for each other, the step of the slowest counts, ``lag`` times the mean: all have as many.
-    """
+def throughput(rows: Sequence[StepRow], step_s: float | None, samples: float | None = None) -> Throughput:
+    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where one of ``rows`` has none."""
     counts = [row.tokens for row in rows if row.tokens is not None]
     tokens = sum(counts) / len(counts) if counts and len(counts) == len(rows) else None
-    mean_s = times["step"].mean
-    step_s = mean_s * lag if mean_s else None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),
         samples_per_step=None if samples is None else round(samples),
         samples_per_s=per_second(samples, step_s),
     )
+
+
+class BatchCount(NamedTuple):
+    """The batches of each step of a rank from ``step`` on, and the samples in them; 0 and None are unknown."""
+
+    step: int
+    batches: int
+    samples: int | None
+
+
+class MeanCounts(NamedTuple):
+    """Batches and samples of a mean step, over all ranks; None is unknown."""
+
+    batches: float | None = None
+    samples: float | None = None
+
+
+def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> MeanCounts:
+    """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown where it is for one step of one rank."""
+    if not (ranks and all(ranks) and len(steps)):
+        return MeanCounts()
+    batches, samples = 0.0, 0.0
+    for counts in ranks:
+        own = [counts[at] for at in np.searchsorted([count.step for count in counts], steps, "right") - 1]
+        batches += float(np.mean([count.batches or np.nan for count in own]))
+        samples += float(np.mean([np.nan if count.samples is None else count.samples for count in own]))
+    return MeanCounts(*(None if np.isnan(mean) else mean for mean in (batches, samples)))
+
+
+def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | None) -> list[str]:
+    """Return the note on a rank whose steps up to ``last`` vary in batches; ``mean`` is of the measured ones."""
+    known = [count for count in counts if count.batches and count.step <= last]
+    numbers = {count.batches for count in known}
+    if len(numbers) < 2 or mean is None:
+        return []
+    changed = next(count.step for count in known if count.batches != known[0].batches)
+    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed} on other than before"
+    return [f"{steps}: throughput and FLOPs are of the mean of the measured steps, {mean:.3g} batches"]
+
+
+def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
+    """Seconds of a step that can go on: as long as the workers take to make its batches.
+
+    In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and where
+    the queue shrinks they never rest: so that is their rate, and the loop's once nothing is left. It is ``mean_s``
+    where nothing was used up, or where nobody counts; None where too few were made meanwhile to tell a rate.
+    """
+    used_up = loader.used_up if loader is not None else None
+    taken = steps * batches
+    if loader is None or not used_up or taken <= 0:
+        return mean_s
+    made = taken - used_up + _begun(loader, loader.ready_after) - _begun(loader, loader.ready_before)
+    return mean_s * taken / made if made >= _FEWEST_MADE * max(loader.workers or 0, 1) else None
+
+
+def _begun(loader: LoaderFacts, ready: int | None) -> float:
+    """Return half the number of batches that are being made: none where the queue is full."""
+    free = max((loader.ahead or 0) - (ready or 0), 0)
+    return min(loader.workers or 0, free) / 2.0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A run's steps, each a mean over the ranks, and the summary of their parts on the device's clock."""
+
+    rows: Sequence[StepRow]
+    times: Mapping[str, TimeSummary]
+    left_out: Sequence[StepRow]  # the recorded steps before them
+
+
+def steps_after(entry: Entry, warmup: int | None = None, count: int | None = None) -> Steps:
+    """Return ``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
+
+    Without any cut: the measured steps that the run's own figures are of.
+    """
+    if warmup is None and count is None and entry.cut is not None:
+        warmup, count = entry.cut.warmup, entry.cut.steps
+    rows = _recorded(entry)
+    first, end = warmup, None
+    if first is None:
+        own = slice(0, None) if entry.record is None else entry.record.stretch
+        begins = sum(row.stage == "warmup" for row in rows)
+        first, end = begins + own.start, None if own.stop is None else begins + own.stop
+    kept = rows[first:end] if count is None else rows[first : first + count]
+    return Steps(kept, summaries(kept, "device", model_of(kept, as_they_are=True)), rows[:first])
+
+
+def _recorded(entry: Entry) -> list[StepRow]:
+    return mean_over_ranks(entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record))
+
+
+def cut_anew(
+    entries: Sequence[Entry], settings: Sequence[int | None], count: int | None
+) -> tuple[list[Entry], list[str]]:
+    """Return each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it; and problems.
+
+    Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
+    figures of unlike numbers of steps would stand side by side.
+    """
+    cuts, problems = [], []
+    for entry in entries:
+        for setting in settings:
+            try:
+                cuts.append(_cut(entry, Cut(setting, count)))
+            except RecordError as error:
+                problems.append(str(error))
+    return cuts, list(dict.fromkeys(problems))
+
+
+def _cut(entry: Entry, cut: Cut) -> Entry:
+    record = entry.record
+    if record is None or not record.time:
+        return replace(entry, cut=cut)
+    steps = steps_after(entry, cut.warmup, cut.steps)
+    if len(steps.rows) < (cut.steps or 1):
+        raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
+    samples = record.throughput.samples_per_step if record.throughput is not None else None
+    model = model_of(steps.rows, as_they_are=True)
+    figures = step_figures(steps.rows, model, samples)
+    # What the run itself told of the same steps; nothing was read of others, as of warm-up.
+    told = {of.step: of.model_dump(include={"cause", "cause_s", "beside", "rank"}) for of in record.odd_steps}
+    facts = {
+        "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
+        **figures,
+        "odd_steps": [of.model_copy(update=told.get(of.step, {})) for of in figures["odd_steps"]],
+        "utilisation": _scaled(record, steps.times),
+        "steadiness": None,  # what was said of the run's own cut
+        "verdict": None,
+    }
+    new = replace(entry, cut=cut, record=record.model_copy(update=facts))
+    new.__dict__["rows"] = entry.rows  # read once for all settings
+    return new
+
+
+def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
+    """Shares of a peak go by the inverse of the mean step."""
+    use, before, after = record.utilisation, record.time["step"].mean, times["step"].mean
+    if use is None or not before or not after:
+        return None
+    shares = {name: getattr(use, name) for name in ("mfu", "hfu", "of_ceiling")}
+    scaled = {name: share * before / after for name, share in shares.items() if share is not None}
+    return use.model_copy(update=scaled)
+
+
+def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Return those of ``entries`` that have steps to cut, and a line on each other."""
+    good, problems = [], []
+    for entry in entries:
+        try:
+            if entry.record is not None and entry.record.steps and _recorded(entry):
+                good.append(entry)
+            else:
+                problems.append(f"{entry.folder}: no steps to cut ({entry.status})")
+        except RecordError as error:
+            problems.append(str(error))
+    return good, problems
+
+
+def long_enough(
+    entries: Sequence[Entry], settings: Sequence[int], count: int | None
+) -> tuple[list[tuple[Entry, list[int]]], list[str]]:
+    """Each readable one of ``entries`` with those of ``settings`` that leave ``count`` (any) steps; and what is not."""
+    good, problems = readable(entries)
+    enough_steps = []
+    for entry in good:
+        recorded = len(_recorded(entry))
+        left = {setting: max(0, recorded - setting) for setting in settings}
+        problems += [_too_few(entry, setting, count, n) for setting, n in left.items() if n < (count or 1)]
+        if enough := [setting for setting, n in left.items() if n >= (count or 1)]:
+            enough_steps.append((entry, enough))
+    return enough_steps, problems
+
+
+def _too_few(entry: Entry, warmup: int | None, asked: int | None, there: int) -> str:
+    after = "" if warmup is None else f" after {counted(warmup, 'warm-up step')}"
+    return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {there}"

@@ -1,142 +1,117 @@
-"""Where the time of traced steps went, by phase, kind, kernel and module. Pure: a trace's events in, a table out."""
+"""Sums over traced steps: time by phase, kind, kernel and module; and collectives, with what no compute hides."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, by_phase, union_of
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND
-from lm_profiler.analysis.trace.pieces import Piece, TracedWork
-from lm_profiler.analysis.trace.walk import MODULE_PREFIX
-from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
+from lm_profiler.analysis.trace.pieces import (
+    NO_PHASE,
+    Piece,
+    Times,
+    TracedWork,
+    covered,
+    gaps_between,
+    phase_finder,
+    shared_out,
+    union_of,
+)
+from lm_profiler.analysis.trace.walk import MODULE_PREFIX, Range
+from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
 
 LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
 
+_COLUMNS = ("phase", "kind", "name", "operator", "module", "module_type")
 _LONGEST_NAME = 240
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
-
-
-_Row = tuple[str, Kind, str, str | None, str | None]  # phase, kind, name, operator and module
-
-
-_Key = TypeVar("_Key")
-_Coarser = TypeVar("_Coarser")
-
-
-class _Totals(Generic[_Key]):
-    """Calls and nanoseconds by key."""
-
-    def __init__(self) -> None:
-        self._sums: dict[_Key, list[int]] = {}
-
-    def add(self, key: _Key, calls: int, nanoseconds: int) -> None:
-        sums = self._sums.get(key)
-        if sums is None:
-            self._sums[key] = [calls, nanoseconds]
-        else:
-            sums[0] += calls
-            sums[1] += nanoseconds
-
-    def by(self, coarser: Callable[[_Key], _Coarser]) -> _Totals[_Coarser]:
-        """Return the totals by what ``coarser`` makes of each key."""
-        merged = _Totals[_Coarser]()
-        for key, (calls, nanoseconds) in self._sums.items():
-            merged.add(coarser(key), calls, nanoseconds)
-        return merged
-
-    def longest_first(self) -> list[tuple[_Key, int, int]]:
-        """Return key, calls and nanoseconds of each; equally long ones as they came."""
-        rows = [(key, calls, nanoseconds) for key, (calls, nanoseconds) in self._sums.items()]
-        return sorted(rows, key=lambda row: -row[2])
+_COLLECTIVES = {
+    kind: re.compile(kind.replace("_", "_?"), re.IGNORECASE)
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+}
 
 
 def kernel_table(work: TracedWork) -> KernelTable:
     """Return the table of a trace."""
-    return (_of_device if work.on_device else _of_operators)(work)
-
-
-def _of_device(work: TracedWork) -> KernelTable:
-    begin, end = work.begin, work.end
-    totals, all_, computing, local = _Totals[_Row](), Busy(begin), Busy(begin), Busy(begin)
+    rows: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])  # calls and nanoseconds
+    kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
     for piece in work.pieces:
-        start, stop, phase, kind = piece.start, piece.end, piece.phase, piece.kind
-        totals.add(_row(piece), 1, piece.own)
-        end = max(end, stop)
-        all_.add(start, stop, phase)
-        if kind not in MEMORY_BOUND:
-            computing.add(start, stop, phase)
-        if kind != "communication":
-            local.add(start, stop, phase)
-    all_.add(end, end, NO_PHASE)
-    waiting, talking = ((all_.busy.total() - other.busy.total()) / (end - begin) for other in (computing, local))
-    return _table(work, totals, all_, memory_bound_share=waiting, communication_share=talking)
-
-
-def _of_operators(work: TracedWork) -> KernelTable:
-    begin, end = work.begin, work.end
-    totals = _Totals[_Row]()
-    for piece in work.pieces:
-        totals.add(_row(piece), 0 if piece.again else 1, piece.own)
-    outermost = [piece for piece in work.pieces if piece.caller is None]
-    starts, ends = [piece.start for piece in outermost], [piece.end for piece in outermost]
-    covered = by_phase(*union_of(starts, ends, begin, end), work.phases)
-    idle = by_phase(np.array([begin]), np.array([end]), work.phases)
-    idle.subtract(covered)
-    return _table(work, totals, Busy(end, covered, idle), memory_bound_share=None, communication_share=None)
-
-
-def _row(piece: Piece) -> _Row:
-    return piece.phase, piece.kind, piece.name, piece.caller, piece.module
-
-
-def _table(work: TracedWork, totals: _Totals[_Row], time: Busy, **shares: Any) -> KernelTable:
-    rows, rest = _rows(totals)
-    by_kind = totals.by(lambda row: row[:2]).longest_first()
+        row = (piece.phase, piece.kind, _cut(piece.name), piece.caller and _cut(piece.caller), *module_of(piece.module))
+        for sums in (rows[row], kinds[piece.phase, piece.kind]):
+            sums[0] += not piece.again
+            sums[1] += piece.own
+    end = work.done
+    busy, idle = _busy_and_idle(work, end)
     phases = {}
     for phase in PARTS:
-        here = [(kind, calls, ns) for (part, kind), calls, ns in by_kind if part == phase]
-        kinds = {kind: KindTime(count=calls, total_s=_seconds(ns)) for kind, calls, ns in here}
-        busy_s, idle_s = _seconds(time.busy[phase]), _seconds(time.idle[phase])
-        if kinds or idle_s:
-            overlap_s = _seconds(max(sum(ns for *_, ns in here) - time.busy[phase], 0))
-            phases[phase] = PhaseKernels(busy_s=busy_s, idle_s=idle_s, overlap_s=overlap_s, kinds=kinds)
+        here = {kind: sums for (part, kind), sums in _longest_first(kinds) if part == phase}
+        if here or idle[phase]:
+            phases[phase] = PhaseKernels(
+                busy_s=_seconds(busy[phase]),
+                idle_s=_seconds(idle[phase]),
+                overlap_s=_seconds(max(sum(ns for _, ns in here.values()) - busy[phase], 0)),
+                kinds={kind: KindTime(count=calls, total_s=_seconds(ns)) for kind, (calls, ns) in here.items()},
+            )
+    largest = _longest_first(rows)
+    left = [sums for _, sums in largest[LARGEST_ROWS:]]
     return KernelTable(
         source="kernels" if work.on_device else "operators",
-        steps=len(work.steps),
-        window_s=_seconds(time.busy.total() + time.idle.total()),
+        steps=len(work.packed.steps),
+        window_s=_seconds(end - work.begin),
         phases=phases,
-        rows=rows,
-        rest=rest,
-        **shares,
+        rows=[
+            KernelRow(**dict(zip(_COLUMNS, key, strict=True)), count=calls, total_s=_seconds(ns))
+            for key, (calls, ns) in largest[:LARGEST_ROWS]
+        ],
+        rest=Rest(rows=len(left), count=sum(calls for calls, _ in left), total_s=_seconds(sum(ns for _, ns in left))),
+        memory_bound_share=_share(work, end, MEMORY_BOUND),
+        communication_share=_share(work, end, {"communication"}),
     )
 
 
-def _rows(totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
-    """Return the largest rows, equal layers merged, and what is left."""
-    merged = totals.by(lambda row: (*row[:4], *module_of(row[4])))
-    largest = [(*key, calls, _seconds(ns)) for key, calls, ns in merged.longest_first()]
-    rows = [
-        KernelRow(
-            phase=phase,
-            kind=kind,
-            name=_cut(name) or "",
-            operator=_cut(operator),
-            module=path,
-            module_type=type_,
-            count=count,
-            total_s=total_s,
-        )
-        for phase, kind, name, operator, path, type_, count, total_s in largest[:LARGEST_ROWS]
-    ]
-    left = largest[LARGEST_ROWS:]
-    return rows, Rest(rows=len(left), count=sum(row[-2] for row in left), total_s=sum(row[-1] for row in left))
+def _busy_and_idle(work: TracedWork, end: int) -> tuple[Counter[str], Counter[str]]:
+    """Return nanoseconds by phase. A device's idle time is of the work that ended it, the host's of when it was."""
+    pieces = [piece for piece in work.pieces if work.on_device or piece.caller is None]
+    starts, ends = _spans(pieces)
+    busy, idle = Counter[str](), Counter[str]()
+    for piece, own in zip(pieces, shared_out(starts, ends, [0] * len(pieces), work.begin, end).tolist(), strict=True):
+        busy[piece.phase] += own
+    ended_by = {piece.start: piece.phase for piece in reversed(pieces)}
+    for first, last in zip(*(side.tolist() for side in gaps_between(starts, ends, work.begin, end)), strict=True):
+        if work.on_device:
+            idle[ended_by.get(last, NO_PHASE)] += last - first
+        else:
+            for phase, ns in work.by_phase(first, last):
+                idle[phase] += ns
+    return busy, idle
+
+
+def _share(work: TracedWork, end: int, kinds: Iterable[str]) -> float | None:
+    """Return the share of the window in which only ``kinds`` ran; None without a device."""
+    if not work.on_device:
+        return None
+    busy_ns = []
+    for some in (work.pieces, [piece for piece in work.pieces if piece.kind not in kinds]):
+        left, right = union_of(*_spans(some), work.begin, end)
+        busy_ns.append(int((right - left).sum()))
+    return (busy_ns[0] - busy_ns[1]) / (end - work.begin)
+
+
+def _spans(pieces: Iterable[Piece | Range]) -> tuple[list[int], list[int]]:
+    some = list(pieces)
+    return [piece.start for piece in some], [piece.end for piece in some]
+
+
+def _longest_first(sums: dict[tuple[Any, ...], list[int]]) -> list[tuple[tuple[Any, ...], list[int]]]:
+    return sorted(sums.items(), key=lambda item: -item[1][1])
 
 
 @lru_cache(maxsize=4096)
@@ -147,9 +122,72 @@ def module_of(name: str | None) -> tuple[str | None, str | None]:
     return _INDEX.sub("*", match["path"]), match["type"]
 
 
-def _cut(name: str | None) -> str | None:
-    return name if name is None or len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _seconds(nanoseconds: int) -> float:
     return nanoseconds * 1e-9
+
+
+class CollectiveTime(NamedTuple):
+    """Collectives of one name: calls and nanoseconds of all steps together; ``exposed_ns`` is what nothing hides."""
+
+    name: str
+    calls: int
+    ns: int
+    exposed_ns: int
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What a rank's traced ``steps`` spent in collectives, waiting included: in all (some overlap), and by name."""
+
+    steps: int
+    ns: int
+    exposed_ns: int
+    by_name: Sequence[CollectiveTime]
+
+
+def communication_of(work: TracedWork) -> Communication | None:
+    """Return the communication of ``work``; None where there is none."""
+    calls = collective_calls(work)
+    if not calls:
+        return None
+    starts, ends = (np.array(side) for side in _spans(calls))
+    left, right = union_of(starts, ends, work.begin, work.end)  # type: ignore[arg-type]
+    names, exposed_ns = np.array([call.name for call in calls]), _exposed_ns(work, starts, ends)
+    by_name = [
+        CollectiveTime(name, int(of.sum()), int((ends - starts)[of].sum()), int(exposed_ns[of].sum()))
+        for name in dict.fromkeys(names.tolist())
+        for of in [names == name]
+    ]
+    return Communication(
+        len(work.packed.steps), int((right - left).sum()), int(_exposed_ns(work, left, right).sum()), by_name
+    )
+
+
+def collective_calls(work: TracedWork) -> list[Range]:
+    """Return the collectives of ``work`` by their start, with names like ``all_reduce``, ``all_gather of blocks.0``."""
+    if work.on_device:
+        asked = [(of.asked, Range(of.start, of.end, of.name)) for of in work.pieces if of.use == "communication"]
+    else:
+        asked = [(of.start, of) for of in work.packed.collectives if work.begin <= of.start <= work.end]
+    gathers_at = phase_finder(sorted(work.packed.gathers))
+    named = []
+    for at, call in asked:
+        kind = next((kind for kind, form in _COLLECTIVES.items() if form.search(call.name)), call.name)
+        of = gathers_at(at) if kind == "all_gather" else NO_PHASE
+        named.append(call._replace(name=kind if of == NO_PHASE else f"{kind} of {of}"))
+    return sorted(named)
+
+
+def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
+    """Return the starts and ends of what computes, or copies, on the device; on the CPU without what only calls."""
+    return _spans(piece for piece in work.pieces if piece.use not in ("communication", "dispatch"))
+
+
+def _exposed_ns(work: TracedWork, starts: Times, ends: Times) -> Times:
+    """Return how much of each stretch no compute hides."""
+    left, right = (np.array(side, dtype=np.int64) for side in compute_spans(work))
+    return ends - starts - covered(left, right, starts, ends, work.begin, work.end)

@@ -4,77 +4,79 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import cast
 
 from lm_profiler.record.kernels import Kind
 
 # kinds with so little arithmetic for each byte that memory sets their pace
 MEMORY_BOUND: frozenset[Kind] = frozenset({"elementwise", "normalization", "reduction", "softmax", "copies"})
 
+
+_Table = tuple[tuple[Kind, re.Pattern[str]], ...]
+
+
+def _table(text: str) -> _Table:
+    """Return the rows of ``text``: a kind and a pattern each. A pattern may hold blanks; lines of # are comments."""
+    rows = (line.split(maxsplit=1) for line in text.strip().splitlines() if not line.startswith("#"))
+    return tuple((cast(Kind, kind), re.compile(pattern, re.IGNORECASE)) for kind, pattern in rows)
+
+
 # Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: torch.compile's names
 # list all that was fused, so its template is asked for first; cuBLAS's splitKreduce_kernel is part of a matrix product,
 # FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel whose functor copies.
-_KERNELS: tuple[tuple[Kind, str], ...] = (
-    ("attention", r"^triton_(tem_.*|flex_)attention"),
-    ("matmul", r"^triton_(tem_|mm|bmm|conv(?!ert))|^triton_.*_(mm|bmm|addmm)_template"),
-    ("elementwise", r"^triton_(poi|for)_"),
-    ("reduction", r"^triton_(red|per|spl|mix|unk|split_scan)_"),
-    ("elementwise", r"^triton_(_?\d|$)"),  # torch.compile's without names that speak (torch 2.1)
-    ("communication", r"nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce"),
-    ("communication", r"deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)"),
-    ("communication", r"hybrid_ep::|moe_comm::|lamport"),
-    ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)"),
-    ("copies", r"^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache"),
-    ("copies", r"AppendPagedKV"),  # beside attention over the same cache
-    ("normalization", r"(layer|rms|batch|group|instance|weight)_?norm|gammabeta|rowwisemoments|(^|::)bn_(fw|bw)"),
-    ("normalization", r"(_|l2)norm_(fwd|bwd|forward|backward)"),
-    ("normalization", r"cuComputeGradInput|Compute(Backward)?FusedParams|ComputeInternalGradients"),  # layer and group
-    ("normalization", r"(^|[ :])ln_(fwd|bwd)|residual_ln|_[bl]norm|normalization::"),
-    ("softmax", r"attn_softmax"),  # DeepSpeed's, beside products of its own
-    ("attention", r"flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd|varlen)|dot_do_o|do_o_dot|convert_dq"),
-    ("attention", r"gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|one_col_block"),
-    ("attention", r"^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt"),
-    ("attention", r"recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_"),
-    ("attention", r"_gdn\w*cfg"),
-    ("softmax", r"softmax|sparsemax"),
-    ("elementwise", r"dequant_mm_"),  # of a product that was computed before
-    ("reduction", r"reduce_1block|nrm2|asum_kernel"),  # cuBLAS's dot products; the first one's arguments are of a gemv
-    ("matmul", r"(?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|(?<!kernel_)cutlass|splitkreduce|matmul|dot_kernel"),
-    ("matmul", r"convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
-    ("matmul", r"(^|[_: ])RNN_|^void epilogue::impl"),
-    ("matmul", r"^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)"),
-    ("matmul", r"(^|_)(XXT|XTX|plus_cAA|ns_line|linear_relu_square)_|addmm|int4mm|mfma_moe"),  # Muon's products first
-    ("elementwise", r"qk_?rope|apply\w*rope|to_mxfp|cvt_fp|gating_kernel|gate_sigmoid"),
-    ("reduction", r"moe::dev::routing|(^|_)router_|logsumexp|entropy_(fwd|bwd)|_sum$"),
-    ("elementwise", r"rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)"),
-    (
-        "copies",
-        r"roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel",
-    ),
-    ("copies", r"_qkv_split|kv_buffer|finalizeKernel|rearrange|to_blocked"),
-    ("copies", r"partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}"),
-    (
-        "reduction",
-        r"reduce|reduction|l[p2]norm|lpmax|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial",
-    ),
-    (
-        "reduction",
-        r"_loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile",
-    ),
-    ("reduction", r"argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)"),
-    ("copies", r"copy(?!sign)|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
-    ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle|row_id_map"),
-    ("elementwise", r"elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution"),
-    (
-        "elementwise",
-        r"silu|gelu|geglu|swiglu|::glu_|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer|act_(and|kernel)",
-    ),
-    ("elementwise", r"unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias"),
-    (
-        "elementwise",
-        r"state_passing|param_update|_update_fused|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_",
-    ),
-    ("elementwise", r"amax_and_scale|[cp]dist_|(^|[ :])cross_kernel|(bit|fp8)rowwise"),
-)
+_KERNELS = _table(r"""
+attention      ^triton_(tem_.*|flex_)attention
+matmul         ^triton_(tem_|mm|bmm|conv(?!ert))|^triton_.*_(mm|bmm|addmm)_template
+elementwise    ^triton_(poi|for)_
+reduction      ^triton_(red|per|spl|mix|unk|split_scan)_
+# torch.compile's without names that speak (torch 2.1)
+elementwise    ^triton_(_?\d|$)
+communication  nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce
+communication  deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)
+communication  hybrid_ep::|moe_comm::|lamport
+host_copies    ^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)
+copies         ^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache
+# beside attention over the same cache
+copies         AppendPagedKV
+normalization  (layer|rms|batch|group|instance|weight)_?norm|gammabeta|rowwisemoments|(^|::)bn_(fw|bw)
+normalization  (_|l2)norm_(fwd|bwd|forward|backward)
+normalization  cuComputeGradInput|Compute(Backward)?FusedParams|ComputeInternalGradients
+normalization  (^|[ :])ln_(fwd|bwd)|residual_ln|_[bl]norm|normalization::
+# DeepSpeed's, beside products of its own
+softmax        attn_softmax
+attention      flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd|varlen)|dot_do_o|do_o_dot|convert_dq
+attention      gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|one_col_block
+attention      ^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt
+attention      recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_|_gdn\w*cfg
+softmax        softmax|sparsemax
+# of a product that was computed before
+elementwise    dequant_mm_
+# cuBLAS's dot products; the first one's arguments are of a gemv
+reduction      reduce_1block|nrm2|asum_kernel
+matmul         (?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|(?<!kernel_)cutlass|splitkreduce|matmul|dot_kernel
+matmul         convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn
+matmul         (^|[_: ])RNN_|^void epilogue::impl
+matmul         ^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)
+# Muon's products first
+matmul         (^|_)(XXT|XTX|plus_cAA|ns_line|linear_relu_square)_|addmm|int4mm|mfma_moe
+elementwise    qk_?rope|apply\w*rope|to_mxfp|cvt_fp|gating_kernel|gate_sigmoid
+reduction      moe::dev::routing|(^|_)router_|logsumexp|entropy_(fwd|bwd)|_sum$
+elementwise    rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)
+copies         roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel
+copies         _qkv_split|kv_buffer|finalizeKernel|rearrange|to_blocked
+copies         partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}
+reduction      reduce|reduction|l[p2]norm|lpmax|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial
+reduction      _loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile
+reduction      argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)
+copies         copy(?!sign)|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight
+copies         transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle|row_id_map
+elementwise    elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution
+elementwise    silu|gelu|geglu|swiglu|::glu_|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer
+elementwise    act_(and|kernel)
+elementwise    unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias
+elementwise    state_passing|param_update|_update_fused|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_
+elementwise    amax_and_scale|[cp]dist_|(^|[ :])cross_kernel|(bit|fp8)rowwise
+""")
 
 _POINTWISE = (
     "add|sub|rsub|mul|div|floor_divide|true_divide|remainder|fmod|neg|abs|sign|pow|square|sqrt|rsqrt|reciprocal|exp2?|"
@@ -105,46 +107,35 @@ def _named(names: str) -> str:
 
 # Only operators that compute: one that only calls others (aten::linear, aten::softmax) has no kind, or its children
 # would count twice.
-_OPERATORS: tuple[tuple[Kind, str], ...] = (
-    ("communication", r"nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter"),
-    ("attention", r"^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)"),
-    (
-        "attention",
-        r"^(?!aten::|autograd::|\w+Backward\d*$).*(attention|attn|fmha|flash(?!infer)|(prefill|decode)_with)",
-    ),
-    ("softmax", r"^aten::_(log_|masked_)?softmax"),
-    ("normalization", r"^aten::(native_|_fused_|cudnn_|miopen_)(layer|rms|batch|group)_norm"),
-    ("matmul", r"^aten::(_foreach_)?(mm|bmm|addmm|addbmm|baddbmm|addmv|mv|dot|vdot|addr|_addmm_activation)_?$"),
-    ("matmul", r"^aten::_(scaled|grouped|scaled_grouped|int|weight_int8pack|weight_int4pack)_mm"),
-    ("matmul", r"^aten::(mkldnn|_cudnn|miopen)_rnn"),
-    ("matmul", r"^aten::(mkldnn|cudnn|miopen|slow)_conv|^aten::(mkldnn_linear|convolution_backward)|^mkl(dnn)?::"),
-    ("elementwise", r"^aten::_(fused_(adamw?|sgd|adagrad)|amp_foreach_non_finite)"),
-    ("copies", _named(_COPIES)),
-    ("reduction", _named(_REDUCTIONS)),
-    ("elementwise", _named(_POINTWISE)),
-)
-
+_OPERATORS = _table(rf"""
+communication  nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter
+attention      ^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)
+attention      ^(?!aten::|autograd::|\w+Backward\d*$).*(attention|attn|fmha|flash(?!infer)|(prefill|decode)_with)
+softmax        ^aten::_(log_|masked_)?softmax
+normalization  ^aten::(native_|_fused_|cudnn_|miopen_)(layer|rms|batch|group)_norm
+matmul         ^aten::(_foreach_)?(mm|bmm|addmm|addbmm|baddbmm|addmv|mv|dot|vdot|addr|_addmm_activation)_?$
+matmul         ^aten::_(scaled|grouped|scaled_grouped|int|weight_int8pack|weight_int4pack)_mm
+matmul         ^aten::(mkldnn|_cudnn|miopen)_rnn
+matmul         ^aten::(mkldnn|cudnn|miopen|slow)_conv|^aten::(mkldnn_linear|convolution_backward)|^mkl(dnn)?::
+elementwise    ^aten::_(fused_(adamw?|sgd|adagrad)|amp_foreach_non_finite)
+copies         {_named(_COPIES)}
+reduction      {_named(_REDUCTIONS)}
+elementwise    {_named(_POINTWISE)}
+""")
 
 _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
 
 
 @lru_cache(maxsize=4096)
 def kernel_kind(name: str, operator: str | None = None) -> Kind:
-    """Return the kind of what runs on the device under ``name``; where that says nothing, what ``operator`` does, which
-    launched it.
-
-    Args:
-        name: as the profiler writes it: a kernel's, with its arguments or without, or ``Memcpy …``.
-        operator: such as ``aten::mm``.
-    """
+    """Return the kind of what runs on the device under ``name``; where that says nothing, of what launched it."""
     kind = _first(_KERNELS, _called(name))
     return operator_kind(operator) if kind == "other" and operator is not None else kind
 
 
 @lru_cache(maxsize=4096)
 def operator_kind(name: str) -> Kind:
-    """Return the kind of what the operator ``name``, such as ``aten::mm``, does itself, without the operators that it
-    calls."""
+    """Return the kind of what ``name``, such as ``aten::mm``, does itself, without the operators that it calls."""
     return _first(_OPERATORS, name)
 
 
@@ -163,5 +154,5 @@ def _called(name: str) -> str:
     return name
 
 
-def _first(table: tuple[tuple[Kind, str], ...], name: str) -> Kind:
-    return next((kind for kind, pattern in table if re.search(pattern, name, re.IGNORECASE)), "other")
+def _first(table: _Table, name: str) -> Kind:
+    return next((kind for kind, pattern in table if pattern.search(name)), "other")

@@ -1,17 +1,27 @@
-"""What ran in traced steps, piece by piece, from one walk over the trace: all that is asked of it begins here."""
+"""What ran in traced steps, piece by piece, from one walk over the trace; and what pieces cover together, and leave.
+
+Times are integers of nanoseconds.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from lm_profiler.analysis.trace.intervals import phase_finder
+import numpy as np
+from numpy.typing import NDArray
+
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import Inputs, LaunchCall, Operator, Packed, Range, walk
+from lm_profiler.analysis.trace.walk import Inputs, Packed, Range, TracedCall, walk
 from lm_profiler.record.kernels import Kind
+
+Times = NDArray[np.int64]
+
+NO_PHASE = "other"  # the phase of what lies in none
 
 # What a device's time is used for. ``dispatch``, on the CPU alone: an operator that only calls others.
 Use = Literal["products", "memory", "communication", "input", "dispatch"]
@@ -32,97 +42,102 @@ INPUT_PHASES = frozenset({"data", "transfer"})  # what runs in these, or waits t
 
 
 class Piece(NamedTuple):
-    """One kernel, or one call of an operator where the device is the CPU. None is unknown, or none.
-
-    ``asked`` is when the host had asked for it. ``call`` tells the calls of ``operator`` apart: one may launch several
-    kernels. ``own`` is its length without that of the operators that it calls, ``caller`` the operator that called it,
-    or launched it. ``again`` is a call of an operator by itself, another overload, which is no further call.
-    """
+    """One kernel, or one call of an operator where the device is the CPU. None is unknown, or none."""
 
     start: int
     end: int
-    asked: int
+    asked: int  # when the host had asked for it
     use: Use
     kind: Kind
     name: str
     operator: str | None
     module: str | None
     phase: str
-    call: int
+    call: int  # tells the calls of ``operator`` apart: one may launch several kernels
     inputs: Inputs | None
-    own: int = 0
-    caller: str | None = None
-    again: bool = False
+    own: int = 0  # its length without that of the operators that it calls
+    caller: str | None = None  # the operator that called it, or launched it
+    again: bool = False  # a call of an operator by itself, another overload, which is no further call
 
 
 @dataclass(frozen=True)
 class TracedWork:
-    """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``.
+    """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``."""
 
-    ``launches`` are all calls of the driver, as they end, with numbers of ``names``; none where the device is the CPU.
-    """
-
+    packed: Packed
     pieces: list[Piece]
-    launches: list[LaunchCall]
-    names: Sequence[str | None]
-    steps: Sequence[Range]
-    phases: Sequence[Range]
-    on_device: bool
+    launches: list[TracedCall]  # all calls of the driver; none where the device is the CPU
     begin: int
     end: int
-    collectives: Sequence[Range] = ()  # collectives that ran on the host
-    gathers: Sequence[Range] = ()  # where FSDP2 asked for parameters, with the name of their module
+
+    @property
+    def on_device(self) -> bool:
+        return self.packed.has_device
 
     @cached_property
-    def phase_starts(self) -> list[int]:
-        """Where each of ``phases`` begins, to be searched by bisection."""
-        return [phase.start for phase in self.phases]
+    def done(self) -> int:
+        """When the last of it was over: the device may still work off what the last step launched."""
+        return max([self.end, *(piece.end for piece in self.pieces if self.on_device)])
+
+    @cached_property
+    def _phase_starts(self) -> list[int]:
+        return [phase.start for phase in self.packed.phases]
+
+    def by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
+        """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
+        left = end - begin
+        first = max(bisect_right(self._phase_starts, begin) - 1, 0)
+        for at in range(first, len(self.packed.phases)):  # a slice would copy all later phases for each of many gaps
+            start, stop, name = self.packed.phases[at]
+            if start >= end:
+                break
+            inside = min(end, stop) - max(begin, start)
+            if inside > 0:
+                left -= inside
+                yield name, inside
+        if left > 0:
+            yield NO_PHASE, left
 
 
 def traced_work(packed: Packed) -> TracedWork:
-    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU.
-
-    Raises:
-        ValueError: there is no whole step in the trace.
-    """
+    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
     begin, end = packed.window()
-    launches = [event for event in walk(packed) if isinstance(event, LaunchCall)] if packed.has_device else []
-    pieces = list(_kernels(packed, launches, begin, end) if packed.has_device else _operators(packed, begin, end))
-    return TracedWork(
-        pieces, launches, packed.names, packed.steps, packed.phases, packed.has_device, begin, end,
-        packed.collectives, packed.gathers,
-    )  # fmt: skip
+    calls, launches = walk(packed), list[TracedCall]()
+    if packed.has_device:
+        launches = [call for call in calls if call.correlation is not None]
+        pieces = list(_kernels(packed, launches, begin, end))
+    else:
+        pieces = list(_operators(packed, calls, begin, end))
+    return TracedWork(packed, pieces, launches, begin, end)
 
 
-def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
-    """Yield what was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one
-    launch."""
+def _kernels(packed: Packed, calls: Sequence[TracedCall], begin: int, end: int) -> Iterator[Piece]:
+    """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
     launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
-        launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
+        launch = launches.get(correlation) or TracedCall(start, 0, -1, -1, -1, -1, -1)
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
         kind, phase = kernel_kind(called, operator), phase_at(launch.start)
         module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
         use, asked = _use(kind, phase), launch.start + launch.length
-        inside = (phase, launch.call, inputs, length, operator)
+        inside = (phase, launch.number, inputs, length, operator)
         yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
 
 
-def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
-    names, inputs, phase_at = packed.names, packed.inputs, phase_finder(packed.phases)
-    for number, event in enumerate(walk(packed)):
-        if not isinstance(event, Operator):
+def _operators(packed: Packed, calls: Iterator[TracedCall], begin: int, end: int) -> Iterator[Piece]:
+    names, phase_at = packed.names, phase_finder(packed.phases)
+    for call in calls:
+        if call.correlation is not None or not begin <= call.start <= end:
             continue
-        start, length, own, called, caller, module, again, given = event
-        if not begin <= start <= end:
-            continue
-        name, phase = names[called] or "", phase_at(start)
-        kind, use = _work_of(name, own < length, phase)
-        of = (kind, name, name, names[module], phase, number, inputs[given])
-        yield Piece(start, start + length, start, use, *of, own, names[caller], again)
+        name, phase, inputs = names[call.name] or "", phase_at(call.start), packed.inputs[call.inputs]
+        kind, use = _work_of(name, call.own < call.length, phase)
+        of = (kind, name, name, names[call.module], phase, call.number, inputs)
+        yield Piece(
+            call.start, call.start + call.length, call.start, use, *of, call.own, names[call.operator], call.again
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -145,3 +160,70 @@ def _use(kind: Kind, phase: str) -> Use:
 def rank_of(piece: Piece) -> int:
     """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
     return _UNKNOWN if piece.use == "memory" and piece.kind == "other" else _RANKS[piece.use]
+
+
+def phase_finder(phases: Sequence[Range]) -> Callable[[int], str]:
+    """Return a function that tells whose host code runs at a moment; ``phases`` come by their start."""
+    starts, ends, names = ([getattr(phase, field) for phase in phases] for field in ("start", "end", "name"))
+
+    def phase_at(moment: int) -> str:
+        last = bisect_right(starts, moment) - 1
+        return names[last] if last >= 0 and moment < ends[last] else NO_PHASE
+
+    return phase_at
+
+
+def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
+    """Return what any interval covers between ``begin`` and ``end``, without overlaps: where it begins and ends."""
+    order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
+    start, stop = (np.clip(np.asarray(side, dtype=np.int64)[order], begin, end) for side in (starts, ends))
+    reached = np.maximum.accumulate(stop)
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = start[1:] > reached[:-1]
+    return start[first], reached[np.roll(first, -1)]
+
+
+def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int], begin: int, end: int) -> Times:
+    """Return how much of the time from ``begin`` to ``end`` is each interval's own, in nanoseconds.
+
+    What several cover is the one's of the lowest rank; among equals, the one's that began first.
+    """
+    start, stop = (np.clip(np.asarray(side, dtype=np.int64), begin, end) for side in (starts, ends))
+    rank = np.asarray(ranks)
+    own = np.zeros(len(start), dtype=np.int64)
+    order = np.argsort(start, kind="stable")
+    # By rank, the lowest first: each has what neither a lower rank nor an earlier interval of its own covers.
+    for level in np.unique(rank):
+        mine = order[rank[order] == level]
+        reached = np.maximum.accumulate(stop[mine])
+        first = start[mine].copy()
+        np.maximum(first[1:], reached[:-1], out=first[1:])
+        last = np.maximum(stop[mine], first)
+        higher = rank < level
+        own[mine] = last - first - covered(start[higher], stop[higher], first, last, begin, end)
+    return own
+
+
+def covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int) -> Times:
+    """Return how much of each stretch from ``first`` to ``last`` any of the intervals covers."""
+    if not len(starts):
+        return np.zeros(len(first), dtype=np.int64)
+    left, right = union_of(starts, ends, begin, end)  # type: ignore[arg-type]
+    before = np.concatenate(([0], np.cumsum(right - left)))
+
+    def until(moment: Times) -> Times:
+        at = np.searchsorted(left, moment, side="right")
+        inside = np.minimum(moment, right[at - 1]) - left[at - 1]
+        return np.where(at > 0, before[at - 1] + inside, 0)
+
+    return until(last) - until(first)
+
+
+def gaps_between(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
+    """Return where nothing runs between ``begin`` and ``end``: from when to when."""
+    if not len(starts):
+        return np.array([begin]), np.array([end])
+    left, right = union_of(starts, ends, begin, end)
+    first, last = np.concatenate(([begin], right)), np.concatenate((left, [end]))
+    some = last > first
+    return first[some], last[some]

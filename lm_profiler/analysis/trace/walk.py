@@ -1,4 +1,4 @@
-"""A trace's events, read and packed, and the walk over the host's: which operator and module each belongs to.
+"""Read and pack a trace's events, and walk over the host's: which operator and module each belongs to.
 
 Times are integers of nanoseconds since an arbitrary moment.
 """
@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -26,20 +25,11 @@ import numpy as np
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
-_CHUNK = 1 << 16
-# Characters. Where so many are no whole event, the file is damaged, and is not read into memory any further.
-_LONGEST_EVENT = 1 << 24
+_CHUNK = 1 << 16  # characters that are read at once
 
 
 def trace_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of ``path`` (``.pt.trace.json.gz``) as the profiler wrote them, in its order.
-
-    Python's own decoder takes one event after the other from the text at hand, which takes less time than ijson.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a whole trace.
-    """
+    """Yield the events of ``path`` as the profiler wrote them; ValueError: it is not a whole trace."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             yield from _decoded(file)
@@ -48,6 +38,7 @@ def trace_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _decoded(file: TextIO) -> Iterator[dict[str, Any]]:
+    """Yield one event after the other from the text at hand: a trace takes a gigabyte as one document of objects."""
     text = ""
     while (begin := _EVENTS_BEGIN.search(text)) is None:
         text += _more(file, text)
@@ -67,13 +58,8 @@ def _decoded(file: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def _more(file: TextIO, held: str) -> str:
-    """Return the next characters, at least as many as are ``held``, so that a long event is not decoded too often.
-
-    Raises:
-        ValueError: there are none, or ``held`` is longer than any event.
-    """
-    more = file.read(max(_CHUNK, len(held))) if len(held) < _LONGEST_EVENT else ""
-    if not more:
+    """Return the next characters, at least as many as are ``held``, so that a long event is not decoded too often."""
+    if not (more := file.read(max(_CHUNK, len(held)))):
         raise ValueError("it ends, or is damaged, before the end of its events")
     return more
 
@@ -91,19 +77,6 @@ _GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
 
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-# today's names of the categories that torch before 1.12 wrote
-_FORMERLY = {
-    "Operator": "cpu_op",
-    "Runtime": "cuda_runtime",
-    "Kernel": "kernel",
-    "Memcpy": "gpu_memcpy",
-    "Memset": "gpu_memset",
-}
-
-# numbers of calls (cupti_runtime_cbid.h) for which torch 2.11's profiler on CUDA 13 has but the name INVALID
-_UNNAMED = {461: "cudaStreamGetCaptureInfo", 486: "cudaEventElapsedTime", 505: "cudaLaunchKernel"}
-
-_VALUES = re.compile("attention|index_select")
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)
 _FLOWS = {"s": _FORWARD, "f": _BACKWARD}
 
@@ -117,25 +90,17 @@ class Range(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of an operator, an entry an argument, as the profiler writes it where it records shapes.
+    """The inputs of an operator, an entry an argument, as the profiler writes it where it records shapes."""
 
-    ``dims`` and ``strides`` of a list of tensors are lists themselves. ``values`` are kept of attention, where they
-    say whether it is causal, and of look-ups, of which dimension.
-    """
-
-    dims: Sequence[Any]
+    dims: Sequence[Any]  # of a list of tensors a list
     types: Sequence[str]
-    strides: Sequence[Any]
-    values: Sequence[str]
+    values: Sequence[str]  # of attention alone, where they say whether it is causal
 
 
 class Packed:
-    """The part of a trace's events that counts, in some fifty bytes an event.
+    """The part of ``events`` that counts, in some fifty bytes each; they may come in any order.
 
     ``names`` and ``inputs`` are by their number; -1, which stands for none, finds the None at their end.
-
-    Args:
-        events: as the profiler writes them (``ts`` and ``dur`` in microseconds), in any order.
     """
 
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -164,11 +129,7 @@ class Packed:
         return len(self._device) > 0
 
     def window(self) -> tuple[int, int]:
-        """Return where the first step begins and where the last one ends.
-
-        Raises:
-            ValueError: there is no whole step.
-        """
+        """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
         if not self.steps:
             raise ValueError("the trace has no whole step")
         return self.steps[0].start, max(step.end for step in self.steps)
@@ -179,8 +140,7 @@ class Packed:
         return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
 
     def host(self) -> Iterator[list[int]]:
-        """Yield start, length, thread, what, value and the rest of the host's events; of one moment, the longest
-        first."""
+        """Yield start, length, thread, what, value and the rest of the host's events, by start."""
         rows = np.asarray(self._host).reshape(-1, 6)
         start, length, _, what, *_ = rows.T
         # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
@@ -190,19 +150,17 @@ class Packed:
 
     def _take(self, event: Mapping[str, Any]) -> None:
         category = event.get("cat") or ""  # null in some
-        category = _FORMERLY.get(category, category)
-        is_operator = category == "cpu_op"
-        if is_operator and not event["name"].startswith(STEP_PREFIX):
+        if category == "cpu_op":
             self._on_host(event, _OPERATOR, self._numbers[event["name"]], self._inputs_of(event))
         elif category in _ON_DEVICE:
             correlation = (event.get("args") or {}).get("correlation", -1)
             self._device.extend((*_span(event), self._numbers[event["name"]], correlation))
-        elif is_operator or category == "user_annotation":
+        elif category == "user_annotation":
             self._take_range(event)
         elif category == "fwdbwd" and event["ph"] in _FLOWS:
             self._on_host(event, _FLOWS[event["ph"]], event["id"])
         elif category.endswith(("_runtime", "_driver")) and "correlation" in (event.get("args") or ()):
-            self._on_host(event, _LAUNCH, event["args"]["correlation"], self._numbers[_call_name(event)])
+            self._on_host(event, _LAUNCH, event["args"]["correlation"], self._numbers[event["name"]])
 
     def _take_range(self, event: Mapping[str, Any]) -> None:
         name = event["name"]
@@ -210,24 +168,25 @@ class Packed:
             self._on_host(event, _MODULE, self._numbers[name])
         elif name.startswith(_COMPILED):
             self._on_host(event, _OPERATOR, self._numbers[COMPILED_GRAPH])
-        elif name.startswith((PHASE_PREFIX, STEP_PREFIX)):
+        else:
             start, length = _span(event)
-            kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
-            kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
-        elif name.startswith(_BACKENDS):
-            start, length = _span(event)
-            self.collectives.append(Range(start, start + length, name))
-        elif name.startswith("FSDP::") and (gather := _GATHER.fullmatch(name)):
-            start, length = _span(event)
-            self.gathers.append(Range(start, start + length, gather[1] or "the root"))
+            range_ = Range(start, start + length, name)
+            if name.startswith(PHASE_PREFIX):
+                self.phases.append(range_._replace(name=name.removeprefix(PHASE_PREFIX)))
+            elif name.startswith(STEP_PREFIX):
+                self.steps.append(range_)
+            elif name.startswith(_BACKENDS):
+                self.collectives.append(range_)
+            elif gather := _GATHER.fullmatch(name):
+                self.gathers.append(range_._replace(name=gather[1] or "the root"))
 
     def _inputs_of(self, event: Mapping[str, Any]) -> int:
         """Return the number of what the operator was given; equal inputs are kept once."""
         arguments = event.get("args")
         if not arguments or "Input Dims" not in arguments:
             return -1
-        values = arguments.get("Concrete Inputs") if _needs_values(event["name"]) else None
-        given = (arguments["Input Dims"], arguments.get("Input type"), arguments.get("Input Strides"), values)
+        values = arguments.get("Concrete Inputs") if "attention" in event["name"] else None
+        given = (arguments["Input Dims"], arguments.get("Input type"), values)
         # Lists cannot be keys. Version 0 writes equal ones alike, whichever objects they share; repr takes longer.
         key = marshal.dumps(given, 0)
         number = self._shapes.get(key)
@@ -241,53 +200,24 @@ class Packed:
         self._host.extend((start, length, self._threads[event["pid"], event["tid"]], what, value, more))
 
 
-@lru_cache(maxsize=4096)
-def _needs_values(name: str) -> bool:
-    """Return whether what the operator ``name`` does depends on the values that it was given."""
-    return _VALUES.search(name) is not None
-
-
-def _call_name(event: Mapping[str, Any]) -> str:
-    name: str = event["name"]
-    return _UNNAMED.get(event["args"].get("cbid"), "a call of CUDA's") if name == "INVALID" else name
-
-
 def _span(event: Mapping[str, Any]) -> tuple[int, int]:
     """Return start and length, which the profiler writes in microseconds."""
     return round(event["ts"] * 1e3), round(event.get("dur", 0) * 1e3)
 
 
-class Operator(NamedTuple):
-    """A call of an operator that is over. ``own`` is its length without its children's.
-
-    Name, caller and module are numbers of names; -1 stands for none. ``again`` is one that an operator of the same
-    name, another overload, called: not a call of its own. ``inputs`` is a number of inputs.
-    """
+class TracedCall(NamedTuple):
+    """An operator's call that is over; or, with a ``correlation``, one that gave the device work or waited for it."""
 
     start: int
     length: int
-    own: int
-    name: int
-    caller: int
+    name: int  # a number, as all names and inputs; -1 is none
+    operator: int  # what made the call
     module: int
-    again: bool
-    inputs: int
-
-
-class LaunchCall(NamedTuple):
-    """A call that gave the device work, or waited for it: under which operator and module, -1 for none.
-
-    ``call`` tells the operator's calls apart, ``inputs`` is what it was given, ``name`` is the launching call's own.
-    """
-
-    start: int
-    correlation: int
-    operator: int
-    module: int
-    call: int = -1
-    inputs: int = -1
-    name: int = -1
-    length: int = 0
+    number: int  # tells an operator's calls apart; of a launch, that of the operator that made it
+    inputs: int  # what that operator was given
+    own: int = 0  # the length without that of the operators that it calls
+    again: bool = False  # an operator of the same name, another overload, called it: no call of its own
+    correlation: int | None = None
 
 
 @dataclass(slots=True)
@@ -300,13 +230,13 @@ class _Open:
     operator: int
     caller: int
     module: int
-    again: bool = False
-    call: int = -1
+    number: int = -1
     inputs: int = -1
+    again: bool = False
     children: int = 0
 
 
-def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
+def walk(packed: Packed) -> Iterator[TracedCall]:
     """Yield all operators, as they end, and all launches.
 
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
@@ -318,41 +248,35 @@ def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
     for number, (start, length, thread, what, value, more) in enumerate(packed.host()):
         stack = stacks[thread]
         while stack and stack[-1].end <= start:
-            if (over := _close(stack)) is not None:
-                yield over
+            yield from _close(stack)
         inner = stack[-1] if stack else nobody
         # Operators are asked for first: nine in ten events are one.
         if what == _OPERATOR:
             again = inner.what == _OPERATOR and inner.operator == value
             caller = inner.caller if again else inner.operator
-            stack.append(_Open(start, start + length, what, value, caller, inner.module, again, number, more))
+            stack.append(_Open(start, start + length, what, value, caller, inner.module, number, more, again))
         elif what == _MODULE:
-            opened = (inner.operator, -1, value, False, inner.call, inner.inputs)
-            stack.append(_Open(start, start + length, what, *opened))
+            stack.append(_Open(start, start + length, what, inner.operator, -1, value, inner.number, inner.inputs))
         elif what == _FORWARD:
             forward[value] = inner.module
         elif what == _BACKWARD:
             if stack:
                 inner.module = forward.pop(value, inner.module)
         else:
-            yield LaunchCall(start, value, inner.operator, inner.module, inner.call, inner.inputs, more, length)
+            outside = inner.operator, inner.module, inner.number, inner.inputs
+            yield TracedCall(start, length, more, *outside, correlation=value)
     for stack in stacks.values():
         while stack:
-            if (over := _close(stack)) is not None:
-                yield over
+            yield from _close(stack)
 
 
-def _close(stack: list[_Open]) -> Operator | None:
-    """End the innermost range: its caller, if any, has spent that time in a child. None of a module's range."""
+def _close(stack: list[_Open]) -> Iterator[TracedCall]:
+    """End the innermost range: its caller, if any, has spent that time in a child. A module's range is no call."""
     over = stack.pop()
     length = over.end - over.start
-    if over.what != _OPERATOR:
-        if stack:
-            stack[-1].children += over.children
-        return None
+    is_operator = over.what == _OPERATOR
     if stack:
-        stack[-1].children += length
-    own = length - over.children
-    return Operator(
-        over.start, length, own if own > 0 else 0, over.operator, over.caller, over.module, over.again, over.inputs
-    )
+        stack[-1].children += length if is_operator else over.children
+    if is_operator:
+        outside = over.caller, over.module, over.number, over.inputs
+        yield TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,20 +13,31 @@ from numpy.typing import NDArray
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import STEPS
 
-VALIDATION, CHECKPOINTS, LOGGERS, EPOCH_TURN = "validation", "checkpoints", "loggers", "epoch turn"
+VALIDATION, EPOCH = "validation", "epoch"  # for what a loop leaves its steps
+CHECKPOINTS, LOGGERS, EPOCH_TURN = "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"
 WAITING = "waiting for ranks"
 
 
 class NamedSpan(NamedTuple):
-    """A stretch of time that has a name, as of a callback; others may lie within it."""
+    """A stretch of time that has a name, as of a callback; others may lie within it.
+
+    One that begins where it ends is a moment: an ``EPOCH`` began, or the loop left its steps for ``VALIDATION``.
+    """
 
     begin_ns: int
     end_ns: int
     what: str
 
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.begin_ns
 
-_TURN, _LEFT = "an epoch began", "the loop left its steps"  # what has no duration
+
+def passed(went: Iterable[tuple[int, str]], saved: Sequence[int] = ()) -> list[NamedSpan]:
+    """Return the moments at which a loop ``went`` outside, and its checkpoints, each ``saved`` from and to."""
+    checkpoints = zip(saved[::2], saved[1::2], strict=False)
+    return [*(NamedSpan(at, at, what) for at, what in went), *(NamedSpan(*ends, CHECKPOINTS) for ends in checkpoints)]
 
 
 @dataclass(eq=False)
@@ -42,8 +53,7 @@ class Ledger:
     last_ns: int = 0
     # seconds of each validation, checkpoint and turn of an epoch since somebody looked
     longest: dict[str, list[float]] = field(default_factory=dict)
-
-    _later: list[NamedSpan] = field(default_factory=list)
+    _later: list[NamedSpan] = field(default_factory=list)  # what may lie in steps that are not known yet
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
@@ -63,7 +73,7 @@ class Ledger:
 
     def close(self, now_ns: int) -> None:
         """Add the time from the last step to the end of fit."""
-        named_s = sum((span.end_ns - span.begin_ns) * 1e-9 for span in self._outer(self._later))
+        named_s = sum(span.ns for span in self._outer(self._later)) * 1e-9
         self.until(now_ns, CLOSING)
         self.seconds[CLOSING] -= named_s
 
@@ -73,27 +83,16 @@ class Ledger:
         end_ns: NDArray[np.int64],
         host_s: NDArray[np.float64],
         spans: Sequence[NamedSpan],
-        turns_ns: Sequence[int],
-        left_ns: Sequence[int],
     ) -> None:
-        """Add n steps, and what passed between them.
-
-        Args:
-            begin_ns, end_ns: (n,) their instants; (n, TIMED) ``host_s`` their seconds.
-            spans: named stretches since the last call, in the order of their ends.
-            turns_ns, left_ns: when epochs began, and when the loop left its steps for anything else.
-        """
-        self._later += [
-            *spans,
-            *(NamedSpan(at, at, _TURN) for at in turns_ns),
-            *(NamedSpan(at, at, _LEFT) for at in left_ns),
-        ]
+        """Add n steps, their instants (n,) and seconds (n, TIMED), and ``spans`` since the last call as they ended."""
+        self._later += spans
         if not len(begin_ns):
             return
-        # What follows the last step belongs to steps that are not known yet.
         now = [span for span in self._later if span.begin_ns < end_ns[-1]]
         self._later = [span for span in self._later if span.begin_ns >= end_ns[-1]]
-        turns_ns, left_ns = ([span.begin_ns for span in now if span.what == what] for what in (_TURN, _LEFT))
+        turns_ns, left_ns = (
+            [span.begin_ns for span in now if not span.ns and span.what == w] for w in (EPOCH, VALIDATION)
+        )
         outer = self._outer(now)
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside amid a step, as in validation
@@ -103,7 +102,7 @@ class Ledger:
         in_step_s, rest_away_s = 0.0, float(away_s.sum())
         gap_named_s = np.zeros(len(gaps_ns))
         for place, span in zip(places.tolist(), outer, strict=True):
-            seconds = (span.end_ns - span.begin_ns) * 1e-9
+            seconds = span.ns * 1e-9
             if place in away and 0 <= span.begin_ns - away[place] < away_s[place] * 1e9:
                 rest_away_s -= seconds
             elif place >= 0 and span.begin_ns < end_ns[place]:
@@ -125,25 +124,19 @@ class Ledger:
     def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
         """Add each span's own time to its name, without that of spans within it; return those that lie in no other."""
         outer: list[NamedSpan] = []
-        for span in (
-            each for each in spans if each.what not in (_TURN, _LEFT)
-        ):  # what lies within a span ended before it
+        for span in (each for each in spans if each.ns):
             inside_ns = 0
-            while outer and outer[-1].begin_ns >= span.begin_ns:
-                inner = outer.pop()
-                inside_ns += inner.end_ns - inner.begin_ns
+            while outer and outer[-1].begin_ns >= span.begin_ns:  # what lies within a span ended before it
+                inside_ns += outer.pop().ns
             outer.append(span)
-            self.seconds[span.what] += (span.end_ns - span.begin_ns - inside_ns) * 1e-9
+            self.seconds[span.what] += (span.ns - inside_ns) * 1e-9
             if span.what in (VALIDATION, CHECKPOINTS):
-                self.longest.setdefault(span.what, []).append((span.end_ns - span.begin_ns) * 1e-9)
+                self.longest.setdefault(span.what, []).append(span.ns * 1e-9)
         return outer
 
     def terms(self, now_ns: int) -> dict[str, float]:
         """Return seconds by what they went to, the largest first; they add up to the wall time until ``now_ns``."""
         wall_s = (now_ns - self.began_ns) * 1e-9
-        known = {what: seconds for what, seconds in sorted(self.seconds.items(), key=_largest) if abs(seconds) >= 1e-6}
+        terms = sorted(self.seconds.items(), key=lambda term: -term[1])
+        known = {what: seconds for what, seconds in terms if abs(seconds) >= 1e-6}
         return {**known, UNEXPLAINED: wall_s - sum(known.values())}
-
-
-def _largest(term: tuple[str, float]) -> float:
-    return -term[1]

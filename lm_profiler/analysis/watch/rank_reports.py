@@ -26,23 +26,19 @@ WAITED_IN = ("forward", "backward")
 class RankReports:
     """Takes all ranks' statuses every now and then.
 
-    ``silent`` has the ranks that do not report, and since when; ``waited_s`` is how long rank 0 waited for a late one
-    since somebody took it.
-
     A rank is late in a phase where it takes longer than the others' median, and they spend that time in a later forward
     or backward pass, where it spends less. One whose backward pass itself is slow looks like the others, which wait for
     it there, and is not told.
     """
 
-    silent: dict[int, float] = field(default_factory=dict)
-    waited_s: float = 0.0
+    silent: dict[int, float] = field(default_factory=dict)  # the ranks that do not report, and since when
+    waited_s: float = 0.0  # how long rank 0 waited for a late one since somebody took it
     _heard: dict[int, tuple[float, WatchStatus]] = field(default_factory=dict)
     _before: dict[int, WatchStatus] = field(default_factory=dict)
     _late: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
     def look(self, now_s: float, reports: Mapping[int, WatchStatus], last: bool = False) -> list[WatchEvent]:
-        """Take what the ranks, 0 among them, report at ``now_s`` of rank 0's clock; of one that is left out nothing is
-        known. What few steps are left at the ``last`` look count as waiting alone."""
+        """Take what the ranks report at ``now_s`` of rank 0's clock; few steps at the ``last`` look are waiting."""
         events = []
         for rank, report in reports.items():
             heard_s, before = self._heard.get(rank, (now_s, None))
@@ -51,7 +47,9 @@ class RankReports:
                 self.silent.pop(rank, None)
             elif now_s - heard_s >= SILENT_S and rank not in self.silent:
                 self.silent[rank] = heard_s
-                events.append(self._event("silent rank", now_s, rank, report, report.phase, now_s - heard_s))
+                part, quiet_s = report.phase or None, now_s - heard_s
+                silent = {"rank": rank, "step": report.steps, "kind": "silent rank", "part": part, "now": quiet_s}
+                events.append(WatchEvent.model_validate({"at_s": now_s, **silent}))
         late = self._compare(now_s, {rank: of for rank, of in reports.items() if rank not in self.silent}, last)
         return events if last else events + late
 
@@ -80,17 +78,10 @@ class RankReports:
                 mine = ranks.index(0)
                 self.waited_s += float(_costs(per_step[at], per_step[mine])[part]) * steps[mine]
             if times in (1, _CHRONIC) or times % _AGAIN == 0:
-                seconds = float(per_step[at, part]), float(usual[part])
-                late = self._event("rank late", now_s, rank, reports[rank], PARTS[part], *seconds)
-                events.append(late.model_copy(update={"cost_s": cost_s, "chronic": times >= _CHRONIC}))
+                where = {"rank": rank, "step": reports[rank].steps, "part": PARTS[part], "chronic": times >= _CHRONIC}
+                took = {"now": float(per_step[at, part]), "against": float(usual[part]), "cost_s": cost_s}
+                events.append(WatchEvent.model_validate({"at_s": now_s, "kind": "rank late", **where, **took}))
         return events
-
-    @staticmethod
-    def _event(
-        kind: str, now_s: float, rank: int, report: WatchStatus, part: str, now: float, against: float | None = None
-    ) -> WatchEvent:
-        given = {"rank": rank, "step": report.steps, "kind": kind, "part": part or None, "now": now}
-        return WatchEvent.model_validate({**given, "at_s": now_s, "against": against})
 
 
 def _seconds(report: WatchStatus) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Events of a run that goes on: what its steps, its validations and its memory say as they come.
 
-Times of single steps and levels are judged on the device's clock where there is one. A slow step is told where
+Times of single steps and levels are judged on the device's clock where there is one. A slow step is reported where
 ``conclude`` finds it odd in the steps around it, with the cause that the counters show.
 """
 
@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, cause_of_level
+from lm_profiler.analysis.watch.detectors import LevelChanges, MemorySlope, SlowSteps, confirmed
 from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
-from lm_profiler.analysis.watch.level_changes import LevelChanges, confirmed
-from lm_profiler.analysis.watch.memory_slope import MemorySlope
-from lm_profiler.analysis.watch.slow_steps import SlowSteps
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import OddStep, Settings, StepCounters
@@ -53,7 +51,7 @@ class WatchedRun:
     _counters: deque[StepCounters] = field(default_factory=lambda: deque(maxlen=_RING))
     _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_RING))
     _before: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=20)))
-    _told: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _reported_s: dict[tuple[object, ...], float] = field(default_factory=dict)
     _seen: Counter[tuple[object, ...]] = field(default_factory=Counter)
     _since: Counter[tuple[object, ...]] = field(default_factory=Counter)
 
@@ -74,8 +72,7 @@ class WatchedRun:
         self._counters.extend(counters)
         self._spans.extend(spans)
         slow = self.slow.add(known[:, -1])
-        events = [*self._level(known[:, -1]), *(e for at, _ in slow if (e := self._slow_step(at + 1)) is not None)]
-        return self._emitted(events)
+        return self._emitted([*self._level(known[:, -1]), *(e for at in slow for e in self._slow_step(at + 1))])
 
     def skip(self, steps: int) -> None:
         """Pass over some steps that are in no figure: traced ones."""
@@ -85,10 +82,9 @@ class WatchedRun:
 
     @property
     def _first(self) -> int:
-        """The number of the first step in memory, from 1."""
-        return self.steps - len(self._seconds) + 1
+        return self.steps - len(self._seconds) + 1  # the number of the first step in memory, from 1
 
-    def at_s(self, step: int) -> float:
+    def _at_s(self, step: int) -> float:
         """Return when ``step``, one of those in memory, ended, in seconds since 1970."""
         return self.epoch_s + float(self._ns[min(max(step - self._first, 0), len(self._ns) - 1), 1]) * 1e-9
 
@@ -101,62 +97,52 @@ class WatchedRun:
         if change is None:
             self.levels.doubt()
             return []
-        self.levels.restart(self._seconds[change.step - self._first :, -1])
+        self.levels = LevelChanges()  # a new reference
+        self.levels.add(self._seconds[change.step - self._first :, -1])
         by = np.abs(change.after_s - change.before_s)[:-1]
         part = int(by.argmax())
         before_s, after_s = float(change.before_s[-1]), float(change.after_s[-1])
         differs_s = after_s - before_s
         odd = OddStep(step=change.step, step_s=after_s, ratio=after_s / before_s, part=PARTS[part], excess_s=differs_s)
-        near = [(each.step or 0, each) for each in self._counters if (each.step or 0) >= self._first + start]
+        near = [each for each in self._counters if (each.step or 0) >= self._first + start]
+        before = [each for each in near if (each.step or 0) < change.step]
         data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
-        before = [each for step, each in near if step < change.step]
-        after = [each for step, each in near if step >= change.step]
-        odd = cause_of_level(odd, before, after, data_s, self.workers)
-        event = WatchEvent(
-            at_s=self.at_s(change.step),
-            step=self.steps,
-            kind="level",
-            part=PARTS[part] if by[part] >= EXPLAINED * abs(differs_s) else None,
-            now=after_s,
-            against=before_s,
-            since_step=change.step,
-            cause=odd.cause,
-            cause_s=odd.cause_s,
-            beside=odd.beside,
-        )
-        return [event]
+        odd = cause_of_level(odd, before, near[len(before) :], data_s, self.workers)
+        named = PARTS[part] if by[part] >= EXPLAINED * abs(differs_s) else None
+        event = WatchEvent(at_s=self._at_s(change.step), step=self.steps, kind="level", part=named, now=after_s)
+        why = {"cause": odd.cause, "cause_s": odd.cause_s, "beside": odd.beside}
+        return [event.model_copy(update={"against": before_s, "since_step": change.step, **why})]
 
-    def _slow_step(self, step: int) -> WatchEvent | None:
+    def _slow_step(self, step: int) -> list[WatchEvent]:
         at = step - self._first
-        begin, end = max(at - _AROUND, 0), min(at + _AROUND, len(self._seconds))
         if not 0 <= at < len(self._seconds):
-            return None
-        numbers = np.arange(begin, end) + self._first
-        nothing = np.full(end - begin, np.nan)
+            return []
+        around = slice(max(at - _AROUND, 0), at + _AROUND)
+        seconds = self._seconds[around]
+        n, first = len(seconds), self._first + around.start
         rows = StepTable(
-            step=numbers,
-            stage=np.full(end - begin, "measure"),
-            seconds=self._seconds[begin:end],
-            host_seconds=self._seconds[begin:end],
-            tokens=nothing,
-            memory=np.full((end - begin, len(MEMORY)), np.nan),
-            rank=np.zeros(end - begin, np.int64),
+            step=np.arange(first, first + n),
+            stage=np.full(n, "measure"),
+            seconds=seconds,
+            host_seconds=seconds,
+            tokens=np.full(n, np.nan),
+            memory=np.full((n, len(MEMORY)), np.nan),
+            rank=np.zeros(n, np.int64),
         )
-        near = [each for each in self._counters if each.step is not None and numbers[0] <= each.step <= numbers[-1]]
+        near = [each for each in self._counters if each.step is not None and first <= each.step < first + n]
         settings = Settings(precision="", num_workers=self.workers)
         record = conclude(Evidence(rows=rows, counters=near, settings=settings), _ASKED)
-        odd = next((each for each in record.odd_steps if each.step == step), None)
-        return None if odd is None else self._told_of(odd, step)
+        return [self._slow_event(odd) for odd in record.odd_steps if odd.step == step]
 
-    def _told_of(self, odd: OddStep, step: int) -> WatchEvent:
+    def _slow_event(self, odd: OddStep) -> WatchEvent:
         excess_s = odd.step_s * (1.0 - 1.0 / odd.ratio) if odd.ratio else 0.0
         cause, cause_s = odd.cause, odd.cause_s
-        named = self._named_in(*self._ns[step - self._first].tolist())
+        named = self._named_in(*self._ns[odd.step - self._first].tolist())
         if named is not None and named[1] >= max(EXPLAINED * excess_s, cause_s or 0.0):
             cause, cause_s = named
         return WatchEvent(
-            at_s=self.at_s(step),
-            step=step,
+            at_s=self._at_s(odd.step),
+            step=odd.step,
             kind="slow step",
             part=odd.part,
             now=odd.step_s,
@@ -169,14 +155,14 @@ class WatchedRun:
     def _named_in(self, begin_ns: int, end_ns: int) -> tuple[str, float] | None:
         """Return the innermost name that took longest between two instants, with its seconds."""
         inside = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns and span.what != VALIDATION]
-        longest = max(inside, key=lambda span: (span.end_ns - span.begin_ns, -span.begin_ns), default=None)
+        longest = max(inside, key=lambda span: (span.ns, -span.begin_ns), default=None)
         if longest is None:
             return None
         within = [s for s in inside if s is not longest and longest.begin_ns <= s.begin_ns < longest.end_ns]
-        inner = max(within, key=lambda span: span.end_ns - span.begin_ns, default=longest)
-        if inner.end_ns - inner.begin_ns > EXPLAINED * (longest.end_ns - longest.begin_ns):
+        inner = max(within, key=lambda span: span.ns, default=longest)
+        if inner.ns > EXPLAINED * longest.ns:
             longest = inner
-        return longest.what, (longest.end_ns - longest.begin_ns) * 1e-9
+        return longest.what, longest.ns * 1e-9
 
     def outside(self, what: str, seconds: Sequence[float], at_s: float) -> list[WatchEvent]:
         """Take how long the last validations, checkpoints or turns of an epoch (``what``) took."""
@@ -195,24 +181,23 @@ class WatchedRun:
         per_s = self.memory.add(at_s, held_bytes)
         if per_s is None:
             return []
-        self.memory.restart()
-        free = free_bytes()
-        full_in_s = None if free is None else free / per_s
+        self.memory = MemorySlope()
+        full_in_s = None if (free := free_bytes()) is None else free / per_s
         grew = WatchEvent(at_s=at_s, step=self.steps, kind="memory", now=per_s * 3600.0, full_in_s=full_in_s)
         return self._emitted([grew])
 
     def _emitted(self, events: Iterable[WatchEvent]) -> list[WatchEvent]:
         """Return those of ``events`` that are worth a line: of those alike two, and then one a minute."""
-        told = []
+        emitted = []
         for event in events:
             key = (event.kind, event.part, event.cause)
             self._seen[key] += 1
             self._since[key] += 1
-            if self._seen[key] <= 2 or event.at_s - self._told[key] >= _APART_S:
-                told.append(event.model_copy(update={"times": self._since[key]}))
-                self._told[key], self._since[key] = event.at_s, 0
-        return told
+            if self._seen[key] <= 2 or event.at_s - self._reported_s[key] >= _APART_S:
+                emitted.append(event.model_copy(update={"times": self._since[key]}))
+                self._reported_s[key], self._since[key] = event.at_s, 0
+        return emitted
 
     def repeats(self, event: WatchEvent) -> bool:
-        """Return whether something like ``event`` was told before it."""
+        """Return whether something like ``event`` was reported before it."""
         return self._seen[event.kind, event.part, event.cause] > 1

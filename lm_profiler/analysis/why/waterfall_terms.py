@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lm_profiler.analysis.hardware.roofline import IN_CACHES
+from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
-from lm_profiler.analysis.why.contributors import by_phase, contributors, ms, waits
-from lm_profiler.analysis.why.matmuls import product_of, quantization
-from lm_profiler.analysis.why.moved import UNKNOWN_LISTS, Lists, is_cut, least_bytes
+from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, is_cut, least_bytes, product_of
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
-from lm_profiler.record.quantities import with_prefix
-from lm_profiler.record.run import Rates, Term, TermName, Waterfall
+from lm_profiler.record.run import Contributor, Rates, Term, TermName, Waterfall
+
+LARGEST = 8  # contributors that are kept of a term
 
 _UNLIKE = 1.10  # traced steps in which more ran, as a share of the measured step, were unlike the measured ones
 
@@ -35,13 +34,11 @@ class Step:
     dtype: str  # in which most is multiplied; there is a rate of it
     clock_share: float | None = None  # the clock that was held over the one that the peak is stated for
     lists: Lists = UNKNOWN_LISTS  # the parameters that an optimizer is given in lists, all of them together
-    multiprocessors: int | None = None  # of the device
     waiting_s: Mapping[str, float] = field(default_factory=dict)  # of it, waiting for other ranks, by phase
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
-    """Return the waterfall of ``step``: kernels took what they took while ``traced``, and gaps are what they leave of
-    it."""
+    """Return the waterfall of ``step``: kernels take what they took while ``traced``, gaps are what these leave."""
     notes: list[str] = []
     busy_s = _busy_s(traced)
     too_long = busy_s > _UNLIKE * step.step_s
@@ -70,32 +67,17 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         bandwidth_bytes_per_s=step.rates.bytes_per_s,
         bandwidth_source=step.rates.bytes_source,
         clock_share=step.clock_share,
-        terms=[_with_interval(term, step, traced) for term in terms],
+        terms=terms,
         notes=notes,
     )
 
 
 def _busy_s(traced: Traced) -> float:
-    """Return the seconds that anything ran in a traced step, the copies of its batch included."""
     return sum(traced.seconds(use) for use in ("products", "memory", "communication", "input"))
 
 
-def _with_interval(term: Term, step: Step, traced: Traced) -> Term:
-    """Add the interval: what ran scatters as the traced steps do, what is left of the step as the mean step does
-    besides."""
-    if traced.scatter is None or term.name == "ideal":
-        return term
-    half = traced.scatter * term.seconds
-    if term.name in ("gaps", "input", "waiting", "unexplained") and term.seconds:
-        step_half = 0.0 if step.ci_low is None or step.ci_high is None else (step.ci_high - step.ci_low) / 2.0
-        half = math.hypot(step_half, traced.scatter * _busy_s(traced))
-    low = term.seconds - half
-    ends = {"low_s": low if term.name == "unexplained" else max(low, 0.0), "high_s": term.seconds + half}
-    return term.model_copy(update=ends)
-
-
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms of matmuls and fused attention: what they should take, and why they take longer."""
+    """Return the terms of matmuls and fused attention: what they should take, and what they take longer."""
     whole = traced.seconds("products")
     repeated = whole * step.recomputed_share
     ideal = min(step.ideal_s, whole - repeated)
@@ -114,16 +96,12 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     at_peak = [(piece, floor) for piece, _, floor in floors]
     slow = [(piece, own - floor) for piece, own, floor in floors]
     slow_s = max(whole - repeated - ideal - clock, 0.0)
+    in_backward = {"backward": repeated} if repeated else {}
     return [
         _term("ideal", ideal, at_peak, traced).model_copy(update={"at_most_s": None}),
         _term("clock", clock, at_peak, traced),
-        _term("slow_products", slow_s, slow, traced, lambda piece: _shape(piece, step)),
-        Term(
-            name="recomputation",
-            seconds=repeated,
-            at_most_s=repeated,
-            phases={"backward": repeated} if repeated else {},
-        ),
+        _term("slow_products", slow_s, slow, traced, _shape),
+        Term(name="recomputation", seconds=repeated, at_most_s=repeated, phases=in_backward),
     ]
 
 
@@ -133,19 +111,12 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
     beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
-    rate = step.rates.bytes_per_s
-    beaten_s = sum(own for _, own, floor in parts if floor is not None and floor >= own) * 1e-9 / traced.steps
     unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
     seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
-    if rate is None:
+    if step.rates.bytes_per_s is None:
         notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(f"of what is beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
-    if rate is not None and beaten_s >= _NOTED * step.step_s:
-        notes.append(
-            f"of memory traffic, {ms(beaten_s)} are {_things(traced)} that took no longer than their bytes take at the "
-            f"bandwidth, {with_prefix(rate, 'B/s')}: {IN_CACHES}"
-        )
     return [
         _term("bandwidth", seconds, at_bandwidth, traced),
         _term("beyond_bandwidth", beyond_s, beyond, traced),
@@ -200,27 +171,22 @@ def _term(
     seconds: float,
     weighed: Sequence[Weighed],
     traced: Traced,
-    why: Callable[[Piece], str | None] = lambda piece: None,
+    why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
     """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of what could be won."""
-    things = _things(traced)
     return Term(
         name=name,
         seconds=seconds,
         at_most_s=seconds,
         phases=by_phase(((piece.phase, ns) for piece, ns in weighed), seconds),
-        contributors=contributors(weighed, seconds, traced.steps, things, why),
+        contributors=contributors(weighed, seconds, traced.steps, _things(traced), why),
     )
 
 
 def _gap_term(name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced) -> Term:
-    return Term(
-        name=name,
-        seconds=seconds,
-        at_most_s=seconds,
-        phases=by_phase(((gap.phase, gap.ns) for gap in gaps), seconds),
-        contributors=waits(gaps, seconds, traced.steps),
-    )
+    phases = by_phase(((gap.phase, gap.ns) for gap in gaps), seconds)
+    causes = waits(gaps, seconds, traced.steps)
+    return Term(name=name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=causes)
 
 
 def _together(one: Term, other: Term) -> Term:
@@ -237,19 +203,9 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
 
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
-    """Return, for each operator whose lists were too long for the trace, what one call gets: all parameters or a
-    part."""
-    known: dict[int, bool] = {}  # equal inputs of a trace are one object
-    cut = set()
-    for piece, _ in traced.of("memory"):
-        if piece.inputs is None:
-            continue
-        key = id(piece.inputs)
-        if key not in known:
-            known[key] = is_cut(piece.inputs)
-        if known[key]:
-            cut.add((piece.operator or "", piece.call))
-    calls = Counter(operator for operator, _ in cut)
+    """Return what one call of each operator gets whose lists were too long for the trace: all parameters or a part."""
+    inputs = {(piece.operator or "", piece.call): piece.inputs for piece, _ in traced.of("memory")}
+    calls = Counter(operator for (operator, _), given in inputs.items() if given is not None and is_cut(given))
     elements = step.lists.elements
     return {
         operator: step.lists._replace(elements=None if elements is None else elements * traced.steps // count)
@@ -264,22 +220,92 @@ def _at_bandwidth(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float
     return None if moved is None else moved / step.rates.bytes_per_s * 1e9
 
 
-def _shape(piece: Piece, step: Step) -> str | None:
-    """Return the shape of a matmul, and what of the device its tiles and waves leave idle."""
+def _shape(piece: Piece) -> str | None:
     product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
     if product is None or not product.m:
         return None
     batch = f"{product.batch} × " if product.batch > 1 else ""
-    said = f"{batch}m {product.m}, n {product.n}, k {product.k}"
-    cut = quantization(piece.name, product, step.multiprocessors or 0)
-    if cut is None:
-        return said
-    rows, columns = cut.tile
-    return (
-        f"{said} in {cut.tiles} tiles of {rows}×{columns}, {cut.tile_loss:.0%} of them outside; "
-        f"{cut.waves:.2f} waves on {step.multiprocessors} multiprocessors, {cut.wave_loss:.0%} of their room empty"
-    )
+    return f"{batch}m {product.m}, n {product.n}, k {product.k}"
 
 
 def _things(traced: Traced) -> str:
     return "kernels" if traced.on_device else "operators"
+
+
+def contributors(
+    weighed: Iterable[Weighed],
+    seconds: float,
+    steps: int,
+    things: str,
+    why: Callable[[Piece], str | None] | None = None,
+) -> list[Contributor]:
+    """Return the largest modules of a term of ``seconds`` a step; the weights are of all ``steps``."""
+    groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
+    for piece, ns in weighed:
+        if ns > 0:
+            path = module_of(piece.module)[0]
+            # What is no module's is told by itself: an optimizer, a loss that the module computes itself.
+            what = "" if path is not None else f"{piece.phase}: {piece.operator or piece.name}"
+            groups[path, what].append((piece, ns))
+    sums = {key: sum(ns for _, ns in group) for key, group in groups.items()}
+    scale = seconds / sum(sums.values()) if sums else 0.0
+    return [
+        Contributor(
+            module=path,
+            what=what or _most((piece.operator or piece.name, ns) for piece, ns in groups[path, what])[0],
+            count=len(groups[path, what]) / steps,
+            seconds=ns * scale,
+            detail=_detail(groups[path, what], scale, steps, things, why),
+        )
+        for (path, what), ns in sorted(sums.items(), key=lambda item: -item[1])[:LARGEST]
+        if seconds > 0
+    ]
+
+
+def _detail(
+    group: Sequence[Weighed], scale: float, steps: int, things: str, why: Callable[[Piece], str | None] | None
+) -> str:
+    """Return how much of it is of the largest kind, and what is known of the largest piece."""
+    kind, ns, kinds = _most((piece.kind, ns) for piece, ns in group)
+    times = sum(piece.kind == kind for piece, _ in group) / steps  # of one step: 23 in two of them are 11.5
+    count = f"{round(times, 2):,g}"
+    told = f"{count} {kind} {things[:-1] if count == '1' else things}"
+    reason = None if why is None else why(max(group, key=lambda weighed: weighed[1])[0])
+    return (told if kinds == 1 else f"{ms(ns * scale)} in {told}") + (f"; {reason}" if reason else "")
+
+
+def _most(weighed: Iterable[tuple[str, float]]) -> tuple[str, float, int]:
+    """Return the name with the largest sum, that sum, and how many names there are."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for name, ns in weighed:
+        sums[name] += ns
+    return (*max(sums.items(), key=lambda item: item[1]), len(sums))
+
+
+def ms(seconds: float) -> str:
+    """Return ``seconds`` in words, to three digits at least."""
+    value = seconds * 1e3
+    return f"{value:,.0f} ms" if value >= 99.95 else f"{value:.3g} ms"
+
+
+def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, float]:
+    """Return how ``seconds`` are shared by the phases of what is ``weighed``, the longest first."""
+    ns: defaultdict[str, float] = defaultdict(float)
+    for phase, weight in weighed:
+        ns[phase] += weight
+    scale = seconds / total if (total := sum(ns.values())) else 0.0
+    longest = sorted(ns.items(), key=lambda item: -item[1])
+    return {phase: weight * scale for phase, weight in longest if seconds > 0 and weight}
+
+
+def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
+    """Return the largest causes of ``gaps``, which together are ``seconds`` a step."""
+    lost, count = Counter[str](), Counter[str]()
+    for gap in gaps:
+        lost[f"{gap.phase}: {gap.what}"] += gap.ns
+        count[f"{gap.phase}: {gap.what}"] += 1
+    return [
+        Contributor(module=None, what=what, count=count[what] / steps, seconds=seconds * ns / lost.total())
+        for what, ns in lost.most_common(LARGEST)
+        if seconds > 0
+    ]

@@ -7,24 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, get_args
 
 from lm_profiler.analysis.steps.statistics import mean_interval, summarise
-from lm_profiler.cli.errors import either
 from lm_profiler.cli.verbs.plan import size_bytes
-from lm_profiler.cli.verbs.report_options import format_of, writable, write
+from lm_profiler.cli.verbs.shared import format_of, writable, write
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.rank_group import RankFailed, rank_messages
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
-from lm_profiler.report.pictures.link_plot import bandwidths
-from lm_profiler.report.pictures.plots import check_picture, save_figure
+from lm_profiler.report.pictures.plots import bandwidths, check_picture, save_figure
 from lm_profiler.report.tables.formats import SUFFIXES
 from lm_profiler.report.tables.link_table import LinkFigures, link_table
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
-
-if TYPE_CHECKING:
-    from lm_profiler.measure.device.link_rate import LinkRow
 
 EXAMPLES = """\
 for example:
@@ -32,7 +27,7 @@ for example:
   lm_profiler collectives --processes 2 4 --sizes 1MB,16MB --output collectives.tex
   lm_profiler collectives --ops all_reduce --repeats 50 --plot bandwidth.svg"""
 
-_OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 _SIZES = ("1MB", "4MB", "16MB", "64MB", "256MB", "1GB")
 _FORMATS = tuple(kind for kind in SUFFIXES.values() if kind != "html")
 _MOST_PROCESSES = 64
@@ -57,10 +52,10 @@ class Options:
         plot: Draw bus bandwidth against size into this file: .svg, .png or .pdf.
     """
 
-    ops: Sequence[str] = _OPS
+    ops: Sequence[Op] = get_args(Op)
     sizes: Sequence[str] = _SIZES
     processes: Sequence[int] = ()
-    backend: Sequence[str] = ()
+    backend: Sequence[Literal["gloo", "nccl"]] = ()
     repeats: int = 20
     budget_s: float = 5.0
     format: str | None = None
@@ -68,15 +63,12 @@ class Options:
     plot: Path | None = None
 
     def __post_init__(self) -> None:
-        for op in self.ops:
-            expect_one_of(_OPS, "ops", op)
-        for backend in self.backend:
-            expect_one_of(("gloo", "nccl"), "backend", backend)
         for count in self.processes:
             expect(2 <= count <= _MOST_PROCESSES, "processes", f"2 to {_MOST_PROCESSES}", count)
         expect(self.repeats >= 3, "repeats", "3 or more, without which there is no interval", self.repeats)
         expect(0 < self.budget_s < float("inf"), "budget_s", "seconds above 0", self.budget_s)
-        expect(self.format in (None, *_FORMATS), "format", either(_FORMATS), self.format)
+        if self.format is not None:
+            expect_one_of(_FORMATS, "format", self.format)
         object.__setattr__(self, "format", format_of(self.format, self.output))
         expect(self.format != "html", "output", f"a table ({', '.join(_FORMATS)})", str(self.output))
         if self.plot is not None:
@@ -86,11 +78,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the table, also of what was measured before a process failed; return 1 where one did.
-
-    Raises:
-        UsageError: a wrong call.
-    """
+    """Print or write the table, also of what was measured before a process failed; return 1 where one did."""
     rows, code = list[LinkFigures](), OK
     try:
         for row in _measured(options):
@@ -114,38 +102,22 @@ def _measured(options: Options) -> Iterator[LinkFigures]:
 
     gpus = torch.cuda.device_count()
     backends = options.backend or ("nccl" if gpus > 1 and torch.distributed.is_nccl_available() else "gloo",)
-    groups = [(backend, count) for backend in backends for count in options.processes or (_usual(backend, gpus),)]
+    usual = {"nccl": (max(gpus, 2),), "gloo": (2,)}
+    groups = [(backend, count) for backend in backends for count in options.processes or usual[backend]]
     for backend, count in groups:
-        _check(backend, count, gpus)
-    store = _store()
+        if backend == "nccl":
+            expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
+            expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
+    store, sizes = _store(), [size_bytes(size, "sizes", "64MB") for size in options.sizes]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for at, (backend, count) in enumerate(groups):
-        _say_crowded(count)
-        sizes = [size_bytes(size, "sizes", "64MB") for size in options.sizes]
+        if count > cores:
+            say(f"{count} processes share {cores} cores: they take turns, which counts as time of the collectives")
         asked = LinkRequest(backend, count, store.port, str(at), options.ops, sizes, options.repeats, options.budget_s)
         say(f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}")
         for row in rank_messages(partial(time_links, asked), count):
-            yield _figures(backend, count, row)
-
-
-def _usual(backend: str, gpus: int) -> int:
-    return max(gpus, 2) if backend == "nccl" else 2
-
-
-def _figures(backend: str, ranks: int, row: LinkRow) -> LinkFigures:
-    time = summarise(row.seconds, mean_interval(row.seconds) if row.seconds else None)
-    return LinkFigures(backend, ranks, row.op, row.size_bytes, time, row.unknown)
-
-
-def _check(backend: str, count: int, gpus: int) -> None:
-    if backend == "nccl":
-        expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
-        expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
-
-
-def _say_crowded(count: int) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if count > cores:
-        say(f"{count} processes share {cores} cores: they take turns, which counts as time of the collectives")
+            time = summarise(row.seconds, mean_interval(row.seconds) if row.seconds else None)
+            yield LinkFigures(backend, count, row.op, row.size_bytes, time, row.unknown)
 
 
 def _store() -> Any:
@@ -158,3 +130,6 @@ def _store() -> Any:
         return TCPStore("localhost", int(given), is_master=True, wait_for_workers=False)
     except RuntimeError:  # torch logs the address that is in use
         raise UsageError(f"MASTER_PORT: expected a free port, given {given}, which is taken; unset it") from None
+
+
+VERBS = {"collectives": (Options, EXAMPLES, run)}

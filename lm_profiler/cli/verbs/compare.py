@@ -1,46 +1,52 @@
-"""The verb ``compare``: is B faster than A?"""
+"""The verbs ``compare`` and ``ab``: is B faster than A? ``ab`` runs both, in turns, until it is clear."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
-from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import Comparison, compare
-from lm_profiler.cli.verbs.report_options import write_text
+from lm_profiler.analysis.compare.ratio import RatioInterval, change
+from lm_profiler.cli.verbs.shared import runs_below, write_text
+from lm_profiler.improve.candidates import seconds_of
+from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
-from lm_profiler.record.process_spread import known_spread
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.run.ci import CiFormat, ci_text, measured_in, tell_github
-from lm_profiler.report.run.comparison_table import as_json, comparison_table, verdict_line
+from lm_profiler.report.run.comparison_table import (
+    CiFormat,
+    as_json,
+    ci_text,
+    comparison_table,
+    measured_in,
+    tell_github,
+    verdict_line,
+)
 from lm_profiler.report.tables.formats import render
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
-EXAMPLES = """\
-for example:
-  lm_profiler compare logs/before logs/after
-  lm_profiler compare --a logs/main/version_0 logs/main/version_1 --b logs/new/version_0 logs/new/version_1
-  lm_profiler compare logs/main logs/new --fail_on slower"""
+_ERROR = 0.05  # in how many of all calls of ``ab`` the interval may miss the true ratio, at any look
+
+_SET_BY_AB = ("--name", "--log_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Compare B with A: the step, its phases, tokens/s and memory.
-
-    Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
+class _Shown:
+    """How a comparison is written.
 
     Args:
-        config: A YAML file of these options.
-        folders: Two folders, A and B: of a run, its repeats, or a sweep's cell.
-        a: The runs of A, where they lie in several folders.
-        b: The runs of B, where they lie in several folders.
-        unlike: Compare runs of unlike work, too.
         fail_on: Exit with 1 where B's step is SLOWER.
         format: terminal, markdown, json; or for CI services bmf (Bencher), github-action-benchmark or junit.
         github: Append a summary and the outputs verdict, ratio, low and high to the files that GitHub's variables name,
@@ -48,60 +54,13 @@ class Options:
         output: Write to this file instead of the terminal.
     """
 
-    WORDS: ClassVar[str] = "folders"
-
-    config: str | None = None
-    folders: Sequence[Path] = ()
-    a: Sequence[Path] = ()
-    b: Sequence[Path] = ()
-    unlike: bool = False
     fail_on: Literal["slower"] | None = None
     format: Literal["terminal", "markdown", "json", "bmf", "github-action-benchmark", "junit"] = "terminal"
     github: bool | None = None
     output: Path | None = None
 
-    def __post_init__(self) -> None:
-        if (len(self.folders), bool(self.a), bool(self.b)) not in ((2, False, False), (0, True, True)):
-            given = [*map(str, self.folders), *(f"--{side}" for side in "ab" if getattr(self, side))]
-            expected = "two folders, or --a RUN ... --b RUN ..."
-            raise UsageError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
 
-
-def run(options: Options) -> int:
-    """Print or write the comparison and return the exit code: 1 where B is slower and ``--fail_on`` asks for that.
-
-    Raises:
-        UsageError: a wrong call, a damaged folder, or runs that are not alike.
-    """
-    a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
-    try:
-        side_a, side_b = _entries("A", a), _entries("B", b)
-        # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
-        machine = next((run.record.environment for run in side_a if run.record is not None), None)
-        comparison = compare(side_a, side_b, known_spread(machine))
-    except (UsageError, RecordError) as error:
-        raise UsageError(f"compare: {error}") from None
-    if comparison.unlike and not options.unlike:
-        differ = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
-        expected = "compare: expected runs of the same work on the same device"
-        raise UsageError(f"{expected}, given {differ}\n--unlike to compare them anyway")
-    return tell(comparison, options, "compare")
-
-
-class Shown(Protocol):
-    """The options on how a comparison is written."""
-
-    @property
-    def format(self) -> str: ...
-    @property
-    def github(self) -> bool | None: ...
-    @property
-    def output(self) -> Path | None: ...
-    @property
-    def fail_on(self) -> str | None: ...
-
-
-def tell(comparison: Comparison, options: Shown, verb: str) -> int:
+def _tell(comparison: Comparison, options: _Shown, verb: str) -> int:
     """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
         text = as_json(comparison)
@@ -122,13 +81,218 @@ def tell(comparison: Comparison, options: Shown, verb: str) -> int:
     return OK
 
 
-def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
+# -- compare: runs that are there --------------------------------------------------------------------------------------
+
+EXAMPLES = """\
+for example:
+  lm_profiler compare logs/before logs/after
+  lm_profiler compare --a logs/main/version_0 logs/main/version_1 --b logs/new/version_0 logs/new/version_1
+  lm_profiler compare logs/main logs/new --fail_on slower"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(_Shown):
+    """Compare B with A: the step, its phases, tokens/s and memory.
+
+    Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
+
+    Args:
+        config: A YAML file of these options.
+        folders: Two folders, A and B: of a run, its repeats, or a sweep's cell.
+        a: The runs of A, where they lie in several folders.
+        b: The runs of B, where they lie in several folders.
+        unlike: Compare runs of unlike work, too.
+    """
+
+    WORDS: ClassVar[str] = "folders"
+
+    config: str | None = None
+    folders: Sequence[Path] = ()
+    a: Sequence[Path] = ()
+    b: Sequence[Path] = ()
+    unlike: bool = False
+
+    def __post_init__(self) -> None:
+        if (len(self.folders), bool(self.a), bool(self.b)) not in ((2, False, False), (0, True, True)):
+            given = [*map(str, self.folders), *(f"--{side}" for side in "ab" if getattr(self, side))]
+            expected = "two folders, or --a RUN ... --b RUN ..."
+            raise UsageError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
+
+
+def run(options: Options) -> int:
+    """Print or write the comparison and return the exit code: 1 where B is slower and ``--fail_on`` asks for that."""
+    a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
     try:
-        runs = with_unfinished(collect(paths))
-    except FileNotFoundError as error:
-        raise UsageError(f"{label}: expected a folder, given {error}") from None
+        side_a, side_b = _entries("A", a), _entries("B", b)
+        # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
+        machine = next((run.record.environment for run in side_a if run.record is not None), None)
+        comparison = compare(side_a, side_b, known_spread(machine))
+    except (UsageError, RecordError) as error:
+        raise UsageError(f"compare: {error}") from None
+    if comparison.unlike and not options.unlike:
+        differ = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
+        expected = "compare: expected runs of the same work on the same device"
+        raise UsageError(f"{expected}, given {differ}\n--unlike to compare them anyway")
+    return _tell(comparison, options, "compare")
+
+
+def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
+    runs = runs_below(paths, label)
     if runs.problems:
         raise UsageError(f"{label}: {runs.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ...")
-    if not runs.entries:
-        raise UsageError(f"{label}: expected runs, found none at or below {', '.join(map(str, paths))}")
     return runs.entries
+
+
+# -- ab: runs that are made --------------------------------------------------------------------------------------------
+
+AB_EXAMPLES = """\
+for example:
+  lm_profiler ab --a git:main --b . -- fit --config demo
+  lm_profiler ab --a git:main --b . --budget 10m --fail_on slower -- run -- python train.py
+  lm_profiler ab --b_options="--model.compile=true" -- fit --config demo"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbOptions(_Shown):
+    """Run a verb in tree A and in tree B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
+
+    A tree is a folder, or `git:REF` for that state of this repository, in a worktree that is removed afterwards. After
+    -- comes a call of lm_profiler: `fit`, `validate`, or `run` with a program of your own.
+
+    Args:
+        a: The tree of A.
+        b: The tree of B.
+        a_options: Options that A's call gets more.
+        b_options: Options that B's call gets more.
+        budget: Time for all runs, such as 90s, 10m or 1h.
+        log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 where logs/ab is there already.
+    """
+
+    a: str = "."
+    b: str = "."
+    a_options: str = ""
+    b_options: str = ""
+    budget: str = "10m"
+    log_dir: Path = Path("logs/ab")
+    program: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        seconds_of(self.budget)
+        verbs = ("fit", "validate", "test", "predict", "run")
+        expect(self.program[0] in verbs, "ab", f"one of {', '.join(verbs)} after --", self.program[0])
+        if given := [word for word in self.program if word.partition("=")[0] in _SET_BY_AB]:
+            raise UsageError(f"ab: expected a call without {' and '.join(_SET_BY_AB)}, which ab sets; given {given[0]}")
+        if (self.a, self.a_options) == (self.b, self.b_options):
+            raise UsageError(f"ab: expected two sides that differ, given {self.a} for both; name --a git:main, say")
+
+
+def run_ab(options: AbOptions) -> int:
+    """Run the pairs, print the comparison and return the exit code."""
+    whole, number = options.log_dir.absolute(), 1
+    while whole.exists():  # earlier calls are not mixed in
+        whole, number = whole.with_name(f"{options.log_dir.name}_{number + 1}"), number + 1
+    with _tree("a", options.a) as tree_a, _tree("b", options.b) as tree_b:
+        trees = {"a": (tree_a, options.a_options), "b": (tree_b, options.b_options)}
+
+        def measured(side: str) -> Entry:
+            tree, more = trees[side]
+            return _run(options.program, shlex.split(more), tree, whole / side)
+
+        try:
+            sides, why = in_turns(measured, seconds_of(options.budget), time.monotonic)
+        except _RunFailed as error:
+            say(f"ab: {error}")
+            return FAILED
+    known = known_spread(sides["a"][0].environment)
+    comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
+    step = replace(comparison.step, interval=interval, verdict=change(interval))  # that holds at all looks
+    return _tell(replace(comparison, step=step, notes=[*comparison.notes, why]), options, "ab")
+
+
+def in_turns(
+    measured: Callable[[str], Entry], budget_s: float, clock: Callable[[], float]
+) -> tuple[dict[str, list[Entry]], str]:
+    """Return the runs of both sides, and why there are no more pairs.
+
+    The first pairs, without which there is no interval, run whatever the budget.
+    """
+    sides: dict[str, list[Entry]] = {"a": [], "b": []}
+    began_s = clock()
+    while len(sides["a"]) < LOOKS[-1]:
+        pairs, spent_s = len(sides["a"]), clock() - began_s
+        if pairs >= LOOKS[0] and spent_s + spent_s / pairs > budget_s:
+            return sides, f"the budget ended it after {pairs} pairs"
+        for side in "ab" if pairs % 2 else "ba":
+            sides[side].append(measured(side))
+        machine = sides["a"][0].environment
+        if pairs + 1 in LOOKS and change(interval_of(sides, known_spread(machine))) != "UNCLEAR":
+            return sides, f"clear after {pairs + 1} pairs"
+    return sides, f"not clear after {LOOKS[-1]} pairs"
+
+
+def interval_of(sides: dict[str, list[Entry]], known: ProcessSpread = ASSUMED_SPREAD) -> RatioInterval | None:
+    """Return the interval of B's mean step over A's, which holds at all looks together."""
+    a, b = ([_step_s(entry) for entry in sides[side]] for side in "ab")
+    ratios = [of_b / of_a for of_a, of_b in zip(a, b, strict=True)]
+    return repeated_interval(ratios, _ERROR, spread([a, b], known))
+
+
+def _step_s(entry: Entry) -> float:
+    step = None if entry.record is None else entry.record.time.get("step")
+    if step is None or step.mean is None:
+        raise _RunFailed(f"{entry.folder}: {entry.reason or 'no step was measured'}")
+    return step.mean
+
+
+class _RunFailed(Exception):
+    """A run did not end well; the message says which and why."""
+
+
+def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) -> Entry:
+    """Run the call in ``tree`` in a fresh process, and return its run."""
+    verb, *words = program
+    at = words.index("--") if "--" in words else len(words)
+    own = [f"--log_dir={folder.parent}", f"--name={folder.name}", *more]
+    call = [sys.executable, "-m", "lm_profiler", verb, *words[:at], *own, *words[at:]]
+    done = subprocess.run(call, cwd=tree, capture_output=True, text=True, errors="replace", check=False)
+    runs = collect([folder]).entries if folder.is_dir() else []
+    if not runs or (verb != "run" and done.returncode):
+        last = (done.stderr.strip() or "nothing was profiled").splitlines()[-1]
+        raise _RunFailed(f"{folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
+    return runs[-1]
+
+
+@contextmanager
+def _tree(side: str, given: str) -> Iterator[Path]:
+    """Yield the folder of a tree; a worktree for ``git:REF``, which is removed afterwards."""
+    if not given.startswith("git:"):
+        if not Path(given).is_dir():
+            raise UsageError(f"{side}: expected a folder or git:REF, given {given}")
+        if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(given)):
+            say(f"ab: {side.upper()} has changes that are not committed: they are measured too")
+        yield Path(given).absolute()
+        return
+    ref = given.removeprefix("git:")
+    if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
+        raise UsageError(f"{side}: expected a state of this repository, such as git:main, given {given}")
+    below = Path.cwd().relative_to(_git("rev-parse", "--show-toplevel") or Path.cwd())
+    folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
+    try:
+        if _git("worktree", "add", "--detach", str(folder / "tree"), ref) is None:
+            raise UsageError(f"{side}: git could not make a worktree of {ref}")
+        yield folder / "tree" / below
+    finally:
+        _git("worktree", "remove", "--force", str(folder / "tree"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _git(*words: str, cwd: Path | None = None) -> str | None:
+    """Return what git prints; None where it fails or is not there."""
+    try:
+        done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
+VERBS = {"compare": (Options, EXAMPLES, run), "ab": (AbOptions, AB_EXAMPLES, run_ab)}

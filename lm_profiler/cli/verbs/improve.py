@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,31 +12,29 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
+from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.remedy import Candidate
-from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
+from lm_profiler.cli.options import read_config
+from lm_profiler.cli.verbs.shared import show
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import ImproveRequest, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, RanCell
 from lm_profiler.improve.search import FEWEST_RUNS
 from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
 from lm_profiler.measure.boundary import say
-from lm_profiler.processes.cell_server import CellServer, ServerError
+from lm_profiler.processes.fork_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
-from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.sweep import SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS, made_plan
 from lm_profiler.usage_error import UsageError
 
-Options = ImproveRequest
 EXAMPLES = """\
 for example:
   lm_profiler improve --config small_bf16
@@ -54,11 +51,7 @@ _LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
 
 
 def run(request: ImproveRequest) -> int:
-    """Improve a run and return the exit code: 1 where the first setting does not run.
-
-    Raises:
-        UsageError: a wrong call; nothing was run.
-    """
+    """Improve a run and return the exit code: 1 where the first setting does not run."""
     plan, calls = _plan(request)
     try:
         with SweepFolder(request.folder, plan, grows=True) as folder:
@@ -82,6 +75,7 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
 
 def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
+    # The first setting and each value of ``--try``: their calls are checked before anything runs.
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
     written = [calls.look(), *(calls.time(options, 0) for options in asked)]
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
@@ -94,8 +88,9 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
             cells.left_s = request.budget_s
             try:
                 look = cells.done(calls.look())
-                if (told := too_short(request, look.took_s)) is not None:
-                    say(told)
+                least_s = look.took_s * (1 + FEWEST_RUNS)
+                if request.budget_s < least_s:
+                    say(f"budget: may be too short to try anything; --budget={math.ceil(least_s)}s is enough for one")
                 cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
                 record = _improved(request, cells, calls, look, display)
             except Interrupted as why:  # in the first setting's own run
@@ -104,22 +99,14 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     return _ending(folder, record, calls.call)
 
 
-def too_short(request: ImproveRequest, look_s: float) -> str | None:
-    """Return a warning where the budget may end before the first comparison, by the time of the first run."""
-    least_s = look_s * (1 + FEWEST_RUNS)
-    if not look_s or request.budget_s >= least_s:
-        return None
-    return (
-        f"budget: {duration_text(request.budget_s)} may be too short to try anything: a comparison takes {FEWEST_RUNS} "
-        f"runs, and the first took {duration_text(look_s)}; --budget={math.ceil(least_s)}s is enough for one"
-    )
-
-
 def _improved(
     request: ImproveRequest, cells: Cells, calls: CellCalls, look: RanCell, display: ImproveDisplay
 ) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
-    account = Account(request, _started(cells.folder.path), look.took_s)
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with suppress(RecordError):
+        started = read_improve(cells.folder.path).started  # by an earlier call
+    account = Account(request, started, look.took_s)
     try:
         first = look.record
     except NoSteps as error:
@@ -149,13 +136,6 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> list[C
     return [*asked, *worth_it(ours, first.time["step"].mean, MARGIN)]
 
 
-def _started(folder: Path) -> str:
-    """Return when the improvement first began: an earlier call may have begun it."""
-    with suppress(RecordError):
-        return read_improve(folder).started
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
@@ -163,11 +143,9 @@ def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> 
         write_whole(improved, config_text(record, call))
     else:
         improved.unlink(missing_ok=True)  # an earlier call may have written one
-    sys.stdout.write(terminal(improve_table(record, folder.path), sys.stdout))
+    show(improve_table(record, folder.path))
     print(f"written to {folder.path}")
-    if record.ended == "interrupted":
-        return INTERRUPTED
-    return FAILED if record.ended == "failed" else OK
+    return {"interrupted": INTERRUPTED, "failed": FAILED}.get(record.ended, OK)
 
 
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
@@ -177,3 +155,6 @@ def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     above = [f"{record.command} changed:", *changes]
     lines = [f"# {line}\n" for text in above for line in text.splitlines()]
     return "".join(lines) + yaml.safe_dump(content, sort_keys=False)
+
+
+VERBS = {"improve": (ImproveRequest, EXAMPLES, run)}

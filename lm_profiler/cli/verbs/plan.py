@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
-from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
+from lm_profiler.analysis.plan.planned import ANY_GPU, Capacity, Planned, capacity, fits, planned_floors
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
-from lm_profiler.cli.verbs.report_options import writable
+from lm_profiler.cli.surroundings import quiet_libraries
+from lm_profiler.cli.verbs.shared import show, writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.report.pictures.memory_plot import named
+from lm_profiler.report.pictures.over_time import named
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
-from lm_profiler.report.run.allocation_tables import allocation_tables
-from lm_profiler.report.run.plan_table import plan_table, remedy_table
-from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.report.run.plan_table import allocation_tables, plan_table, remedy_table
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
@@ -85,100 +81,73 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned.
-
-    Raises:
-        UsageError: a wrong call.
-    """
+    """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned."""
     device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module lies there
-    rehearsed = partial(_rehearsed, options.options, device)
     known = []
-    for answer in rehearsed([((), "batch"), ((), "context")]):
-        if (planned := _known(answer)) is None:
+    for answer in _rehearsed(options.options, device, [((), "batch"), ((), "context")]):
+        if not isinstance(answer, Planned):
+            if answer.wrong:
+                raise UsageError(answer.reason)
+            say(f"cannot be planned: {answer.reason}")
             return FAILED
-        known.append(planned)
+        known.append(answer)
     batch, context = known
-    _write(plan_table(batch, context.largest, device, planned_floors(batch, device.name, options.bandwidth)))
+    floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
+    show(plan_table(batch, context.largest, device, floors(batch)))
     if batch.timeline is not None:
         _show_timeline(batch.timeline, options)
     if fits(batch, device.bytes):
         return OK
-    tried = _tried(remedies(batch, context.largest), rehearsed)
+    tried = _tried(remedies(batch, context.largest), options.options, device)
     # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
     if not any(fits(planned, device.bytes) for _, planned in tried):
-        tried += _tried(together(batch), rehearsed)
-    floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
-    _write(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
+        tried += _tried(together(batch), options.options, device)
+    show(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
     return FAILED if fits(batch, device.bytes) is False else OK
 
 
-def _tried(
-    ways: Sequence[Smaller], rehearsed: Callable[[Iterable[tuple[Sequence[str], str]]], Iterator[Planned | Unplanned]]
-) -> list[tuple[Smaller, Planned]]:
+def _tried(ways: Sequence[Smaller], options: Sequence[str], device: Capacity) -> list[tuple[Smaller, Planned]]:
     """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse one."""
-    answers = zip(ways, rehearsed((way.words, "nothing") for way in ways), strict=True)
+    answers = zip(ways, _rehearsed(options, device, [(way.words, "nothing") for way in ways]), strict=True)
     return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]
+
+
+def _rehearsed(
+    options: Sequence[str], device: Capacity, questions: Sequence[tuple[Sequence[str], str]]
+) -> Iterator[Planned | Unplanned]:
+    """Rehearse the call once for each question, its further options and what to maximize; two run at a time."""
+    from lm_profiler.cli.rehearse import ask, told  # torch is imported only where a plan is made, not for --help
+
+    quiet_libraries()
+    for at in range(0, len(questions), _AT_ONCE):
+        calls = [(["fit", *options, *more], what) for more, what in questions[at : at + _AT_ONCE]]
+        asked = [ask(call, device.gpu, what, device.bytes, _LIMIT_S) for call, what in calls]
+        try:
+            yield from map(told, asked)
+        finally:
+            for each in asked:
+                each.end()
 
 
 def _show_timeline(timeline: MemoryTimeline, options: Options) -> None:
     if options.allocations:
         for table in allocation_tables(timeline):
-            _write(replace(table, above=["", *table.above]) if table.above[0] else table)
+            show(replace(table, above=["", *table.above]) if table.above[0] else table)
     if options.output is not None:
         with writable(options.output):
             save_timelines(named([timeline]), options.output)
         say(f"written to {options.output}")
 
 
-def _write(table: Table) -> None:
-    sys.stdout.write(terminal(table, sys.stdout))
-    sys.stdout.flush()
-
-
-def _known(answer: Planned | Unplanned) -> Planned | None:
-    """Return ``answer``, or None after a message where the run could not be planned."""
-    if isinstance(answer, Planned):
-        return answer
-    if answer.wrong:
-        raise UsageError(answer.reason)
-    say(f"cannot be planned: {answer.reason}")
-    return None
-
-
-def _rehearsed(
-    options: Sequence[str], device: Capacity, questions: Iterable[tuple[Sequence[str], str]]
-) -> Iterator[Planned | Unplanned]:
-    """Rehearse the call once for each question, its further options and what to maximize; two run at a time."""
-    from lm_profiler.cli.quiet import quiet_libraries  # torch is imported only where a plan is made, not for --help
-    from lm_profiler.cli.rehearse import ask, told
-
-    quiet_libraries()
-    asked: deque[Any] = deque()
-    try:
-        for more, what in questions:
-            asked.append(ask(["fit", *options, *more], device.gpu, what, device.bytes, _LIMIT_S))
-            if len(asked) == _AT_ONCE:
-                yield told(asked.popleft())
-        while asked:
-            yield told(asked.popleft())
-    finally:
-        for each in asked:
-            each.end()
-
-
 def _device(options: Options) -> Capacity:
-    """Return the name and the memory of the device that the options ask for."""
+    """Return the name and the memory of the device that the options ask for; without any, of this machine's."""
     given = None if options.memory is None else size_bytes(options.memory, "memory", "80GiB")
     if options.device is not None:
         known = capacity(options.device)
         return known if given is None else replace(known, bytes=given)
     if given is not None:
         return Capacity("a GPU", given, gpu=ANY_GPU)
-    return _this_machine()
-
-
-def _this_machine() -> Capacity:
     import torch
 
     from lm_profiler.cli.rehearse import gpu_of
@@ -193,13 +162,12 @@ def _this_machine() -> Capacity:
 
 
 def size_bytes(text: str, option: str, example: str) -> int:
-    """Return the bytes that the value ``text`` of ``option`` says.
-
-    Raises:
-        UsageError: it is no size.
-    """
+    """Return the bytes that the value ``text`` of ``option`` says; raise UsageError where it is no size."""
     read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
     unit = None if read is None else _SIZES.get(read[2].casefold())
     if read is None or unit is None or not 1 <= float(read[1]) * unit <= _MOST_BYTES:
         raise UsageError(f"{option}: expected a size such as {example}, at most 1024TiB, given {text[:100]!r}")
     return int(float(read[1]) * unit)
+
+
+VERBS = {"plan": (Options, EXAMPLES, run)}

@@ -2,91 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
-from lm_profiler.analysis.again import concluded_again, with_unfinished
-from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
-from lm_profiler.cli.verbs.report_options import Options, writable, write, write_text
+from lm_profiler.analysis.conclude import concluded_again
+from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, long_enough, readable
+from lm_profiler.cli.verbs.shared import format_of, runs_below, writable, write, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.calls import FAILED, OK
-from lm_profiler.record.entry import Collection, Entry, collect
+from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.pictures.memory_plot import named
-from lm_profiler.report.pictures.plots import TIMELINE, WAY_DOWN, save_plot, save_timelines, save_way_down
-from lm_profiler.report.pictures.steps_plot import unreadable
-from lm_profiler.report.run.allocation_tables import allocation_tables
-from lm_profiler.report.run.changes import changes_table
-from lm_profiler.report.run.ci import CiFormat, ci_text, measured_by
+from lm_profiler.report.pictures.over_time import named
+from lm_profiler.report.pictures.plots import KINDS, TIMELINE, save_plot, save_timelines
+from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
+from lm_profiler.report.run.plan_table import allocation_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
-from lm_profiler.report.tables.formats import FOR_PROGRAMS
-from lm_profiler.report.tables.layouts import devices, modes, pivot, wide
-from lm_profiler.report.tables.merged import by_facts, repeats_together
-from lm_profiler.report.tables.remedies import best_checkpoints, remedies
-from lm_profiler.report.tables.rows import raw_rows, rows
-from lm_profiler.report.tables.step_layouts import blocks, warmup_rows, warmups
+from lm_profiler.report.tables import formats
+from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmup_rows, warmups, wide
+from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import Column, columns_named, every_column
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\
 for example:
   lm_profiler report logs
   lm_profiler report logs --columns name,device,data.batch_size,step_s,allocated_peak_bytes --output runs.csv
+  lm_profiler report --columns help            the name of every column
   lm_profiler report logs/sweep --group_by size,precision
   lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
   lm_profiler report logs/small --warmup 0 1 2 5
   lm_profiler report logs --layout wide --warmup 0 5 --steps 10
-  lm_profiler report --columns help            the name of every column
-  lm_profiler report logs --layout blocks      each step, then Model, Params, Forward (s), Backward (s)
-  lm_profiler report logs --layout wide        a wide row a run, means and standard deviations
-  lm_profiler report logs --layout devices     sizes down, devices across
   lm_profiler report logs --layout modes       forward alone, forward + backward, full step: mean ± std
-  lm_profiler report logs --layout warmups     a row for each pass and warm-up
   lm_profiler report logs/old --again          by the rules of this version, and what differs
   lm_profiler report logs/small --plot memory_timeline --output memory.png
-  lm_profiler report logs/small --allocations  what holds the memory, and what backward needs
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
+_PEOPLE = ("terminal", "markdown")
 # options that ask for a table even of a single run, as the formats for programs do
 _TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
+_LAYOUTS = {"wide": wide, "devices": devices, "blocks": blocks, "modes": modes}
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Tables of runs, of folders of runs and of sweeps, in any mix.
+
+    A sweep's repeats share a row; a single run is shown as a page of all its figures, unless an option asks for a
+    table. CSV, JSON and Parquet carry SI values and every fact; the others are for people.
+
+    Args:
+        config: A YAML file of these options.
+        runs: Folders of runs or sweeps, or a folder above them.
+        columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
+        group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
+        pivot: Two facts, one down and one across; several with commas between.
+        value: What a pivot shows; if not given, step_s.
+        layout: A table as published reports have it. blocks: each step, then forward and backward. wide: a wide row a
+            run, means and standard deviations. devices: sizes down, devices across. modes: forward alone, forward +
+            backward, full step. warmups: a row for each pass and warm-up.
+        warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
+        steps: Use this many steps of each run, and leave out runs with fewer.
+        kernels: The kernels that took the device's time, from the trace of each run.
+        again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
+        allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
+        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
+            .html.
+        by: What a plot is drawn against.
+        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
+            CI services bmf (Bencher), github-action-benchmark or junit.
+        output: Write to this file.
+    """
+
+    WORDS: ClassVar[str] = "runs"
+
+    config: str | None = None
+    runs: Sequence[Path] = ()
+    columns: Sequence[str] = ()
+    group_by: Sequence[str] = ()
+    pivot: tuple[str, str] | None = None
+    value: str | None = None
+    layout: Literal["blocks", "wide", "devices", "modes", "warmups"] | None = None
+    warmup: Sequence[int] = ()
+    steps: int | None = None
+    kernels: bool = False
+    allocations: bool = False
+    again: bool = False
+    plot: str | None = None
+    by: str | None = None
+    format: str | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.steps is None or self.steps >= 1, "steps", "1 or more", self.steps)
+        expect(min(self.warmup, default=0) >= 0, "warmup", "0 or more", min(self.warmup, default=0))
+        if self.format is not None:
+            expect_one_of((*formats.SUFFIXES.values(), *get_args(CiFormat)), "format", self.format)
+        if self.plot is not None:
+            expect_one_of((*KINDS, TIMELINE), "plot", self.plot)
+        else:
+            object.__setattr__(self, "format", format_of(self.format, self.output))
+        if not self.runs and self.columns != ["help"]:
+            raise UsageError("RUNS: expected folders of runs, given none; `report logs`, say")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        ways = [
+            name for name in ("columns", "pivot", "kernels", "allocations", "plot", "layout") if getattr(self, name)
+        ]
+        if self.kernels or self.allocations or self.plot:
+            ways += [name for name in ("warmup", "steps") if getattr(self, name)]
+        if len(ways) > 1:
+            raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
+        if self.group_by and ways not in ([], ["columns"]):
+            raise UsageError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
+        for name, needs in (("value", "pivot"), ("by", "plot")):
+            if getattr(self, name) is not None and not getattr(self, needs):
+                raise UsageError(f"{name}: expected --{needs} with it, given none")
+        if self.kernels or self.allocations:
+            expect(self.format not in ("html", "latex", "typst"), "format", f"another with --{ways[0]}", self.format)
+        if self.plot and self.output is None:
+            raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png, .pdf or .html")
+        if self.plot and self.format is not None:
+            raise UsageError("format: expected none with --plot, whose FILE's suffix says it; leave it out")
 
 
 def run(options: Options) -> int:
-    """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown.
-
-    Raises:
-        UsageError: a wrong call.
-    """
+    """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown."""
     if options.columns == ["help"]:
         write(Collection(), every_column(), "terminal", None)
         return OK
-    runs, changes = _collect(options.runs), list[Table]()
+    runs, changes = runs_below(options.runs, "RUNS"), list[Table]()
     if options.again:
         runs, changes = _again(runs)
     problems, shown = _show(runs, options, changes)
     for problem in [*runs.problems, *problems]:
         say(f"warning: {problem}")
     return OK if shown else FAILED
-
-
-def _collect(paths: Sequence[Path]) -> Collection:
-    try:
-        runs = with_unfinished(collect(paths))
-    except FileNotFoundError as error:
-        raise UsageError(f"RUNS: expected folders, given {error}, which is not a folder") from None
-    if not (runs.entries or runs.searches or runs.problems):
-        searched = ", ".join(map(str, paths))
-        raise UsageError(f"RUNS: expected folders with runs, found none below {searched}; `lm_profiler fit` makes one")
-    return runs
 
 
 def _again(runs: Collection) -> tuple[Collection, list[Table]]:
@@ -112,7 +174,7 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
     if kind in get_args(CiFormat):
         write_text(ci_text(measured_by(runs.entries), cast(CiFormat, kind)), kind, options.output)
         return [], bool(runs.entries)
-    plain = kind in ("terminal", "markdown") and not any(getattr(options, name) for name in _TABLE_OPTIONS)
+    plain = kind in _PEOPLE and not any(getattr(options, name) for name in _TABLE_OPTIONS)
     searches = runs.searches if plain else []  # the table of a search stands for all its runs
     entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]
     tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
@@ -128,18 +190,15 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
 def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[list[str], bool]:
     entries = runs.entries
     with writable(output):
-        if plot == WAY_DOWN:
-            save_way_down([of.record for of in runs.searches], output)
-        elif plot == TIMELINE:
-            told, problems = _timelines(entries)
+        if plot == TIMELINE:
+            told, problems = _each(entries, read_timelines, "memory timeline")
             names = [str(entry.folder) if len(told) > 1 else "" for entry, _ in told]
             known = zip(names, told, strict=True)
             save_timelines({t: of for name, (_, one) in known for t, of in named(one, name).items()}, output)
             return problems, True
         elif entries:
             save_plot(plot, entries, output, by)
-    problems = unreadable(entries) if plot == "steps" else []
-    return problems, plot == WAY_DOWN or len(problems) < len(entries)
+    return [], bool(entries)
 
 
 def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:
@@ -149,42 +208,56 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         watched = watch_tables(folder) if is_watched(folder) else []
         return [*run_page(entries[0].record, folder), Table(above=remedies(entries)), *watched], []
     if options.kernels:
-        traced, problems = _readable_kernels(entries)
-        people = kind in ("terminal", "markdown")
-        return (_kernels_of_each(traced, len(entries) > 1) if people else _kernels_of_all(traced)), problems
+        traced, problems = _each(entries, _rank_0s_kernels, "table of kernels")
+        return (_kernels_of_each(traced, len(entries) > 1) if kind in _PEOPLE else _kernels_of_all(traced)), problems
     if options.allocations:
-        told, problems = _timelines(entries)
-        return (_allocations_of_each if kind in ("terminal", "markdown") else _allocations_of_all)(told), problems
+        told, problems = _each(entries, read_timelines, "memory timeline")
+        return (_allocations_of_each if kind in _PEOPLE else _allocations_of_all)(told), problems
     table, problems = _make_table(entries, options)
-    return [] if table is None else [
-        replace(table, below=[*table.below, *best_checkpoints(entries), *remedies(entries)])
-    ], problems
+    if table is not None:
+        table = replace(table, below=[*table.below, *best_checkpoints(entries), *remedies(entries)])
+    return [] if table is None else [table], problems
+
+
+def _each(
+    entries: Sequence[Entry], read: Callable[[Path], Found | None], what: str
+) -> tuple[list[tuple[Entry, Found]], list[str]]:
+    """Return what is read from the folder of each run that has it, and the problems of the others."""
+    known, problems = [], []
+    for entry in entries:
+        try:
+            if one := read(entry.folder):
+                known.append((entry, one))
+            else:
+                problems.append(f"{entry.folder}: no {what}")
+        except RecordError as error:
+            problems.append(str(error))
+    return known, problems
 
 
 # -- which table -------------------------------------------------------------------------------------------------------
 
 
 def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
-    """Return the table of ``entries``, None where none can be used, and the problems of some of them.
-
-    Raises:
-        UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
-    """
+    """Return the table of ``entries``, None where none can be used, and the problems of some of them."""
     problems: list[str] = []
     plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
-    if options.layout == "warmups" or (plain and options.warmup):
-        return _each_cut(entries, options)  # a row for each part of a step and each warm-up
+    if options.layout == "warmups" or (plain and options.warmup):  # a row for each part of a step and each warm-up
+        runs, problems = long_enough(entries, options.warmup or WARMUPS, options.steps)
+        made = warmup_rows if options.layout == "warmups" else warmups
+        return (made(runs, options.steps) if runs else None), problems
     if options.warmup or options.steps is not None:
         entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
-    if options.layout == "blocks":
-        entries, unread = _with_steps(entries)
+    if options.layout == "blocks":  # the runs whose steps can be shown or that died
+        good, unread = readable([entry for entry in entries if entry.shows_steps])
+        entries = [entry for entry in entries if entry in good or not entry.shows_steps]
         problems += unread
     return (_make(entries, options) if entries else None), problems
 
 
 def _make(entries: Sequence[Entry], options: Options) -> Table:
     if options.layout is not None:
-        return {"wide": wide, "devices": devices, "blocks": blocks, "modes": modes}[options.layout](entries)
+        return _LAYOUTS[options.layout](entries)
     if options.pivot is not None:
         down, across = (_facts(names.split(","), entries) for names in options.pivot)
         [value] = columns_named([options.value or "step_s"], entries)
@@ -194,7 +267,7 @@ def _make(entries: Sequence[Entry], options: Options) -> Table:
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
     if options.format == "html" and columns is None and not by and len(groups) == len(entries):
         return Table([], [])  # the HTML page draws its own row for each run
-    return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
+    return (raw_rows if options.format in formats.FOR_PROGRAMS else rows)(groups, columns, by)
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
@@ -205,51 +278,22 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     return columns
 
 
-def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Return the runs whose steps can be shown or that died, and the problems of the others."""
-    good, problems = readable([entry for entry in entries if entry.shows_steps])
-    return [entry for entry in entries if entry in good or not entry.shows_steps], problems
+# -- kernels and allocations -------------------------------------------------------------------------------------------
 
 
-def _each_cut(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
-    runs, problems = long_enough(entries, options.warmup or WARMUPS, options.steps)
-    made = (warmup_rows if options.layout == "warmups" else warmups)(runs, options.steps) if runs else None
-    return made, problems
-
-
-# -- kernels -----------------------------------------------------------------------------------------------------------
-
-
-def _readable_kernels(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, KernelTable]], list[str]]:
-    """Return rank 0's kernel table of each run that has one, and the problems of the others."""
-    traced, problems = [], []
-    for entry in entries:
-        try:
-            if files := kernel_files(entry.folder):
-                traced.append((entry, read_kernels(files[0])))
-            else:
-                problems.append(
-                    f"{entry.folder}: no table of kernels: nothing was traced, or the trace is another tool's"
-                )
-        except RecordError as error:
-            problems.append(str(error))
-    return traced, problems
+def _rank_0s_kernels(folder: Path) -> KernelTable | None:
+    files = kernel_files(folder)
+    return read_kernels(files[0]) if files else None
 
 
 def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool) -> list[Table]:
     """Return each run's kernel tables for people; with ``several`` runs, each is headed by its folder."""
     tables = []
     for entry, kernels in traced:
-        first, *rest = kernel_tables(kernels, _forward_s(entry), _head_width(entry))
-        where = [str(entry.folder)] if several else []
-        tables += [replace(first, above=[*where, *first.above]), *rest]
+        forward = None if entry.record is None else entry.record.time.get("forward")
+        first, *rest = kernel_tables(kernels, None if forward is None else forward.mean, _head_width(entry))
+        tables += [replace(first, above=[*[str(entry.folder)] * several, *first.above]), *rest]
     return tables
-
-
-def _forward_s(entry: Entry) -> float | None:
-    """Return the mean seconds of the forward pass in the measured steps."""
-    forward = None if entry.record is None else entry.record.time.get("forward")
-    return None if forward is None else forward.mean
 
 
 def _head_width(entry: Entry) -> int | None:
@@ -262,31 +306,14 @@ def _head_width(entry: Entry) -> int | None:
 
 
 def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:
-    """Return the kernels of all runs as one table for programs; no table where there are none."""
     return _flat([{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)])
 
 
 def _flat(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return the rows of all runs as one table for programs; no table where there are none."""
     headings = [Heading(name, name) for name in (rows[0] if rows else ())]
     body = [[TableCell(value) for value in row.values()] for row in rows]
     return [Table(headings, body)] if rows else []
-
-
-# -- memory timelines --------------------------------------------------------------------------------------------------
-
-
-def _timelines(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, list[MemoryTimeline]]], list[str]]:
-    """Return the memory timelines of each run that has any, and the problems of the others."""
-    told, problems = [], []
-    for entry in entries:
-        try:
-            if timelines := read_timelines(entry.folder):
-                told.append((entry, timelines))
-            else:
-                problems.append(f"{entry.folder}: no memory timeline: it was not planned, or an older version wrote it")
-        except RecordError as error:
-            problems.append(str(error))
-    return told, problems
 
 
 def _allocations_of_each(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
@@ -300,7 +327,6 @@ def _allocations_of_each(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]])
 
 
 def _allocations_of_all(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
-    """Return the allocations of all runs as one table for programs."""
     return _flat(
         [
             {"folder": str(entry.folder), "source": timeline.source, "which": which, **of.model_dump()}
@@ -310,3 +336,6 @@ def _allocations_of_all(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) 
             for of in rows
         ]
     )
+
+
+VERBS = {"report": (Options, EXAMPLES, run)}

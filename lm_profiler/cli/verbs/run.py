@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lm_profiler.external_callbacks import CLAIMED, MADE, VARIABLE
+from lm_profiler.external_callbacks import CLAIMED, VARIABLE
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run import Verb
 from lm_profiler.usage_error import expect
@@ -119,19 +119,14 @@ def _say_at_the_end(claims: Path, options: Options) -> None:
         os.closerange(3, program)
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         select.select([program], [], [])
-        if (missing := _missing(claims, options)) is not None:
-            say(missing)
+        if not os.path.lexists(claims / CLAIMED):
+            which = "" if options.trainer is None else f" with the number {options.trainer}"
+            say(
+                f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler: nothing was profiled"
+            )
         shutil.rmtree(claims, ignore_errors=True)
     finally:
         os._exit(0)
 
 
-def _missing(claims: Path, options: Options) -> str | None:
-    """Return why nothing was profiled; None where a Trainer was."""
-    made, claimed = (os.path.lexists(claims / name) for name in (MADE, CLAIMED))
-    if claimed:
-        return None
-    if not made:
-        return "no Lightning Trainer was created, or only in a Python without lm_profiler: nothing was profiled"
-    which = "no Trainer" if options.trainer is None else f"no Trainer with the number {options.trainer}"
-    return f"{which} ran {options.verb}: nothing was profiled"
+VERBS = {"run": (Options, EXAMPLES, run)}

@@ -1,4 +1,4 @@
-"""The verb ``selftest``: how far can this machine's figures be trusted?
+"""The verbs ``selftest`` and ``numerics``: how far can this machine's figures be trusted, and low precision's sums?
 
 The same run is repeated in five fresh processes, so that only the machine can make them differ. Their spread is kept
 for ``compare`` and ``improve``. Then the cost of the instruments is measured against ``Trainer(barebones=True)``.
@@ -7,7 +7,6 @@ for ``compare`` and ``improve``. Then the cost of the instruments is measured ag
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,12 +18,14 @@ from statistics import median
 import numpy as np
 
 from lm_profiler.analysis.compare.ratio import detectable
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
-from lm_profiler.cli.errors import TOLD_IN, answered
-from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.analysis.hardware.roofline import contention_lines
+from lm_profiler.cli.options import told_in
+from lm_profiler.cli.verbs.shared import show
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
@@ -33,15 +34,11 @@ for example:
   lm_profiler selftest --config demo --stages.measure_steps=50"""
 
 _TOY = (
-    "--model.d_model=256",
-    "--model.d_ff=1024",
-    "--model.num_layers=4",
-    "--model.num_heads=8",
+    *("--model.d_model=256", "--model.d_ff=1024", "--model.num_layers=4", "--model.num_heads=8"),
     "--data.context_length=128",
 )
 _UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _RESAMPLES = 2000  # resamples of the bootstrap interval of the instruments' cost
-
 _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
 
 
@@ -60,16 +57,12 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the self-test with the options of ``fit`` and return the exit code.
-
-    Raises:
-        UsageError: ``fit`` does not take these options.
-    """
+    """Run the self-test with the options of ``fit`` and return the exit code."""
     given = [*(options.options or _TOY), *_UNTIMED_OFF]
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
             runs = [_fit(given, Path(folder), name) for name in _PROCESSES]
-            costs = _cost(runs[0], Path(folder))
+            costs = _cost(runs[0])
     except subprocess.CalledProcessError as error:
         said = "\n".join(error.stderr.strip().splitlines()[-2:])
         print(said or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
@@ -77,8 +70,7 @@ def run(options: Options) -> int:
     seen = spread_of([run.time["step"].mean or 0.0 for run in runs])
     machine = runs[0].environment
     kept = seen if seen is None or machine is None else keep_spread(machine, seen)
-    for line in report(runs, seen, kept, costs):
-        print(line)
+    print("\n".join(report(runs, seen, kept, costs)))
     return OK
 
 
@@ -90,11 +82,8 @@ def report(
 ) -> list[str]:
     """Return the lines of the self-test.
 
-    Args:
-        runs: The equal runs.
-        seen: The spread of their steps; None where it is unknown.
-        kept: The spread with earlier self-tests of the machine.
-        costs: Bare and instrumented steps in seconds.
+    ``seen`` is the spread of the equal runs' steps, ``kept`` that with earlier self-tests of the machine; None where it
+    is unknown. ``costs`` are bare and instrumented steps in seconds.
     """
     where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
     lines = [f"equal runs on {where}: the same {runs[0].verb} {len(runs)} times, in fresh processes"]
@@ -129,22 +118,67 @@ def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: flo
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
-    _python(folder, "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    _python("lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
     return read_run(folder / name / "version_0")
 
 
-def _cost(record: RunRecord, folder: Path) -> tuple[list[float], list[float]]:
+def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
     """Measure bare and instrumented steps, in seconds, on the device that ``record`` ran on."""
     where = [record.environment.device_type] if record.environment is not None else []
-    answer = json.loads(_python(folder, "lm_profiler.cli.cost", *where).splitlines()[-1])
+    answer = json.loads(_python("lm_profiler.cli.cost", *where).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 
-def _python(folder: Path, *arguments: str) -> str:
+def _python(*arguments: str) -> str:
     """Run a module, the first of ``arguments``, and return its output; a wrong call raises its own UsageError."""
-    env = {**os.environ, TOLD_IN: str(folder / "wrong.json")}
-    done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False, env=env)
-    if told := answered(folder / "wrong.json"):
-        raise UsageError(told["message"])
+    done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False)
+    if done.returncode == WRONG_CALL:
+        raise UsageError(told_in(done.stderr))
     done.check_returncode()
     return done.stdout
+
+
+# -- numerics ----------------------------------------------------------------------------------------------------------
+
+NUMERICS_EXAMPLES = """\
+for your own model under your own precision:
+  lm_profiler fit --numerics.audit=true"""
+
+_ADDEND, _TIMES = 0.01, 1000
+
+
+@dataclass(frozen=True)
+class SumsOptions:
+    """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
+
+
+def run_numerics(options: SumsOptions) -> int:
+    """Print the table and return the exit code."""
+    exact = _ADDEND * _TIMES
+    rows = [[how, f"{value:.4f}", f"{value / exact - 1:+.3%}", why] for how, value, why in sums()]
+    headings = [Heading(title, title, at in (1, 2)) for at, title in enumerate(("sum", "result", "off by", "why"))]
+    cells = [[TableCell(text=text) for text in row] for row in rows]
+    show(Table(headings, cells, [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]))
+    return OK
+
+
+def sums() -> list[tuple[str, float, str]]:
+    """Return the same sum in each combination of precisions: how it is added, its result, and why."""
+    whole, half = np.float32(_ADDEND), np.float16(_ADDEND)
+    of_sum = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
+    of_addend = f"the sum is kept well; the addend is not: 0.01 in float16 is {half:.8f}"
+    of_cast = "the same: the addend is cast up before it is added"
+
+    def added(kind: type[np.floating], addend: np.floating) -> float:
+        """Add one by one, to a sum of ``kind``; ``np.sum`` would add in pairs."""
+        return float(np.full(_TIMES, addend).cumsum(dtype=kind)[-1])
+
+    return [
+        ("float32 += float32", added(np.float32, whole), "24 bits: each addition rounds by at most 5e-7"),
+        ("float16 += float16", added(np.float16, half), of_sum),
+        ("float32 += float16", added(np.float32, half), of_addend),
+        ("float32 += float32(float16)", added(np.float32, half), of_cast),
+    ]
+
+
+VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (SumsOptions, NUMERICS_EXAMPLES, run_numerics)}

@@ -12,20 +12,18 @@ from pathlib import Path
 
 import yaml
 
-from lm_profiler.analysis.again import with_unfinished
-from lm_profiler.cli.arguments import read_config
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.endings import interrupting
-from lm_profiler.cli.errors import TOLD_IN, answered
+from lm_profiler.cli.options import UNKNOWN, read_config, told_in
+from lm_profiler.cli.verbs.shared import show
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
-from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
-from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
+from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.sweep import Cell, SweepPlan
-from lm_profiler.report.tables.merged import repeats_together
-from lm_profiler.report.tables.rows import rows
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.record.sweep import Cell
+from lm_profiler.report.tables.rows import repeats_together, rows
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule
@@ -33,7 +31,6 @@ from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of, run_order, shell_line
 from lm_profiler.usage_error import UsageError
 
-Options = SweepRequest
 EXAMPLES = """\
 for example:
   lm_profiler sweep demo
@@ -44,18 +41,12 @@ FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer"
 # The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely.
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
 
-_OUTPUT = "output.txt"
-
 # the statuses that count as results: a sweep may look for the size at which memory runs out
 _GOOD_STATUSES = ("ok", "oom", "refused")
 
 
 def run(request: SweepRequest) -> int:
-    """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed.
-
-    Raises:
-        UsageError: a wrong call; nothing was run.
-    """
+    """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed."""
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
     plan = plan_of(request, texts)
     part = None if request.part is None else part_of(request.part)
@@ -98,62 +89,48 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
         )
         # The check costs seconds; a sweep that goes on has passed it.
         if folder.is_new:
-            _check_options(server, folder.plan, request.timeout_s)
+            # Cells with the same options and number of nodes differ in values alone: one of them is checked.
+            alike = {
+                (cell.arguments[0], *cell.overrides, cell.overrides.get("trainer.num_nodes")): cell
+                for cell in reversed(folder.plan.cells)
+            }
+            check_calls(server, alike.values(), request.timeout_s, values=False)
             folder.begin()
         with display.shown(), interrupting(partial(setattr, work, "interrupted", True)):
             work.run()
     return work.interrupted
 
 
-def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
-    """Raise UsageError for an unknown option of a cell; a bad value fails its own cell only."""
-    # Cells with the same options and number of nodes differ in values alone: one of them is checked.
-    alike = {
-        (cell.arguments[0], *cell.overrides, cell.overrides.get("trainer.num_nodes")): cell
-        for cell in reversed(plan.cells)
-    }
-    check_calls(server, alike.values(), timeout_s, values=False)
-
-
 def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None, values: bool = True) -> None:
-    """Raise UsageError for the first cell whose call is wrong; for bad values only with ``values``.
+    """Raise UsageError for the first cell whose call is wrong; with ``values`` also for bad ones.
 
     Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
     """
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
-        wrong = Path(folder, "wrong.json")
+        file = Path(folder, "output.txt")
         for cell in cells:
-            code = _parse(server, cell, wrong, timeout_s)
-            if code is not None and code < 0:
+            server.start(cell.id, [*cell.arguments, "--print_config"], file, {})
+            code = _end_of(server, cell, timeout_s)
+            if code < 0:
                 return
-            if (told := answered(wrong)) and (values or told["unknown_option"] is not None):
-                raise UsageError(told["message"])
-            if code == 0:
-                _check_nodes(Path(folder, _OUTPUT), cell)
+            printed = file.read_text(encoding="utf-8", errors="replace")
+            told = told_in(printed)
+            if code == WRONG_CALL and (values or told.startswith(UNKNOWN)):
+                raise UsageError(told)
+            nodes = 1 if code else yaml.safe_load(printed)["trainer"]["num_nodes"]
+            if nodes != 1:  # a sweep starts no processes on other machines
+                remedy = f"run {cell.id} with torchrun or srun"
+                raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
 
 
-def _check_nodes(printed: Path, cell: Cell) -> None:
-    """Raise UsageError for a cell of several machines: a sweep starts no processes on the others."""
-    nodes = yaml.safe_load(printed.read_text(encoding="utf-8"))["trainer"]["num_nodes"]
-    if nodes != 1:
-        raise UsageError(
-            f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; run {cell.id} with torchrun or srun"
-        )
-
-
-def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None) -> int | None:
-    """Parse a cell's call without running it, and return the exit code, that of SIGKILL after ``timeout_s``.
-
-    The file ``wrong`` gets what is wrong with the call.
-    """
-    output = wrong.with_name(_OUTPUT)
-    server.start(cell.id, [*cell.arguments, "--print_config"], output, {TOLD_IN: str(wrong)})
+def _end_of(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
+    """Wait for the end of a cell that was started, kill it ``timeout_s`` after it began, and return its exit code."""
     limit_s = None
     while True:
         events = server.events(limit_s)
         for event in events:
             if isinstance(event, CellEnded):
-                return event.code
+                return 1 if event.code is None else event.code
             limit_s = timeout_s  # the process has started; its end is the next event
         if limit_s is not None and not events:
             server.signal(cell.id, signal.SIGKILL)
@@ -164,7 +141,7 @@ def _ending(folder: SweepFolder, interrupted: bool, part: str | None) -> int:
     """Print the table of the cells that were this process's own, and return the exit code."""
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
-    sys.stdout.write(terminal(rows(repeats_together(entries)), sys.stdout))
+    show(rows(repeats_together(entries)))
     words = Counter(entry.status for entry in entries)
     told = ", ".join(f"{count} {word}" for word, count in words.items())
     of_whole = "" if part is None else f" (part {part} of {len(folder.plan.cells):,})"
@@ -175,3 +152,6 @@ def _ending(folder: SweepFolder, interrupted: bool, part: str | None) -> int:
     if interrupted:
         return INTERRUPTED
     return OK if words.keys() <= set(_GOOD_STATUSES) else FAILED
+
+
+VERBS = {"sweep": (SweepRequest, EXAMPLES, run)}

@@ -7,24 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.errors import wrong_call
-from lm_profiler.cli.launcher import end_ranks, leave_group, rank_commands
-from lm_profiler.cli.preflight import call_off, look_back, plan_ahead
-from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.run_context import local_rank
+from lm_profiler.cli.options import wrong_call
+from lm_profiler.cli.preflight import look_back, plan_ahead
+from lm_profiler.cli.run_context import end_ranks, leave_group, local_rank
+from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.torch_names import NameMissing
 
 
 def run(call: Call) -> int:
-    """Run a Trainer verb and return the exit code.
-
-    Raises:
-        UsageError: a wrong call. It leaves nothing behind but the record of a refusal.
-    """
+    """Run a Trainer verb and return the exit code."""
     sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module lies
     with quiet():
         try:
@@ -34,25 +28,23 @@ def run(call: Call) -> int:
         except Exception as error:  # no code of the user has run yet, so the call is wrong
             raise wrong_call(error) from error
         try:
-            with watched(Watchdog(cli.context, lambda: rank_commands(getattr(cli, "trainer", None)))):
-                cli.begin()
-                rendezvous = plan_ahead(cli)
-                cli.run_verb()
-                del rendezvous  # until here it held the store open in which the ranks set up their process group
-                leave_group()
+            cli.begin()
+            plan_ahead(cli)
+            cli.run_verb()
+            leave_group()
             record = cli.context.record  # it may hold a failure of the instruments alone
             failure = None if record is None else record.failure
             if failure is not None:
                 return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED
             return OK
         except (KeyboardInterrupt, SystemExit) as error:
+            end_ranks(getattr(cli, "trainer", None), ask=isinstance(error.__context__ or error, KeyboardInterrupt))
             return cli.context.ended(error)
         except Exception as error:
             if not cli.context.is_refusal(error):
                 code = cli.context.failed(error)
                 try_or_note("what would have fitted", partial(look_back, cli), [])
                 return code
-            call_off(cli)
             cli.context.discard()
             if local_rank() > 0:  # the process that started this rank prints the message
                 return WRONG_CALL

@@ -1,4 +1,4 @@
-"""The verb ``watch``: a training that goes on, from the files that it writes, on this machine or another."""
+"""The verbs ``watch`` and ``trace``: a training that goes on, from the files that it writes, on any machine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from lm_profiler.cli.verbs.shared import show
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError
-from lm_profiler.record.watch_files import STATUS, read_status
+from lm_profiler.record.watch_files import STATUS, TraceRequest, ranks_watched, read_status, request_file
+from lm_profiler.report.run.kernel_tables import kernel_tables
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
-from lm_profiler.report.tables.terminal import lines, terminal
-from lm_profiler.usage_error import UsageError, expect
+from lm_profiler.report.tables.formats import lines
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\
 for example:
   lm_profiler fit --config demo --watch=true --trainer.max_steps 10000 &
   lm_profiler watch logs/demo/version_0          live on a terminal, until the training ends
   lm_profiler watch logs/demo/version_0 | cat    once"""
+TRACE_EXAMPLES = """\
+for example:
+  lm_profiler trace logs/demo/version_0
+  lm_profiler trace logs/demo/version_0 --steps 4 --rank 3"""
 
-_APART_S = 1.0
+_APART_S, _LOOK_S = 1.0, 0.5
 # a training reports every ten seconds, also while a step stands still; without a report for so long it is gone
 _SILENT_S = 60.0
 
@@ -51,44 +58,14 @@ class Options:
     run: Path | None = None
     once: bool = False
 
-    def __post_init__(self) -> None:
-        expect(self.run is not None, "watch", "the folder of a run, such as logs/demo/version_0", None)
-
-
-def watched_folder(run: Path | None) -> Path:
-    """Return the folder of a watched run: the given one, or the latest version below it.
-
-    Raises:
-        UsageError: there is none, or its status is damaged.
-    """
-    if run is None or not run.is_dir():
-        raise UsageError(f"RUN: expected the folder of a run, given {run}, which is not there")
-    versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
-    if versions and not is_watched(run):
-        run = versions[-1].parent
-    if not is_watched(run):
-        raise UsageError(
-            f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "
-            "`lm_profiler fit --watch=true` writes it when the stages are over"
-        )
-    try:
-        read_status(run)
-    except RecordError as error:
-        raise UsageError(str(error)) from None
-    return run
-
 
 def run(options: Options) -> int:
-    """Show the run and return the exit code.
-
-    Raises:
-        UsageError: there is no such run, or it is not watched.
-        RecordError: a file of it is damaged.
-    """
+    """Show the run and return the exit code."""
     folder = watched_folder(options.run)
     if options.once or not sys.stdout.isatty() or read_status(folder).ended:
         for table in watch_tables(folder):
-            sys.stdout.write(terminal(table, sys.stdout) + "\n")
+            show(table)
+            print()
         return OK
     console, heard = Console(), (0.0, 0.0)
     with Live(console=console, auto_refresh=False, screen=False) as live:
@@ -105,3 +82,94 @@ def run(options: Options) -> int:
             time.sleep(_APART_S)
     say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not come here")
     return FAILED
+
+
+def watched_folder(run: Path | None) -> Path:
+    """Return the folder of a watched run: the given one, or the latest version below it."""
+    if run is None or not run.is_dir():
+        raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
+    versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
+    if versions and not is_watched(run):
+        run = versions[-1].parent
+    if not is_watched(run):
+        raise UsageError(
+            f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "
+            "`lm_profiler fit --watch=true` writes it when the stages are over"
+        )
+    try:
+        read_status(run)
+    except RecordError as error:
+        raise UsageError(str(error)) from None
+    return run
+
+
+# -- trace -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskOptions:
+    """Ask a training that is watched (fit --watch=true) for a trace of its next steps, and print where they went.
+
+    The trace is in the run's folder, and in TensorBoard's tab. The training goes on as it is.
+
+    Args:
+        config: A YAML file of these options.
+        run: The folder of the run.
+        steps: Whole steps to trace.
+        rank: The rank that traces.
+        patience_s: Seconds to wait for the trace; it may come later, where a step takes longer.
+    """
+
+    WORDS: ClassVar[str] = "run"
+
+    config: str | None = None
+    run: Path | None = None
+    steps: int = 2
+    rank: int = 0
+    patience_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        expect(self.steps > 0, "steps", "1 or more", self.steps)
+        expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
+
+
+def run_trace(options: AskOptions) -> int:
+    """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
+    folder = watched_folder(options.run)
+    expect_one_of(ranks_watched(folder), "rank", options.rank)
+    status = read_status(folder, options.rank)
+    if status.ended:
+        raise UsageError(f"RUN: expected a run that goes on, given {folder}, which has ended; its traces are in it")
+    if not status.traces:
+        raise UsageError(f"RUN: expected a run that takes traces, given {folder}, which runs with watch.traces=false")
+    asked, before = request_file(folder, options.rank), set(_tables(folder, options.rank))
+    if asked.exists():
+        raise UsageError(f"RUN: expected a run that nobody asks for a trace, given {folder}; wait for that one")
+    try:
+        TraceRequest(steps=options.steps, rank=options.rank).write(asked)
+    except OSError as error:
+        raise UsageError(f"RUN: expected a folder that can be written to, given {folder} ({error.strerror})") from None
+    deadline_s = time.monotonic() + options.patience_s
+    while time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+        if new := sorted(set(_tables(folder, options.rank)) - before):
+            say(f"traced: {new[0]}")
+            for table in kernel_tables(read_kernels(new[0])):
+                show(table)
+                print()
+            return OK
+        if read_status(folder, options.rank).ended:
+            break
+    if asked.exists():
+        asked.unlink(missing_ok=True)
+        say(f"{folder}: nobody took the request: the training has ended, was killed, or stands still")
+    else:
+        say(f"{folder}: no trace by now; it comes where the training goes on")
+    return FAILED
+
+
+def _tables(folder: Path, rank: int) -> list[Path]:
+    return [path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")]
+
+
+VERBS = {"watch": (Options, EXAMPLES, run), "trace": (AskOptions, TRACE_EXAMPLES, run_trace)}

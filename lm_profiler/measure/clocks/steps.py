@@ -1,7 +1,8 @@
 """Reads a tape of marks into steps: which part of the step each stretch of time belongs to.
 
 Parts nest (a backward inside a manual training_step); the time belongs to the innermost. None of this runs within a
-timed step.
+timed step. ``TapeReading`` reads mark by mark. ``ChunkReader`` computes steps whose marks have the same codes together:
+reading takes tens of microseconds a step, which a run that is watched for days would pay in every step.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.quantities import PARTS, TIMED
 
 DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len(PARTS))
 # code of a stretch between two marks that is not part of the step, such as validation during accumulation
@@ -26,28 +30,19 @@ LEAVE, CLIPPED, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 6)
 
 @dataclass(slots=True)
 class StepMarks:
-    """The marks of one finished step: ``codes[k]`` is the part that begins at ``host_ns[k]``; the last mark ends the
-    step.
+    """The marks of one finished step; the last mark ends it."""
 
-    ``asked`` counts the phases at whose start the device was asked whether it had finished what came before, and
-    ``idle`` those at which it had: there it waits for the host.
-    """
-
-    codes: list[int]
+    codes: list[int]  # the part that begins at each mark
     host_ns: list[int]
-    instants: list[Any]
-    asked: int = 0
-    idle: int = 0
+    instants: list[Any]  # on the device's clock
+    asked: int = 0  # phases at whose start the device was asked whether it had finished what came before
+    idle: int = 0  # those at which it had: there it waits for the host
 
     def host_seconds(self) -> tuple[float, ...]:
-        """Return the seconds of each of ``TIMED`` on the host's clock."""
         return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
-        """Return the seconds of each of ``TIMED`` on the device's stream; None where an instant cannot be read.
-
-        The device must have reached every instant.
-        """
+        """Return the same on the device's stream, which has reached every instant; None where one cannot be read."""
         seconds = [stream.seconds(a, b) for a, b in pairwise(self.instants)]
         known = [value for value in seconds if value is not None]
         return _per_part(self.codes, known) if len(known) == len(self.codes) - 1 else None
@@ -63,19 +58,12 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
 
 @dataclass(slots=True)
 class TapeReading:
-    """The state after the marks that were read.
-
-    ``stack`` holds the open parts, ``failed_in`` the innermost part when an error first passed, ``finished`` the steps
-    that nobody took yet. ``step`` holds the marks of the current or last step, ``began`` the part that the last mark
-    began, or None.
-    """
-
-    stack: list[int] = field(default_factory=lambda: [OTHER])
+    stack: list[int] = field(default_factory=lambda: [OTHER])  # the open parts
     running: bool = False
-    failed_in: int | None = None
-    began: int | None = None
-    finished: deque[StepMarks] = field(default_factory=deque)
-    step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))
+    failed_in: int | None = None  # the innermost part when an error first passed
+    began: int | None = None  # the part that the last mark began
+    finished: deque[StepMarks] = field(default_factory=deque)  # the steps that nobody took yet
+    step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))  # the current or last one
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
         """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
@@ -87,7 +75,6 @@ class TapeReading:
         return read
 
     def read(self, code: int, instant: Any) -> None:
-        """Read one mark."""
         stack = self.stack
         self.began = None
         if code == FAIL:
@@ -130,3 +117,105 @@ class TapeReading:
         step.codes.append(code)
         step.host_ns.append(instant)
         self.began = code
+
+
+_MOST_LAYOUTS = 512  # a loop whose marks never repeat must not fill the memory
+
+
+class TimedSteps(NamedTuple):
+    """The times of n finished steps, in their order."""
+
+    begin_ns: NDArray[np.int64]  # (n,) on the host's clock
+    end_ns: NDArray[np.int64]
+    host_s: NDArray[np.float64]  # (n, TIMED) seconds of each part and of the step on the host's clock
+    seconds: NDArray[np.float64]  # the same on the device's, NaN where unknown; ``host_s`` without a device
+
+
+class _Layout(NamedTuple):
+    """What the marks of one sequence of codes mean."""
+
+    marks: NDArray[np.intp]  # where the step's marks stand
+    codes: list[int]
+    parts: NDArray[np.float64]
+    after: tuple[int, ...]  # the open parts at the end
+
+
+@dataclass(eq=False)
+class ChunkReader:
+    """Reads one tape, a chunk after the other."""
+
+    stream: EventStream | None = None  # the device's clock of the timeline; None where there is only the host's
+    _stack: tuple[int, ...] = tuple(TapeReading().stack)
+    _rest: list[Any] = field(default_factory=list)
+    _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(default_factory=dict)
+    _unread: deque[tuple[_Layout, Sequence[Any]]] = field(default_factory=deque)
+
+    def read(self, tape: Sequence[Any], wait: bool = False) -> TimedSteps:
+        """Return the steps that end in ``tape`` or in earlier chunks, as far as the device has reached their ends.
+
+        With ``wait`` the device has done all that it was given.
+        """
+        tape = [*self._rest, *tape]
+        codes, instants, begin = tape[::2], tape[1::2], 0
+        for end in (at + 1 for at, code in enumerate(codes) if code == END):
+            layout = self._layout(tuple(codes[begin:end]))
+            if layout is not None:
+                self._unread.append((layout, instants[begin:end]))
+            begin = end
+        self._rest = tape[2 * begin :]
+        return self._times([self._unread.popleft() for _ in range(self._ready(wait))])
+
+    def _ready(self, wait: bool) -> int:
+        if self.stream is None or wait:
+            return len(self._unread)
+        late = (at for at, (_, instants) in enumerate(self._unread) if not self.stream.reached(instants[-1][1]))
+        return next(late, len(self._unread))
+
+    def _layout(self, codes: tuple[int, ...]) -> _Layout | None:
+        """Return what ``codes`` up to a step's end mean here; None where no step ran."""
+        key = self._stack, codes
+        if key not in self._layouts:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = self._laid_out(codes)
+        layout = self._layouts[key]
+        self._stack = self._stack if layout is None else layout.after
+        return layout
+
+    def _laid_out(self, codes: tuple[int, ...]) -> _Layout | None:
+        reading = TapeReading(stack=list(self._stack))
+        for at, code in enumerate(codes):  # the place of each mark stands for its instant
+            reading.read(code, at)
+        if not reading.finished:
+            return None
+        step = reading.finished[0]
+        parts = np.zeros((len(step.codes) - 1, len(TIMED)))
+        for at, code in enumerate(step.codes[:-1]):
+            if code < len(PARTS):
+                parts[at, [code, -1]] = 1.0
+        return _Layout(np.array(step.host_ns), step.codes, parts, tuple(reading.stack))
+
+    def _times(self, segments: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
+        n = len(segments)
+        begin_ns, end_ns = np.zeros((2, n), np.int64)
+        host_s, seconds = np.zeros((2, n, len(TIMED)))
+        alike: dict[int, list[int]] = {}
+        for at, (layout, _) in enumerate(segments):
+            alike.setdefault(id(layout), []).append(at)
+        for places in alike.values():
+            layout = segments[places[0]][0]
+            rows = [segments[at][1] for at in places]
+            if self.stream is not None:
+                seconds[places] = [self._on_device(layout, row) for row in rows]
+                rows = [[instant[0] for instant in row] for row in rows]
+            ns = np.array(rows, np.int64)[:, layout.marks]
+            begin_ns[places], end_ns[places] = ns[:, 0], ns[:, -1]
+            host_s[places] = np.diff(ns, axis=1) * 1e-9 @ layout.parts
+        return TimedSteps(begin_ns, end_ns, host_s, host_s if self.stream is None else seconds)
+
+    def _on_device(self, layout: _Layout, instants: Sequence[Any]) -> Sequence[float]:
+        assert self.stream is not None
+        events = [instants[at][1] for at in layout.marks]
+        known = StepMarks(layout.codes, [], events).stream_seconds(self.stream)
+        self.stream.release([instant[1] for instant in instants])
+        return [np.nan] * len(TIMED) if known is None else known

@@ -1,7 +1,8 @@
-"""The device's clock: a pool of timing events on the current stream."""
+"""The device's clock: a pool of timing events on the current stream, and a stopwatch for work after the run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -41,7 +42,7 @@ class EventStream:
         return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
 
     def reached(self, instant: torch.Event) -> bool:
-        """Return whether the stream has reached ``instant``; False where that cannot be known."""
+        """Whether the stream has reached ``instant``; False where that cannot be known."""
         try:
             return not self.capturing() and bool(instant.query())
         except (RuntimeError, ValueError):
@@ -55,21 +56,15 @@ class EventStream:
             return None
 
     def release(self, instants: Sequence[torch.Event]) -> None:
-        """Return instants to the pool."""
         self._free.extend(instants)
 
     def wait(self) -> None:
-        """Block until the device has done all that was enqueued.
-
-        Raises:
-            RuntimeError: The device died.
-        """
+        """Block until the device has done all that was enqueued; raises RuntimeError where it died."""
         torch.accelerator.synchronize(self._device)
 
 
 def stream_of(device: torch.device) -> EventStream | None:
-    """Return the clock of ``device``; None on the CPU and where a device cannot time events: then only host time is
-    known."""
+    """Return the clock of ``device``; None on the CPU and where a device cannot time events."""
     if device.type == "cpu":
         return None
     try:
@@ -82,3 +77,33 @@ def stream_of(device: torch.device) -> EventStream | None:
         return None
     stream.release((start, end))
     return stream
+
+
+class Stopwatch:
+    """Times work on ``device`` by its events where it has them, else by ``clock`` (ns); waits for the device."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._device = device
+        self._clock = clock
+        self._stream = stream_of(device)
+
+    def __call__(self, work: Callable[[], object]) -> float:
+        if self._stream is None:
+            self._synchronize()
+            start_ns = self._clock()
+            work()
+            self._synchronize()
+            return (self._clock() - start_ns) * 1e-9
+        start = self._stream.record()
+        work()
+        end = self._stream.record()
+        self._stream.wait()
+        seconds = self._stream.seconds(start, end)
+        self._stream.release((start, end))
+        if seconds is None:
+            raise RuntimeError("the device's clock cannot be read")
+        return seconds
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)

@@ -22,9 +22,7 @@ class Timeline:
 
     This class and ``Span`` are the hot path: between a model's own work each further Python frame costs a microsecond
     and more, several times its cost in a tight loop. So a mark is one call of a built-in that extends a list, which
-    Ctrl-C finds either done or not done.
-
-    ``note`` writes a mark: a code and the host's instant.
+    Ctrl-C finds either done or not done: ``note``, which takes a code and the host's instant.
     """
 
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
@@ -35,10 +33,8 @@ class Timeline:
         self._tape: list[Any] = [TapeReading()]  # what was read before, then two entries a mark
         self._last: Any = None
         self._outside = self._stopped = False
-        self.went_outside: list[tuple[int, str]] = []
-        """When the loop left the step (ns), and for what."""
-        self.saved: list[int] = []
-        """When each checkpoint began and ended (ns), in turn."""
+        self.went_outside: list[tuple[int, str]] = []  # when the loop left the step (ns), and for what
+        self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
         self.observers = ()
 
     @property
@@ -52,7 +48,6 @@ class Timeline:
         self._choose_note()
 
     def unobserve(self, *observers: Callable[[int], None]) -> None:
-        """Remove ``observers``; those that are not there are ignored."""
         self.observers = tuple(each for each in self.observers if each not in observers)
 
     def _choose_note(self) -> None:
@@ -74,7 +69,6 @@ class Timeline:
         self._tape.extend((code, (now, event, reached)))
 
     def _put_and_observe(self, mark: tuple[int, int]) -> None:
-        """Write a mark and read it at once, for the observers."""
         reading = self.reading()
         self._put(mark)
         code, instant = self._tape[1:]
@@ -102,10 +96,7 @@ class Timeline:
         return known
 
     def take(self) -> list[Any]:
-        """Cut off the marks that were not read yet and return them, codes and instants in turn: for ``ChunkReader``.
-
-        A timeline that has observers reads its marks itself, so that nothing is left to take.
-        """
+        """Cut off the marks that were not read yet, for ``ChunkReader``; none with observers, which read at once."""
         tape = self._tape
         count = len(tape)
         marks = tape[1:count]
@@ -113,7 +104,6 @@ class Timeline:
         return marks
 
     def restart(self) -> None:
-        """Forget all marks, as between two steps."""
         self._tape[:] = [TapeReading()]
 
     def peek(self) -> TapeReading:
@@ -130,11 +120,9 @@ class Timeline:
 
     @property
     def stack(self) -> list[int]:
-        """The codes of the open parts."""
         return self.reading().stack
 
     def mark(self, code: int) -> None:
-        """Write a mark at this instant."""
         self.note((code, self.clock()))
 
     def go_outside(self, what: str = "") -> None:
@@ -146,7 +134,6 @@ class Timeline:
         self._choose_note()
 
     def stop(self) -> None:
-        """Take no more marks."""
         self._stopped = True
         self._choose_note()
 

@@ -1,5 +1,12 @@
 """Counts the FLOPs of a step while it runs, from the real shapes of every operator.
 
+Convention: a multiply-add is two FLOPs. Only matmuls, convolutions and attention count; element-wise work, norms,
+softmax, look-ups, distances without a matmul, solvers and Fourier transforms do not. Causal attention counts in full,
+4·B·T²·D forward per layer, as in PaLM (Chowdhery et al. 2022, appendix B) and most published MFUs; to count half of
+it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. Flash kernels compute the scores again in their backward:
+not counted, as it is their own choice. Recurrent layers of oneDNN and cuDNN compute the gradient of their input even
+where nobody needs it: counted.
+
 Nothing runs twice, and results do not change. Backward passes are seen too, also where autograd runs them in threads of
 its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's ``graph_task.h``).
 Not seen is what never passes torch's dispatcher: graphs of torch.compile, replayed CUDA graphs, kernels of extensions
@@ -11,44 +18,178 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
+from math import prod
 from traceback import walk_stack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 from lm_profiler.measure.boundary import comes_from_outside, said
-from lm_profiler.measure.counts.flop_formulas import OVERLOAD, TORCHS_OWN, UncountableError, formula_of
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
-from lm_profiler.torch_names import (
-    DISPATCH_KEY,
-    DISPATCH_MODE,
-    EXCLUDED_KEYS,
-    FORCED_KEYS,
-    GRAPH_TASK,
-    INCLUDED_KEYS,
-    tree_leaves,
-)
+from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, MODE_STACK, tree_leaves
+
+WORK = ("forward", "backward", "recomputation")
+Formula = Callable[..., int]  # takes the operator's arguments and, as ``out_val``, its result; returns FLOPs
+
+
+class UncountableError(Exception):
+    """Raised where the FLOPs are unknown; the message is the end of "FLOPs unknown: …"."""
+
+
+# Operators of distributed torch, which communicate and multiply nothing.
+_PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
+_TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
+# namespaces whose operators are known: those that multiply have a formula or are in ``_UNKNOWN``
+_KNOWN = {*_TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
+
+# operators that multiply, and have no formula in torch or here
+_UNKNOWN = {
+    *("aten::_int_mm", "aten::_trilinear", "aten::_foreach_mm", "aten::conv_tbc", "aten::_mixed_dtypes_linear"),
+    *("aten::hspmm", "aten::sparse_sampled_addmm", "aten::_sparse_sparse_matmul", "aten::_sparse_mm_reduce_impl"),
+    *("aten::_sparse_semi_structured_linear", "aten::_sparse_semi_structured_mm"),
+    *("aten::_sparse_semi_structured_addmm", "aten::_cslt_sparse_mm", "aten::_dyn_quant_matmul_4bit"),
+    *("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_weight_int8pack_mm"),
+    *("aten::_weight_int4pack_mm_with_scales_and_zeros", "aten::quantized_gru", "aten::quantized_lstm"),
+    *("aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"),
+    *("aten::_triton_multi_head_attention", "aten::_triton_scaled_dot_attention"),
+    *("aten::mkldnn_linear", "aten::mkldnn_convolution", "aten::miopen_convolution", "aten::_mps_convolution"),
+    *("aten::_lstm_mps", "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"),
+}
+_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class of operators with a schema; higher-order operators have others
+
+
+def formula_of(operator: Any) -> Formula | None:
+    """Return the formula of ``operator``; None where it multiplies nothing. Raises UncountableError."""
+    name = operator.name().partition(".")[0] if isinstance(operator, _OVERLOAD) else f"higher_order::{operator}"
+    namespace, _, base = name.partition("::")
+    plain = None  # ``addmm`` for ``addmm_``, which does the same in place
+    if namespace == "aten" and base.endswith("_") and not base.startswith("__"):
+        plain = getattr(torch.ops.aten, base[:-1], None)
+    for packet in (getattr(operator, "overloadpacket", operator), plain):
+        if packet is not None and (formula := _OURS.get(packet) or flop_registry.get(packet)):
+            return formula
+    if namespace in _KNOWN and name not in _UNKNOWN:
+        return None
+    raise UncountableError(f"{name} has no formula; torch.utils.flop_counter.register_flop_formula gives it one")
+
+
+def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Count the matmul of [G, M, K] and [G, K, N], where G, M and N may be missing.
+
+    Routed groups (mixture of experts) share the rows of ``left``, which count once.
+    """
+    columns = right.shape[-1] if right.ndim > 1 else 1
+    if left.layout is not torch.strided:
+        return 2 * _stored(left) * columns
+    if right.layout is not torch.strided:
+        return 2 * _stored(right) * left.shape[0]
+    groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+    return 2 * groups * prod(left.shape[-2:]) * columns
+
+
+def _stored(factor: Tensor) -> int:
+    if factor.layout is torch.sparse_coo:
+        return int(factor.coalesce().values().shape[0])
+    if factor.layout in (torch.sparse_csr, torch.sparse_csc):
+        return int(factor.values().shape[factor.ndim - 2])
+    raise UncountableError(f"a product with a matrix of layout {factor.layout}")
+
+
+def _convolution(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any) -> int:
+    # ``rest``: bias, stride, padding, dilation, whether it is transposed, …
+    return _convolution_flops(x.shape, weight, out_val.shape, rest[4])
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any) -> int:
+    # The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts
+    # grouped ones too high. ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and
+    # which gradients are wanted.
+    of_input, of_weight, _ = map(int, rest[7])  # the bias' gradient is a sum
+    return (of_input + of_weight) * _convolution_flops(x.shape, weight, grad.shape, rest[4])
+
+
+def _convolution_flops(x: Sequence[int], weight: Tensor, out: Sequence[int], transposed: bool) -> int:
+    """Count one multiply-add for each weight and output position; input positions where it is transposed."""
+    return 2 * weight.numel() * x[0] * prod((x if transposed else out)[2:])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    # Two matmuls: the scores of queries and keys, and the weighted sums of values.
+    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _backward_of(name: str, inputs: int) -> Formula:
+    """Return a formula for the backward of attention on sequences of different lengths: twice torch's own forward.
+
+    The backward takes the gradient, the forward's ``inputs`` arguments, its results, and then the lengths.
+    """
+
+    def formula(_: Any, *args: Any, **__: Any) -> int:
+        forward = flop_registry.get(getattr(torch.ops.aten, name, None))
+        if forward is None:
+            raise UncountableError("this torch has no formula for attention of sequences of unlike lengths")
+        return 2 * int(forward(*args[:inputs], *args[5:9]))
+
+    return formula
+
+
+def _recurrent_layer(x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * prod(x.shape[:-1]) * (w_input.numel() + w_hidden.numel())
+
+
+def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    return 2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim == 2)
+
+
+def _after_first(formula: Formula) -> Formula:
+    """Return ``formula`` without the first argument, a bias or a gradient."""
+    return lambda _, *args, **kwargs: formula(*args, **kwargs)
+
+
+def _twice(formula: Formula) -> Formula:
+    return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
+
+
+# Torch's registry has most of them; here are those that it lacks, or counts otherwise than the convention above.
+_SDPA = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+_FUSED = [f"_scaled_dot_product_{kind}" for kind in (*_SDPA, "fused_attention_overrideable")]
+_SCALED_OR_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2")
+_BIASED = ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm")
+_BY_NAME: dict[str, Formula] = {
+    **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _matmul),
+    **dict.fromkeys(_BIASED, _after_first(_matmul)),
+    "_euclidean_dist": lambda left, right, **_: 2 * prod(left.shape) * right.shape[-2],
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(_FUSED, _attention),
+    **dict.fromkeys([f"{name}_backward" for name in _FUSED], _after_first(_twice(_attention))),
+    "_flash_attention_backward": _backward_of("_flash_attention_forward", inputs=3),
+    "_efficient_attention_backward": _backward_of("_efficient_attention_forward", inputs=4),
+    "mkldnn_rnn_layer": _recurrent_layer,
+    "mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
+    **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),
+    **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), _twice(_recurrent)),
+}
+_OURS: dict[Any, Formula] = {
+    **{getattr(torch.ops.aten, name): formula for name, formula in _BY_NAME.items() if hasattr(torch.ops.aten, name)},
+    # Known by name: importing them would import torch's compiler.
+    **{operator: _twice(_attention) for operator in flop_registry if str(operator) == "flex_attention_backward"},
+}
+
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-# the package of fake tensors, on which torch also tries operators out to infer shapes
-_SHAPES_ALONE = "torch._subclasses"
-WORK = ("forward", "backward", "recomputation")
+_SHAPES_ALONE = "torch._subclasses"  # of fake tensors, on which torch also tries operators out to infer shapes
 _PLAIN = Tensor.__torch_dispatch__
-
-
-class _Handling(NamedTuple):
-    """How an operator is called; by default as it is, and uncounted."""
-
-    passed_on: bool = False  # its tensors wrap others, whose operators arrive here one by one
-    composite: bool = False  # it consists of other operators, which are counted in its place
-    counted: bool = False
-    around: AbstractContextManager[None] = nullcontext()
 
 
 class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
@@ -56,10 +197,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     Of tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) those parts
     count that this process multiplies. An error while counting makes the count unknown, and has no other effect.
-
-    Args:
-        traffic: sees all operators outside backward passes.
-        on_shapes: whether the step itself runs on fake tensors; otherwise torch only tries operators out on them.
+    ``traffic`` sees all operators outside backward passes. ``on_shapes`` says that the step itself runs on fake
+    tensors; otherwise torch only tries operators out on them.
     """
 
     supports_higher_order_operators = True
@@ -74,70 +213,58 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         self._on_shapes = on_shapes
         self._traffic = traffic
         self.counting = True
-        self.unknown: str | None = None
-        """Why the count cannot be trusted."""
+        self.unknown: str | None = None  # why the count cannot be trusted
         self._flops: Counter[tuple[str, str]] = Counter()
         self._formula_of = cache(formula_of)
         self._is_composite = cache(_is_composite)
         self._thread = threading.get_ident()
 
     def flops(self) -> Flops:
-        """Return what was counted so far.
-
-        Raises:
-            UncountableError: An operator ran whose work is unknown.
-        """
+        """Return what was counted so far; raises UncountableError where an operator ran whose work is unknown."""
         if self.unknown is not None:
             raise UncountableError(self.unknown)
         forward, backward, again = (sum(self.by_dtype().get(work, {}).values()) for work in WORK)
         return Flops(forward=forward, backward=backward, recomputation=again)
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
-        """Return the same by kind of work and dtype of the factors, as torch names it."""
         counted: dict[str, dict[str, int]] = {}
         for (work, dtype), flops in self._flops.items():
             counted.setdefault(work, {})[dtype] = flops
         return counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        try:
-            call = self._call_of(func, types)
+        kwargs, counted, composite = kwargs or {}, False, False
+        around: AbstractContextManager[Any] = nullcontext()
+        try:  # This asks classes of the user, which may raise anything.
+            own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
+            shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in own)
+            if own and not shapes_alone:
+                return NotImplemented  # its tensors wrap others, whose operators arrive here one by one
+            composite = not shapes_alone and self._is_composite(func)
+            # ``prim`` has queries, such as the device of a fake tensor.
+            counted = self.counting and func.namespace != "prim" and shapes_alone <= self._on_shapes
+            if not composite and func.namespace not in _TORCHS_OWN:
+                around = _autocast_of_caller()
         except BaseException as error:
             self._lose(func, error)
-            call = _Handling()
-        if call.passed_on:
-            return NotImplemented
-        if call.composite:
+        if composite:
             with enable_reentrant_dispatch(), self:  # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
-        with call.around:
+        with around:
             result = func(*args, **kwargs)
-        if call.counted:
+        if counted:
             try:
                 self._see(func, args, kwargs, result)
             except BaseException as error:
                 self._lose(func, error)
         return result
 
-    def _call_of(self, func: Any, types: Any) -> _Handling:
-        """Decide how ``func`` is called. This may run code of a user's tensor class, and so may raise anything."""
-        own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
-        shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in own)
-        if own and not shapes_alone:
-            return _Handling(passed_on=True)
-        asks = func.namespace == "prim"  # queries such as the device of a fake tensor
-        return _Handling(
-            composite=not shapes_alone and self._is_composite(func),
-            counted=self.counting and not asks and shapes_alone <= self._on_shapes,
-            around=nullcontext() if func.namespace in TORCHS_OWN else _autocast_of_caller(),
-        )
-
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count the operator, and show it to ``traffic`` outside backward passes."""
         if self.unknown is None:
             try:
-                self._count(func, args, kwargs, result)
+                formula = self._formula_of(func)
+                if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
+                    self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
             except BaseException as error:
                 self._lose(func, error)
         if self._traffic is not None and GRAPH_TASK.find()() == -1:
@@ -149,44 +276,37 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 self._traffic.lost = True
 
     def _lose(self, func: Any, error: BaseException) -> None:
-        """Make the count unknown; an error of counting must not reach the step."""
+        """Make the count unknown: an error of counting must not reach the step."""
         if comes_from_outside(error):
             raise error
         self.unknown = str(error) if isinstance(error, UncountableError) else f"{func}: {said(error)}"
 
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = self._formula_of(func)
-        if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
-            self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
-
 
 def _dtype(args: Any, kwargs: Any) -> str:
-    """Return the dtype of a matmul's factors: the first tensor is one of them, or a bias of their dtype."""
     first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     return str(first.dtype).removeprefix("torch.")
 
 
 def _is_composite(func: Any) -> bool:
     """Return whether ``func`` consists of other operators on every device; under inference mode such arrive whole."""
-    if not isinstance(func, OVERLOAD):
+    if not isinstance(func, _OVERLOAD):
         return False
     keys: Any = ("CompositeImplicitAutograd", "CPU", "CUDA")
     composite, cpu, cuda = (func.has_kernel_for_dispatch_key(key) for key in keys)
     return bool(composite and not cpu and not cuda)
 
 
-def _autocast_of_caller() -> AbstractContextManager[None]:
+def _autocast_of_caller() -> AbstractContextManager[Any]:
     """Return a context with the caller's autocast, which torch turns off before it calls a mode.
 
     A user's custom operator may call others, which must run as they would without this mode.
     """
-    excluded, included, keys = EXCLUDED_KEYS.find(), INCLUDED_KEYS.find(), DISPATCH_KEY.find()
-    now = excluded()
-    autocast = type(now)(keys.AutocastCPU) | type(now)(keys.AutocastCUDA)
     with enable_reentrant_dispatch():
-        off = excluded() & autocast
-    guard: AbstractContextManager[None] = FORCED_KEYS.find()(included(), (now - autocast) | off)
-    return guard
+        on = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    stack = ExitStack()
+    for kind, dtype in on:
+        stack.enter_context(torch.autocast(kind, dtype, cache_enabled=torch.is_autocast_cache_enabled()))
+    return stack
 
 
 def _work(caller: int) -> str:
@@ -208,3 +328,82 @@ def _work(caller: int) -> str:
         engine = next((frame for frame, _ in callers if frame.f_code in _ENGINE), None)
     differentiated = engine is not None and engine.f_locals["create_graph"]
     return "recomputation" if checkpointed or (torch.is_grad_enabled() and not differentiated) else "backward"
+
+
+class StepFlops:
+    """Counts forward and backward passes of a stage that is not timed: an observer of marks.
+
+    The mode is entered where the outermost of the two begins, and left where it ends; another part in between (an
+    optimizer under manual optimization) does not count. Data, hooks and optimizers run without the mode. ``traffic``
+    also hears when a forward pass begins.
+    """
+
+    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
+        self._timeline = timeline
+        self._counter = FlopCounter(traffic, on_shapes)
+        self.flops, self.by_dtype = self._counter.flops, self._counter.by_dtype
+        self._traffic = traffic
+        self._entered = self._in_forward = False
+        self._constructor = ExitStack()
+
+    def __call__(self, code: int) -> None:
+        stack = self._timeline.stack
+        self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
+        forward = FORWARD in stack
+        if forward and not self._in_forward and self._traffic is not None:
+            self._traffic.begin()
+        self._in_forward = forward
+        self._enter(FORWARD in stack or BACKWARD in stack)
+
+    def stop(self) -> None:
+        self._enter(False)
+
+    def _enter(self, wanted: bool) -> None:
+        if wanted == self._entered:
+            return
+        if wanted:
+            self._constructor.enter_context(_constructed_without(self._counter))
+            self._counter.__enter__()
+        elif MODE_STACK.find()()[-1:] == [self._counter]:
+            self._counter.__exit__(None, None, None)
+            self._constructor.close()
+        else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
+            self._counter.counting = False
+            return
+        self._entered = wanted
+
+
+@contextmanager
+def _left(mode: FlopCounter) -> Iterator[None]:
+    """Leave ``mode``, the innermost one, within this context."""
+    mode.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        mode.__enter__()
+
+
+@contextmanager
+def _constructed_without(mode: FlopCounter) -> Iterator[None]:
+    """Have Tensor's constructor leave ``mode`` while it runs.
+
+    A tensor that an operator returns through a mode has a Python object already, and torch refuses to make one of a
+    subclass from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in
+    torch's ``python_variable.cpp``). A constructor runs no matmul, so nothing is lost.
+    """
+    innermost = MODE_STACK.find()
+    replaced, construct = vars(Tensor).get("__new__"), Tensor.__new__
+
+    def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        # Not under a Guard: all that could fail in here is torch's.
+        with _left(mode) if innermost()[-1:] == [mode] else nullcontext():
+            return construct(kind, *args, **kwargs)
+
+    type.__setattr__(Tensor, "__new__", staticmethod(new))
+    try:
+        yield
+    finally:
+        if replaced is None:
+            type.__delattr__(Tensor, "__new__")
+        else:  # the replacement of an outer run
+            type.__setattr__(Tensor, "__new__", replaced)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lm_profiler.lightning_names import COMPILED_STEPS
-from lm_profiler.torch_names import COMPILED_CALL, DYNAMO, DYNAMO_METRICS
+from lm_profiler.torch_names import COMPILED_CALL, DYNAMO
 
 _REMEMBERED = 64  # torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
 
@@ -17,11 +17,10 @@ _REMEMBERED = 64  # torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
 def recompilations() -> int:
     """Return the number of graphs that ``torch.compile`` has compiled in this process, first compilations included.
 
-    0 where nothing was ever compiled; ``torch._dynamo`` is never imported to find out. The difference of two calls is
-    what was compiled between them. A function without any operation compiles to no graph and is not counted, nor is the
-    backward of a graph.
+    0 where nothing was ever compiled; ``torch._dynamo`` is never imported to find out. A function without any operation
+    compiles to no graph and is not counted, nor is the backward of a graph.
     """
-    dynamo = _dynamo()
+    dynamo = DYNAMO.loaded()
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
@@ -32,7 +31,7 @@ def recompiled_since(before: int) -> list[str] | None:
     compilation has no reason. None if torch no longer knows them all: it remembers its last 64 compilations.
     """
     count = recompilations() - before
-    dynamo = _dynamo()
+    dynamo = DYNAMO.loaded()
     if count <= 0 or dynamo is None:
         return []
     # Failed compilations and backward graphs are in this list too; only what counts as a graph has operations.
@@ -50,19 +49,15 @@ class TimedCompilation(NamedTuple):
 
 def compilations(since_s: float) -> list[TimedCompilation] | None:
     """Return the compilations that began ``since_s`` seconds after the epoch, or later; None if torch may have
-    forgotten one, since it remembers its last 64."""
-    dynamo = _dynamo()
+    forgotten one."""
+    dynamo = DYNAMO.loaded()
     entries = [] if dynamo is None else dynamo.get_compilation_metrics()
-    timed = [entry for entry in entries if entry.start_time_us and entry.end_time_us]
-    all_ = [
-        TimedCompilation(e.start_time_us * 1e-6, e.end_time_us * 1e-6, _named(e) if e.co_name else None) for e in timed
+    later = [
+        TimedCompilation(e.start_time_us * 1e-6, e.end_time_us * 1e-6, _named(e) if e.co_name else None)
+        for e in entries
+        if e.start_time_us and e.end_time_us and e.start_time_us * 1e-6 >= since_s
     ]
-    later = [one for one in all_ if one.began_s >= since_s]
     return later if len(later) < _REMEMBERED else None
-
-
-def _dynamo() -> Any:
-    return DYNAMO_METRICS.loaded()
 
 
 def _named(entry: Any) -> str:
@@ -73,14 +68,13 @@ def _named(entry: Any) -> str:
 
 
 def is_compiled_in(module: nn.Module) -> bool:
-    """Return whether any part of ``module`` is compiled."""
     return any(is_compiled(part) for part in module.modules())
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``module`` itself was compiled by torch.compile, in any of its ways, or by TorchScript."""
     return (
-        type(module).__module__.startswith(DYNAMO.path)
+        type(module).__name__ == "OptimizedModule"  # by name: importing it would import the compiler
         or COMPILED_CALL.of(module) is not None
         or COMPILED_STEPS.of_or(module) is not None  # Lightning compiled the steps themselves
         or isinstance(module, torch.jit.ScriptModule)

@@ -1,4 +1,4 @@
-"""Reads the counters of this process between steps; ``step_counters`` computes figures from them after the run.
+"""Reads the counters of this process between steps, and computes figures of each step from them after the run.
 
 A step costs two system calls: getrusage(2) of the process, and a read of ``/proc/thread-self/schedstat`` for the thread
 that trains (Documentation/scheduler/sched-stats.rst).
@@ -6,23 +6,37 @@ that trains (Documentation/scheduler/sched-stats.rst).
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from operator import sub
+from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any
+from typing import Any, NamedTuple
 
-from lm_profiler.measure.counts.garbage import GarbageCollection, GarbageLog
+from torch.utils.data import DataLoader
+
 from lm_profiler.measure.counts.recompiles import TimedCompilation, compilations
+from lm_profiler.record.run import StepCounters
+from lm_profiler.torch_names import READY
 
-_SCHEDSTAT = "/proc/thread-self/schedstat"
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+# The most CPU time, in seconds, that a minor page fault takes: clearing a huge page of 2 MiB at 4 GB/s. A small page
+# takes a thousandth of that; nobody counts how many were huge, so that the kernel's CPU time is often the closer bound.
+DEAREST_FAULT_S = 0.5e-3
 
 # seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used
 _APART_S = 1e-3
 
+_USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
 _of_process = partial(getrusage, RUSAGE_SELF)
 
 # a step's number, usage of the process, times of the thread, the allocator's retries and segments
@@ -32,18 +46,64 @@ Reading = tuple[int, Any, bytes, Sequence[int]]
 Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
 
 
+class GarbageCollection(NamedTuple):
+    """One garbage collection of ``generation`` 0, 1 or 2: all of Python's threads stand still meanwhile."""
+
+    began_ns: int
+    ended_ns: int
+    generation: int
+
+
+@dataclass(eq=False)
+class GarbageLog:
+    """The garbage collections between ``start`` and ``stop``, in nanoseconds of ``clock``.
+
+    A signal handler may run inside a callback of the collector. Python drops what it raises there and tells
+    ``sys.unraisablehook``, so that Ctrl-C would be lost: ``held`` keeps it, and ``StepReader`` raises it.
+    """
+
+    clock: Callable[[], int]
+    collections: list[GarbageCollection] = field(default_factory=list)
+    held: BaseException | None = None
+    _began_ns: int = 0
+    _others: Any = None
+
+    def start(self) -> None:
+        self.stop()
+        self.collections, self.held = [], None
+        self._others, sys.unraisablehook = sys.unraisablehook, self._hold
+        gc.callbacks.append(self._told)
+
+    def stop(self) -> None:
+        if self._told in gc.callbacks:
+            gc.callbacks.remove(self._told)
+        if sys.unraisablehook == self._hold:
+            sys.unraisablehook = self._others
+
+    def _told(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began_ns = self.clock()
+        else:
+            self.collections.append(GarbageCollection(self._began_ns, self.clock(), info["generation"]))
+
+    def _hold(self, dropped: Any) -> None:
+        # By the code that it passed: from Python 3.14 on the hook is not given the callback.
+        first = None if dropped.exc_traceback is None else dropped.exc_traceback.tb_frame
+        if first is not None and first.f_code is GarbageLog._told.__code__:
+            self.held = dropped.exc_value
+        else:
+            self._others(dropped)
+
+
 @dataclass(eq=False)
 class StepReader:
-    """Reads the counters at the end of each step, from ``start`` to ``stop``.
-
-    ``collections`` and ``compilations`` are those of the same time; the latter is None where they are not known.
-    """
+    """Reads the counters at the end of each step, from ``start`` to ``stop``."""
 
     clock: Callable[[], int]  # the clock of the marks, in nanoseconds
     # retries and segments of the device's allocator so far; empty where it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
     usage: Callable[[], Any] = _of_process  # usage of the process, as getrusage(2) has it
-    compilations: Sequence[TimedCompilation] | None = None
+    compilations: Sequence[TimedCompilation] | None = None  # those of the same time; None where they are not known
     _read: list[Reading] = field(default_factory=list)
     _when: dict[int, tuple[int, int]] = field(default_factory=dict)
     _file: int | None = None
@@ -55,11 +115,9 @@ class StepReader:
 
     @property
     def collections(self) -> Sequence[GarbageCollection]:
-        """The garbage collections so far."""
         return self._garbage.collections
 
     def start(self) -> None:
-        """Start reading; called in the thread that trains."""
         self._read, self._when = [], {}
         with suppress(OSError):  # not Linux, or a kernel that does not count
             self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -75,15 +133,10 @@ class StepReader:
         return [(step, *self._when[step], *rest) for step, *rest in self._read if step in self._when]
 
     def place(self, step: int, began_ns: int, ended_ns: int) -> None:
-        """Set when ``step`` began and ended, which is known once its marks are read."""
         self._when[step] = began_ns, ended_ns
 
     def read(self, step: int) -> None:
-        """Read the counters of ``step``, which has just ended.
-
-        Raises:
-            BaseException: What a signal handler raised while garbage was collected.
-        """
+        """Read the counters of ``step``, which has just ended; raise what a signal handler raised amid a collection."""
         # getrusage brings the file up to date, which is otherwise as old as the kernel's last tick, 1 to 10 ms.
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
@@ -101,7 +154,6 @@ class StepReader:
         return read, collections, compiled
 
     def stop(self) -> None:
-        """Stop reading; calling it twice does no harm."""
         self._garbage.stop()
         if self._file is not None:
             os.close(self._file)
@@ -118,3 +170,130 @@ class StepReader:
         if known is None or abs(ahead_s - self._ahead_s) > _APART_S:
             return [] if known == [] else None
         return [TimedCompilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in known]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Events of the same time from other sources, on the clock of the raw readings."""
+
+    collections: Sequence[GarbageCollection] = ()
+    compilations: Sequence[TimedCompilation] | None = ()  # None where they are not known
+    # returns the GPU's clock rate and throttle reasons between two instants in seconds
+    gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None)
+
+
+def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
+    """Return the counters of each step: of each reading but the first, which is where the steps begin."""
+    garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
+    compiled = None if beside.compilations is None else _disjoint(beside.compilations)
+    figures = []
+    for before, after in pairwise(raw):
+        began_s, ended_s = after[1] * 1e-9, after[2] * 1e-9
+        gc_s, generation = _overlap(garbage, began_s, ended_s)
+        compile_s, what = (None, None) if compiled is None else _overlap(compiled, began_s, ended_s)
+        clock_hz, reasons = beside.gpu(began_s, ended_s)
+        counted = StepCounters(
+            step=after[0],
+            rank=rank,
+            wall_s=ended_s - began_s,
+            between_s=began_s - before[2] * 1e-9,
+            gc_s=gc_s,
+            gc_generation=generation,
+            compile_s=compile_s,
+            compiled=what,
+            sm_clock_hz=clock_hz,
+            throttled=reasons,
+        )
+        figures.append(counted.model_copy(update=_since(before, after)))
+    return figures
+
+
+def _since(before: Raw, after: Raw) -> dict[str, float | None]:
+    wall_s = max((after[2] - before[2]) * 1e-9, 1e-9)
+    user_s, system_s, minor, major, waited, lost = (getattr(after[3], of) - getattr(before[3], of) for of in _USAGE)
+    ran_s, no_cpu_s = _thread(before[4], after[4])
+    # Faults of several threads pass at the same time: divide by the threads that ran on average.
+    threads = max((user_s + system_s) / wall_s, 1.0)
+    retries, segments = map(sub, after[5], before[5]) if after[5] and before[5] else (None, None)
+    return {
+        "cpu_wait_s": no_cpu_s,
+        "asleep_s": None if ran_s is None or no_cpu_s is None else max(wall_s - ran_s - no_cpu_s, 0.0),
+        "cpu_s": user_s + system_s,
+        "system_s": system_s,
+        "fault_s": min(minor * DEAREST_FAULT_S, system_s) / threads,
+        "minor_faults": minor,
+        "major_faults": major,
+        "voluntary_switches": waited,
+        "involuntary_switches": lost,
+        "alloc_retries": retries,
+        "new_segments": segments,
+    }
+
+
+def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
+    if not before or not after:
+        return None, None
+    ran, waited = (int(now) - int(then) for then, now in zip(before.split()[:2], after.split()[:2], strict=True))
+    return ran * 1e-9, waited * 1e-9
+
+
+class _TimeSpan(NamedTuple):
+    began_s: float
+    ended_s: float
+    what: Any
+
+
+def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> tuple[float, Any]:
+    """Return the seconds of ``spans``, ordered and disjoint, within two instants, and what the longest of them is."""
+    inside = []
+    for at in range(bisect_left(spans, began_s, key=lambda span: span.ended_s), len(spans)):
+        span = spans[at]
+        if span.began_s >= ended_s:
+            break
+        inside.append((min(span.ended_s, ended_s) - max(span.began_s, began_s), span.what))
+    named = [each for each in inside if each[1] is not None]
+    return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
+
+
+def _disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
+    """Return the compilations in order and disjoint: of a nested one only the part outside the other."""
+    spans, last_s = list[_TimeSpan](), 0.0
+    for one in sorted(compilations, key=lambda each: each.began_s):
+        spans.append(_TimeSpan(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
+        last_s = max(last_s, one.ended_s)
+    return spans
+
+
+class ThreadTimes(NamedTuple):
+    """Nanoseconds that the calling thread ran, and that it was ready and had no CPU, since it began."""
+
+    ran_ns: int
+    no_cpu_ns: int
+
+
+def thread_times() -> ThreadTimes | None:
+    """Return the thread's times; None where the system does not count."""
+    # Asked first: it makes the kernel count up to now. The file is otherwise as old as the last tick, 1 to 10 ms;
+    # getrusage counted up to now in older kernels, and does not in 6.18.
+    ran_ns = time.thread_time_ns()
+    try:
+        _, waited, *_ = _SCHEDSTAT.read_bytes().split()
+    except (OSError, ValueError):
+        return None
+    return ThreadTimes(ran_ns, int(waited))
+
+
+def ready_batches(iterator: Iterator[Any], workers: int | None) -> int | None:
+    """Return how many prefetched batches a DataLoader's ``iterator`` holds in its queue; 0 without workers.
+
+    None for an iterator that is not torch's own, or where its queue does not know its length (macOS). Takes
+    microseconds and never blocks. Left out: batches that came out of order, and those that are not pinned yet.
+    """
+    if type(iterator).__module__ != DataLoader.__module__:
+        return None
+    if workers == 0:
+        return 0
+    try:
+        return int(READY.of(iterator).qsize())
+    except NotImplementedError:
+        return None

@@ -33,7 +33,7 @@ _SKIPPED = (
 _FRAMEWORKS = (
     *("lightning.", "pytorch_lightning.", "lightning_fabric.", "torchmetrics."),
     # the instruments; lm_profiler's own model and LightningModule are code like anyone's
-    *("lm_profiler.callbacks.", "lm_profiler.measure."),
+    *("lm_profiler.callbacks.", "lm_profiler.measure.", "lm_profiler.rehearse."),
 )
 _LOOPS = ("lightning.pytorch.loops.", "pytorch_lightning.loops.")
 

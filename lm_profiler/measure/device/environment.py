@@ -1,4 +1,4 @@
-"""What the figures were measured on: versions, device, flags and commit."""
+"""What the figures are measured on: versions, device, flags, commit, and the precision of float32."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from lm_profiler.measure.device.nvml import initialized
-from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.run import Environment
+
+_T = TypeVar("_T")
 
 _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
 
 
 def environment(device: torch.device, world_size: int) -> Environment:
-    """Return what this process runs with: versions, machine, device, flags and the commit of its source."""
     return Environment(
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         platform=platform.platform(),
@@ -43,7 +44,6 @@ def environment(device: torch.device, world_size: int) -> Environment:
 
 
 def cpu_cores() -> int:
-    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -135,3 +135,59 @@ def git_commit() -> str | None:
 
 # git takes some 20 ms, and the code that runs is the one that was imported: later commits are of no account.
 _commit_of_process = cache(git_commit)
+
+
+# the older setting's words for those of the newer one
+_WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
+
+
+def float32_matmul_precision(device_type: str = "cuda") -> str:
+    """Return ``highest``, ``high`` (TF32) or ``medium`` (bf16): the precision of float32 matmuls on ``device_type``.
+
+    ``torch.get_float32_matmul_precision()`` raises once the setting that torch 2.9 introduced was used
+    (``torch.backends.cuda.matmul.fp32_precision``); then that one is read. "unknown" if its word is new.
+    """
+    told = _told(torch.get_float32_matmul_precision)
+    if told is not None:
+        return told
+    backends: Any = torch.backends  # which torch types in part
+    products = backends.mkldnn.matmul if device_type == "cpu" else backends.cuda.matmul
+    return _WORDS.get(products.fp32_precision, "unknown")
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The precision settings of this process, as plain values that can be copied and pickled."""
+
+    products: str | None
+    convolutions: bool | None
+    operators: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> Switches:
+        convolutions = _told(lambda: torch.backends.cudnn.allow_tf32)
+        each = tuple(operator.fp32_precision for operator in operators_with_precision())
+        return cls(_told(torch.get_float32_matmul_precision), convolutions, each)
+
+    def restore(self) -> None:
+        if self.products is not None:
+            torch.set_float32_matmul_precision(self.products)
+        if self.convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = self.convolutions
+        for operator, before in zip(operators_with_precision(), self.operators, strict=True):
+            operator.fp32_precision = before
+
+
+def operators_with_precision() -> list[Any]:
+    """Return the objects of ``torch.backends`` that have a float32 precision of their own."""
+    libraries: Any = torch.backends
+    cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
+    return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+
+
+def _told(switch: Callable[[], _T]) -> _T | None:
+    """Return the value of an older setting; None where the newer one was used, as the older one then raises."""
+    try:
+        return switch()
+    except RuntimeError:
+        return None

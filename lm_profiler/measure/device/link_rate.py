@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lm_profiler.measure.device.stopwatch import Stopwatch
+from lm_profiler.measure.clocks.stream import Stopwatch
 from lm_profiler.measure.memory.peaks import available_bytes
 
 _BYTES = 4  # float32
@@ -46,8 +46,6 @@ class LinkRow(NamedTuple):
 
 
 class Link(Protocol):
-    """What a rank has of the process that started it."""
-
     @property
     def rank(self) -> int: ...
     def send(self, message: object) -> None: ...
@@ -57,8 +55,7 @@ class Link(Protocol):
 def time_links(asked: LinkRequest, link: Link) -> None:
     """Measure as one of ``asked.ranks`` ranks; rank 0 sends a ``LinkRow`` for each row, as soon as it is known.
 
-    Raises:
-        RuntimeError: a collective gave a wrong result, or another rank is gone.
+    Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
     """
     device = torch.device("cuda", link.rank) if asked.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
@@ -110,7 +107,6 @@ def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device,
 
 
 def _most(value: float, device: torch.device) -> float:
-    """Return the largest ``value`` of all ranks."""
     most = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return most.item()

@@ -1,6 +1,6 @@
 """Where CUDA's kernels compute or keep something else than the CPU's, on whose fake tensors a step is rehearsed.
 
-Kernel choices and saved tensors are those of torch 2.11.
+Kernel choices and saved tensors are those of torch 2.11; of those that move a plan by less than 1 % none is imitated.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lm_profiler.torch_names import ENGINE, tree_map
+from lm_profiler.torch_names import tree_map
 
+_LOW = (torch.bfloat16, torch.float16)
+
+# functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU (``AT_FORALL_FP32`` and
+# the lists after it in torch's ATen/autocast_mode.h, and functions that are built from these); rare ones are left out
 _ALWAYS = frozenset({
-    "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
-    "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
-    "interpolate", "kl_div", "l1_loss", "layer_norm", "linalg_matrix_norm", "linalg_vector_norm", "log", "log10",
-    "log1p", "log2", "log_softmax", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
-    "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rsqrt",
-    "sinh", "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan",
-    "triplet_margin_loss", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
+    "binary_cross_entropy_with_logits", "cdist", "cosine_similarity", "cumprod", "cumsum", "exp", "expm1",
+    "group_norm", "interpolate", "kl_div", "l1_loss", "layer_norm", "linalg_vector_norm", "log", "log1p",
+    "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
+    "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
 _BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one as it comes
-
-# functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU: ``AT_FORALL_FP32`` and
-# the lists after it in torch's ATen/autocast_mode.h, and the functions that are built from these
 _IN_FLOAT32 = _ALWAYS | {
     name for name in _BY_RELEASE if getattr(torch.ops.aten, name).default.has_kernel_for_dispatch_key("AutocastCUDA")
 }
@@ -44,7 +42,13 @@ class KernelsOfCuda(TorchFunctionMode):
 
     def __init__(self, gpu: tuple[int, int]) -> None:
         super().__init__()
-        self._fused = _FUSED | {"scaled_dot_product_attention": partial(_attention, gpu)}
+        # what runs in place of a function, by the function's name
+        self._fused: dict[str, Callable[..., Tensor]] = {
+            "rms_norm": _rms_norm,
+            "dropout": _dropout,
+            "cross_entropy": _cross_entropy,
+            "scaled_dot_product_attention": partial(_attention, gpu),
+        }
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -55,40 +59,25 @@ class KernelsOfCuda(TorchFunctionMode):
         kernel = self._fused.get(name)
         if kernel is not None:
             return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
-        if not isinstance(func, FunctionType) or func.__globals__ is not vars(F):
+        if not isinstance(func, FunctionType) or not (func.__globals__ is vars(F) or func in _BACKWARD):
             return func(*args, **kwargs)
-        with self:  # torch has left this mode: ``F.multi_head_attention_forward`` calls functions that need it
+        # Torch has left this mode. ``F.multi_head_attention_forward`` calls functions that need it, and so does
+        # recomputation in a backward pass, which has to meet the same kernels as the forward pass.
+        with self:
             return _without_mode_checks(func)(*args, **kwargs)
+
+
+_BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
 @cache
 def _without_mode_checks(func: FunctionType) -> Callable[..., Any]:
-    """Return ``func`` of ``torch.nn.functional`` without its check for modes, which would send the call back here."""
-    copy = FunctionType(func.__code__, _WITHOUT_MODES, func.__name__, func.__defaults__, func.__closure__)
+    """Return ``func`` of torch without its check for modes, which would send the call back here."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    without = {**func.__globals__, **dict.fromkeys(checks, lambda *tensors: False)}
+    copy = FunctionType(func.__code__, without, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
-
-
-_MODE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_WITHOUT_MODES = {**vars(F), **dict.fromkeys(_MODE_CHECKS, lambda *tensors: False)}
-
-
-def recompute_alike(gpu: tuple[int, int]) -> None:
-    """Have recomputation in a backward pass meet the same kernels as the forward pass: torch leaves modes in backward.
-
-    Only for a process of its own: it replaces code of torch.
-    """
-
-    run = ENGINE.find_or(None)
-    if run is None:
-        return
-
-    def differentiated(*args: Any, **kwargs: Any) -> Any:
-        with KernelsOfCuda(gpu):
-            return run(*args, **kwargs)
-
-    # The public functions around it cannot be wrapped: an active mode hands their calls back to them by name.
-    setattr(torch.autograd, ENGINE.name, differentiated)
 
 
 def _float32(value: Any) -> Any:
@@ -138,6 +127,10 @@ def _cross_entropy(func: Callable[..., Tensor], x: Tensor, target: Tensor, *args
         return F.nll_loss(logs.float(), target, *args, **kwargs)
 
 
+_AMPERE = (8, 0)
+_LARGEST_HEAD = 256  # the largest head dimension that a fused kernel takes
+
+
 def _attention(
     gpu: tuple[int, int],
     func: Callable[..., Tensor],
@@ -179,17 +172,3 @@ def _attention(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped
         )
     return cast(Tensor, result[0])
-
-
-_AMPERE = (8, 0)
-
-_LARGEST_HEAD = 256  # the largest head dimension that a fused kernel takes
-
-_LOW = (torch.bfloat16, torch.float16)
-
-# what runs in place of a function, by the function's name; attention is added once the GPU is known
-_FUSED: dict[str, Callable[..., Tensor]] = {
-    "rms_norm": _rms_norm,
-    "dropout": _dropout,
-    "cross_entropy": _cross_entropy,
-}

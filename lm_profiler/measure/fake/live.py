@@ -1,9 +1,13 @@
-"""The bytes that tensors hold, counted as storages are made and freed."""
+"""The bytes that tensors hold, counted as storages are made and freed: on the CPU, or as CUDA's allocator would."""
 
 from __future__ import annotations
 
+import os
+import re
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 from weakref import ref
@@ -14,9 +18,17 @@ from torch import Tensor
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.measure.memory.storage_notes import NOWHERE, Site, StorageNotes
 from lm_profiler.record.steps import Peaks
-from lm_profiler.torch_names import DISPATCH_MODE, NO_TORCH_FUNCTION, storage_key, tree_leaves
+from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, tree_leaves
 
-_CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+_aten = torch.ops.aten
+_CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
+_MATMULS = {getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")}
+
+_HOPPER = (9, 0)
+
+# Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on, and for cuBLASLt
+# (ATen/cuda/CublasHandlePool.cpp of torch 2.11). Not imitated: it still gives Blackwell the smaller one.
+_CUBLAS, _CUBLAS_LT = ((8 << 20) + (128 << 10), 32 << 20), 1 << 20
 
 
 class Uncounted(Exception):
@@ -28,6 +40,9 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
     Workspaces that an operator allocates and frees inside itself are not seen; nor is what was made before this mode
     was entered, unless it is handed to ``see``.
+
+    Args:
+        gpu: compute capability of a GPU, of which blocks count, and cuBLAS's workspaces; None for the CPU.
     """
 
     counts: Sequence[int] = ()
@@ -37,26 +52,33 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that torch does not import its compiler to keep it away
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self._gpu = gpu
+        self._configured = _configured_bytes(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
         self._held: dict[int, tuple[ref[Any], Callable[[], None], int]] = {}
-        self._now = self._peak = 0
-        self.notes: StorageNotes | None = None
-        """Hears of every storage while it is there."""
+        self._blocks = None if gpu is None else Blocks()
+        self._threads: set[tuple[bool, int]] = set()  # those with a workspace, and its bytes
+        self.now = self._peak = 0
+        self.notes: StorageNotes | None = None  # hears of every storage while it is there
+        # returns where an operator is called from; asked only for notes
         self.site: Callable[[Any], Site] = lambda func: Site(str(func))
-        """Returns where an operator is called from; asked only for notes."""
         self._site = NOWHERE
+        # Bytes that may have been held during a convolution at most: on the CPU it copies its inputs and its result
+        # into padded layouts of its own.
         self.perhaps = 0
-        """Bytes that may have been held during a convolution at most: on the CPU it copies its inputs and its result
-        into padded layouts of its own."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.mkldnn_rnn_layer.default:
+        if func is _aten.mkldnn_rnn_layer.default:
             raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward, only it knows")
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
+        if self._gpu is not None and func in _MATMULS:
+            self._workspace(self._configured or _CUBLAS[self._gpu >= _HOPPER])
+            if func is _aten.addmm.default and args[0].dim() == 1:  # cuBLASLt adds a bias
+                self._workspace(_CUBLAS_LT)
         if self.notes is not None and getattr(func, "namespace", "") != "prim":  # those ask a tensor, and make none
             self._site = self.site(func)
         made = func(*args, **(kwargs or {}))
@@ -64,47 +86,32 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         self._site = NOWHERE
         if func in _CONVOLUTIONS:
             given = sum(leaf.nbytes for leaf in tree_leaves((args, made)) if isinstance(leaf, Tensor))
-            self.perhaps = max(self.perhaps, self._now + 2 * given)
+            self.perhaps = max(self.perhaps, self.now + 2 * given)
         return made
 
     def begin(self) -> None:
-        """Start counting a run; what was made before stays counted."""
+        """Start counting a run. A device starts empty, for modules are made on the host."""
+        if self._blocks is not None:
+            self._held, self._blocks, self.now = {}, Blocks(), 0
 
     def take_notes(self) -> StorageNotes:
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
         sizes = {key: size for key, (_, _, size) in self._held.items()}
-        self.notes = StorageNotes(sizes, self._now - sum(sizes.values()))
+        self.notes = StorageNotes(sizes, self.now - sum(sizes.values()))
         return self.notes
 
     def give_back_unused(self) -> None:
         """Empty the allocator's cache; nothing to do where it has none."""
+        if self._blocks is not None:
+            self._blocks.give_back_unused()
 
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
-        with NO_TORCH_FUNCTION.find_or(nullcontext)():
-            for leaf in tree_leaves(value):
-                # A plain meta tensor is what a DTensor asks for the shape of all shards together.
-                if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
-                    for piece in pieces(leaf):
-                        self._add(piece.untyped_storage(), piece)
-
-    def _add(self, storage: torch.UntypedStorage, tensor: Tensor | None = None) -> None:
-        key = storage_key(storage)
-        if key in self._held or not storage.nbytes():
-            return
-        before = self._now
-        give_back = self._take(storage.nbytes())
-
-        def gone(_: object) -> None:
-            del self._held[key]
-            give_back()
-            if self.notes is not None:
-                self.notes.freed(key)
-
-        # A weak reference: the counter must not keep alive what it counts.
-        self._held[key] = ref(storage, gone), give_back, self._now - before
-        if self.notes is not None:
-            self.notes.made(key, self._now - before, self._site, tensor)
+        for leaf in tree_leaves(value):
+            # A plain meta tensor is what a DTensor asks for the shape of all shards together.
+            if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
+                for piece in pieces(leaf):
+                    self._add(piece.untyped_storage(), piece)
 
     def follow_resizes(self) -> None:
         """Count storages anew when their size changes: FSDP frees and takes its gathered parameters so.
@@ -115,53 +122,174 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             made = resize(storage, size)
-            if (held := self._held.pop(key := storage_key(storage), None)) is not None:
+            if (held := self._held.pop(id(storage), None)) is not None:
                 held[1]()
                 if self.notes is not None:
-                    self.notes.freed(key)
+                    self.notes.freed(id(storage))
             self._add(storage)
             return made
 
         setattr(torch.UntypedStorage, resize.__name__, resized)
 
-    def _take(self, size: int) -> Callable[[], None]:
-        """Add ``size`` bytes, and return a function that takes them off again."""
-        self._rise(size)
-        return lambda: self._rise(-size)
+    def _add(self, storage: torch.UntypedStorage, tensor: Tensor | None = None) -> None:
+        key = id(storage)
+        if key in self._held or not storage.nbytes():
+            return
+        before = self.now
+        give_back = self._take(storage.nbytes())
 
-    def _rise(self, by: int) -> None:
-        self._now += by
-        self._peak = max(self._peak, self._now)
+        def gone(_: object) -> None:
+            del self._held[key]
+            give_back()
+            if self.notes is not None:
+                self.notes.freed(key)
+
+        # A weak reference: the counter must not keep alive what it counts.
+        self._held[key] = ref(storage, gone), give_back, self.now - before
+        if self.notes is not None:
+            self.notes.made(key, self.now - before, self._site, tensor)
+
+    def _take(self, size: int) -> Callable[[], None]:
+        blocks = self._blocks
+        if blocks is None:
+            self._set(self.now + size)
+            return lambda: self._set(self.now - size)
+        block = blocks.take(size)
+        self._set(blocks.given)
+
+        def give_back() -> None:
+            if blocks is self._blocks:  # not a tensor from before `begin`
+                blocks.give_back(block)
+                self._set(blocks.given)
+
+        return give_back
+
+    def _set(self, now: int) -> None:
+        self.now, self._peak = now, max(self._peak, now)
+
+    def _workspace(self, size: int) -> None:
+        """Allocate a workspace for this thread, unless it has one of this size."""
+        # On a GPU backward runs in autograd's own thread; on these fake CPU tensors it runs in the caller's.
+        thread = GRAPH_TASK.find()() != -1, size
+        if thread not in self._threads:
+            self._threads.add(thread)
+            self._take(size)
+            if self.notes is not None:
+                self.notes.made(-len(self._threads), size, cause="workspaces")
 
     @property
     def workspaces(self) -> int | None:
         """Bytes of workspaces that libraries hold for good; None where none come from the allocator."""
-        return None
+        return None if self._gpu is None else sum(size for _, size in self._threads)
 
     def reset(self) -> None:
         """Start the peak anew at what is held now."""
-        self._peak = self._now
+        self._peak = self.now
 
     def peaks(self) -> Peaks:
-        """Return the peak since the last reset for each of ``MEMORY``; here of allocated memory alone."""
-        return self._peak, None, None
-
-    @property
-    def now(self) -> int:
-        """Bytes that tensors hold now."""
-        return self._now
+        """Return the peak since the last reset, and what a GPU's allocator has reserved."""
+        return self._peak, None if self._blocks is None else self._blocks.reserved, None
 
     def held(self) -> int | None:
-        """Return the bytes that tensors hold now."""
-        return self._now
+        """Return the bytes that tensors hold; None for the CPU, whose allocator does not say, as in a real run."""
+        return None if self._gpu is None else self.now
 
     def usage(self) -> Any:
-        """Return the process's resource usage, as getrusage(2) has it."""
         return getrusage(RUSAGE_SELF)
 
 
-class LiveCpuBytes(LiveBytes):
-    """The same on the CPU, whose allocator does not say what is held: ``LevelsReader`` then counts as in a real run."""
+def _configured_bytes(config: str) -> int:
+    """Return the bytes of all buffers in ``CUBLAS_WORKSPACE_CONFIG``, ``:KiB:count`` each; 0 where it names none."""
+    return sum(int(kib) * int(count) << 10 for kib, count in re.findall(":([0-9]+):([0-9]+)", config))
 
-    def held(self) -> None:
-        """Return None: unknown."""
+
+# -- CUDA's caching allocator ------------------------------------------------------------------------------------------
+
+# The rules of c10/cuda/CUDACachingAllocator.cpp of torch 2.11, on one stream and without any option of
+# ``PYTORCH_ALLOC_CONF``. What it reserves is up to 1.36 times what it gives out, where activations are recomputed.
+
+MIN_BLOCK = 512  # ``kMinBlockSize``, in bytes: sizes are rounded up to a multiple of it
+_SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20  # ``kSmallSize``, ``kSmallBuffer``
+# ``kLargeBuffer``, ``kMinLargeAlloc``, ``kRoundLarge``
+_LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
+
+
+@dataclass(eq=False)
+class MemoryBlock:
+    size: int
+    small: bool
+    number: int  # stands for the address: among free blocks of equal size the one with the lowest number is taken
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
+    free: bool = False
+
+
+class Blocks:
+    """The blocks of one device: ``given`` are the bytes in use, ``reserved`` those of all segments."""
+
+    def __init__(self) -> None:
+        self.given = self.reserved = 0
+        self._free: dict[bool, list[tuple[int, int, MemoryBlock]]] = {True: [], False: []}
+        self._numbers = count()
+
+    def take(self, size: int) -> MemoryBlock:
+        """Take the smallest free block that is large enough, or a new segment, and split off what is not needed."""
+        size = _rounded_up(max(size, 1), MIN_BLOCK)
+        small = size <= _SMALL
+        # Small and large requests have pools of their own: a small one never splits a large block.
+        free = self._free[small]
+        at = bisect_left(free, (size, -1))
+        block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
+        block.free = False
+        left = block.size - size
+        if left >= MIN_BLOCK if small else left > _SMALL:  # ``should_split``
+            rest = MemoryBlock(left, small, block.number + size, block, block.after)
+            _link(rest, block.after)
+            block.size, block.after = size, rest
+            self._put(rest)
+        self.given += block.size
+        return block
+
+    def give_back(self, block: MemoryBlock) -> None:
+        self.given -= block.size
+        before, after = block.before, block.after
+        for other in (before, after):
+            if other is not None and other.free:
+                self._free[block.small].remove((other.size, other.number, other))
+                block.size += other.size
+        if before is not None and before.free:
+            block.number, block.before = before.number, before.before
+            _link(block.before, block)
+        if after is not None and after.free:
+            block.after = after.after
+            _link(block, block.after)
+        self._put(block)
+
+    def give_back_unused(self) -> None:
+        """Return unused segments to the device, as ``torch.cuda.empty_cache`` does."""
+        # A free block without neighbours is a whole segment: free neighbours were merged when they were freed.
+        for small, free in self._free.items():
+            self._free[small] = [each for each in free if each[2].before or each[2].after]
+            self.reserved -= sum(block.size for _, _, block in free if not (block.before or block.after))
+
+    def _segment(self, size: int, small: bool) -> MemoryBlock:
+        least = _SMALL_SEGMENT if small else _LARGE_SEGMENT
+        whole = least if small or size < _LEAST_OWN_SEGMENT else _rounded_up(size, _ROUND_SEGMENT)
+        self.reserved += whole
+        # 40 bits leave room for offsets within a segment (1 TiB): splitting adds them to this number.
+        return MemoryBlock(whole, small, next(self._numbers) << 40)
+
+    def _put(self, block: MemoryBlock) -> None:
+        block.free = True
+        insort(self._free[block.small], (block.size, block.number, block))
+
+
+def _link(before: MemoryBlock | None, after: MemoryBlock | None) -> None:
+    if before is not None:
+        before.after = after
+    if after is not None:
+        after.before = before
+
+
+def _rounded_up(size: int, to: int) -> int:
+    return size + -size % to

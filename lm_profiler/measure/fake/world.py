@@ -1,8 +1,9 @@
 """Runs a module's code on fake tensors: its weights are never initialized, its matmuls never computed.
 
 The fake tensors are CPU tensors: a backward pass of fake CUDA tensors aborts a process without CUDA, and meta tensors
-choose other attention kernels. Where a GPU differs it is imitated (``prepare``). Only for a process of its own: this
-replaces code of torch.
+choose other attention kernels. Where a GPU differs it is imitated. Only for a process of its own (``prepare``): this
+replaces code of torch, and keeps the process from changing files, so that the run that is rehearsed finds them as they
+were.
 """
 
 from __future__ import annotations
@@ -10,25 +11,31 @@ from __future__ import annotations
 import gc
 import inspect
 import math
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lm_profiler.measure.fake.cuda import KernelsOfCuda, recompute_alike
-from lm_profiler.measure.fake.known import MOST, KnownValues, answer_with_unknown
-from lm_profiler.measure.fake.live import LiveCpuBytes
-from lm_profiler.measure.fake.live_cuda import LiveCudaBytes
-from lm_profiler.torch_names import APPLY, FAKE_TENSOR, FOREACH_DEVICES, FOREACH_TYPES, tree_map
+from lm_profiler.measure.fake.cuda import KernelsOfCuda
+from lm_profiler.measure.fake.live import LiveBytes
+from lm_profiler.measure.fake.values import MOST, KnownValues, answer_with_unknown
+from lm_profiler.torch_names import APPLY, FAKES, tree_map
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor
 else:
-    FakeTensor = FAKE_TENSOR.as_base()
+    FakeTensor = FAKES.as_base("FakeTensor")
+
+
+class NotStrided(Exception):
+    """Raised for a tensor that is sparse or nested."""
 
 
 class FakeWorld:
@@ -40,20 +47,14 @@ class FakeWorld:
 
     def __init__(self, gpu: tuple[int, int] | None) -> None:
         self.gpu = gpu
-        self.mode = KnownValues()
-        self.live = LiveCpuBytes() if gpu is None else LiveCudaBytes(gpu)
-        self.link: AbstractContextManager[Any] = nullcontext()
-        """A mode that sees collectives from the next entry on."""
+        self.mode, self.live = KnownValues(), LiveBytes(gpu)
+        self.link: AbstractContextManager[Any] = nullcontext()  # a mode that sees collectives from the next entry on
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Within this context new tensors are fake, and counted."""
-        with self.mode, self.live, self.link:
-            if self.gpu is None:
-                yield
-            else:
-                with KernelsOfCuda(self.gpu):
-                    yield
+        with self.mode, self.live, self.link, nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu):
+            yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         """Count what the module holds, and forget the values of its weights: they change in training."""
@@ -74,18 +75,15 @@ class FakeWorld:
             shape = tuple(resize(leaf.shape))
             if math.prod(shape) <= MOST and 0 not in leaf.stride() and not leaf.requires_grad:
                 return self.mode.known(_repeated(leaf, shape))
+            # Expanded dimensions take no memory until a copy to a GPU.
+            expanded = [step == 0 and self.gpu is None for step in leaf.stride()]
+            kept = [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
             with self.mode:
-                made = torch.empty(self._kept(leaf, shape), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
-                return made.expand(shape)
+                return torch.empty(kept, dtype=leaf.dtype, requires_grad=leaf.requires_grad).expand(shape)
 
         made = tree_map(fake, value)
         self.live.see(made)
         return made
-
-    def _kept(self, real: Tensor, shape: Sequence[int]) -> list[int]:
-        """Return the part of ``shape`` that takes memory: expanded dimensions take none until a copy to a GPU."""
-        expanded = [step == 0 and self.gpu is None for step in real.stride()]
-        return [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
 
 
 def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
@@ -97,17 +95,16 @@ def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
     return made
 
 
-class NotStrided(Exception):
-    """Raised for a tensor that is sparse or nested."""
+# -- the process -------------------------------------------------------------------------------------------------------
 
 
 def prepare(gpu: tuple[int, int] | None) -> None:
-    """Replace code of torch so that modules run on fake tensors; the process is of no other use from then on.
+    """Replace code of torch so that modules run on fake tensors, and leave files as they are.
 
-    Initialization leaves weights unfilled, since some of it branches on values. Optimizers and clipping use their
-    multi-tensor (foreach) variants where they would with real tensors on a ``gpu``, or on the CPU (None). A GPU has no
-    kernels of oneDNN: there an LSTM runs as its matmuls and gates.
+    The process is of no other use from then on. Initialization leaves weights unfilled, since some of it branches on
+    values. A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
     """
+    leave_files()
     for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, _unfilled)
@@ -116,19 +113,11 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch.backends.mkldnn.set_flags(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
+    torch.jit.script = _unscripted  # type: ignore[assignment]  # scripts could not call what is replaced here
     answer_with_unknown()
-    # torch.optim has a list of its own beside that of torch.utils, which clipping uses.
-    FOREACH_TYPES.find().append(FakeTensor)
-    optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
-    optimizer[FOREACH_TYPES.name].append(FakeTensor)
-    if gpu is not None:
-        recompute_alike(gpu)
-        devices = [*FOREACH_DEVICES.find()(), "cpu"]
-        optimizer[FOREACH_DEVICES.name] = lambda: devices
 
 
 def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Replace a function of ``nn.init``: the weight's values become unknown."""
     if isinstance(tensor, FakeTensor):
         cast(KnownValues, tensor.fake_mode).forget(tensor)
     return tensor
@@ -155,6 +144,10 @@ def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return made
 
 
+def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
+    return function
+
+
 def _bincount(
     count: Callable[..., Tensor], values: Tensor, weights: Tensor | None = None, minlength: int = 0
 ) -> Tensor:
@@ -162,3 +155,62 @@ def _bincount(
     if not minlength:
         return count(values, weights)
     return values.new_zeros(minlength) if weights is None else weights.new_zeros(minlength)
+
+
+# Python calls audit hooks before it opens or changes a file, and an exception of a hook prevents it. A hook cannot be
+# removed. Libraries that write without Python are not seen, except ``torch.save``; neither are other programs.
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES_ONE = {"os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
+_CHANGES_TWO = {"os.rename", "os.link", "os.symlink"}
+# events whose second argument is the descriptor of an open folder, or -1: ``shutil.rmtree`` removes so
+_IN_A_FOLDER = {"os.remove", "os.rmdir"}
+_TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
+# variables that name the caches of libraries, which make missing files again
+_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
+
+
+class WouldChange(PermissionError):
+    """Raised instead of changing a file: as on a read-only disk, with which many programs can cope."""
+
+
+def leave_files() -> None:
+    """For the rest of this process allow writes only to its own temporary files and to caches."""
+    free = {Path(home).resolve() for home in ("/dev", "/proc", *(os.environ.get(name) or "/dev" for name in _CACHES))}
+    free.add(Path("~/.cache").expanduser().resolve())
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        if event in _TEMPORARY:
+            free.add(Path(given[0]).resolve())  # a new name, so nobody else's file
+        elif (event == "open" and _writes(*given)) or event in _CHANGES_ONE:
+            within = given[1] if event in _IN_A_FOLDER else -1
+            _check(given[0], free, "." if within == -1 else f"/proc/self/fd/{within}")
+        elif event in _CHANGES_TWO:
+            _check(given[0], free)
+            _check(given[1], free)
+
+    tempfile.gettempdir()  # finds its folder by writing into candidates once: before the hook
+    sys.addaudithook(hook)
+    torch.save = _save
+
+
+def _writes(named: Any, mode: Any, flags: int | None) -> bool:
+    """Return whether the file is opened for writing; ``tempfile`` names a folder where it opens a file in it."""
+    return bool((flags or 0) & _WRITES) and not (isinstance(named, (str, bytes)) and Path(os.fsdecode(named)).is_dir())
+
+
+def _check(named: Any, free: set[Path], within: str = ".") -> None:
+    if not isinstance(named, (str, bytes)):  # a file that is open
+        return
+    path = Path(within, os.fsdecode(named)).resolve()
+    if free.isdisjoint((path, *path.parents)) and "__pycache__" not in path.parts:
+        raise _refused(path.name)
+
+
+def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
+    """Replace ``torch.save``, which writes without Python: refuse."""
+    raise _refused(Path(f).name if isinstance(f, (str, os.PathLike)) else "a file")
+
+
+def _refused(name: str) -> WouldChange:
+    return WouldChange(f"it would write {name!r}, which is left to the run")

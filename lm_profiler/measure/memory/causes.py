@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import OPTIMIZER, OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
-from lm_profiler.torch_names import NO_TORCH_FUNCTION, SPARSE_INDICES, SPARSE_VALUES, storage_key, tree_leaves
+from lm_profiler.torch_names import tree_leaves
 
 
 class Holdings(NamedTuple):
@@ -35,12 +34,10 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
     """Return what ``module`` and ``optimizers`` hold now on ``device``.
 
     Tied weights and views count once, and a sharded tensor (DTensor, FSDP) counts with its local part. Parameters that
-    only an optimizer knows (master weights) count as its states. Not seen, and so in the rest: DDP's buckets (except
-    with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the allocator's rounding.
+    only an optimizer knows (master weights) count as its states. Not seen, and so in the rest: sparse gradients, DDP's
+    buckets (except with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the allocator's rounding.
     """
-    # A user's mode, such as torch.set_default_device's, must not see our calls.
-    with NO_TORCH_FUNCTION.find_or(nullcontext)():
-        return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
+    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
 
 
 def storages_by_cause(
@@ -83,16 +80,15 @@ class HoldingsReader:
     gradients over at its end; until then they are in the rest, which is an upper bound.
     """
 
-    module: nn.Module  # the model
+    module: nn.Module
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
     peak: Callable[[], int | None]  # returns the most bytes allocated since the last reset; None where that is unknown
     device: torch.device  # the device whose memory is read
     held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None where it does not say
-    part: Guard = UNGUARDED  # the Guard that handles errors in a hook
+    part: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
-        self.moments: dict[str, MemoryCauses] = {}
-        """What was held before and after the optimizer's step."""
+        self.moments: dict[str, MemoryCauses] = {}  # what was held before and after the optimizer's step
         self._hooks: list[Any] = []
         self._part: int | None = None
         self._before = Holdings(0, 0, 0, 0)
@@ -101,7 +97,6 @@ class HoldingsReader:
         self._by_part: dict[int, tuple[int | None, Holdings]] = {}
 
     def start(self) -> None:
-        """Register hooks that see gradients arrive."""
         arrived = self.part.guard(self._gradient_arrived)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(arrived)
@@ -110,7 +105,6 @@ class HoldingsReader:
         ]
 
     def stop(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -129,7 +123,6 @@ class HoldingsReader:
         self._arrived = storages(gradients(self.module, self.optimizers), self.device)
 
     def step_ended(self) -> None:
-        """End the step: what follows until the next mark belongs to no part."""
         self._part = None
 
     def by_part(self) -> dict[str, MemoryCauses]:
@@ -159,7 +152,6 @@ def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
 
 
 def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    """Return the current gradients of the module, and of parameters that only an optimizer knows."""
     parameters = (*module.parameters(), *_grouped(optimizers))
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
@@ -168,7 +160,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Return the bytes of each storage on ``device``, by its identity."""
     stored = (piece.untyped_storage() for tensor in tensors for piece in pieces(tensor))
     return {
-        storage_key(storage): storage.nbytes()
+        id(storage): storage.nbytes()
         for storage in stored
         if storage.device.type == device.type and device.index in (None, storage.device.index)
     }
@@ -182,7 +174,5 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
     elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
         for name in tensor.__tensor_flatten__()[0]:
             yield from pieces(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:  # gradients of a sparse embedding
-        yield from (SPARSE_INDICES.of(tensor)(), SPARSE_VALUES.of(tensor)())
     elif tensor.layout is torch.strided:
         yield tensor

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from lm_profiler.measure.boundary import message_of
@@ -32,23 +33,16 @@ class MemoryHistory:
     _running: bool = field(default=False, init=False)
 
     def start(self) -> None:
-        """Start recording."""
         self.record(enabled="all", context="all", stacks="python", max_entries=self.max_entries)
         self._running = True
 
     def dump(self, path: Path) -> Any:
-        """Write what was recorded to ``path``, whole or not at all, and return it; this works after an out-of-memory
-        error too.
-
-        Raises:
-            OSError: The folder cannot be written to.
-        """
+        """Write what was recorded to ``path``, whole or not at all, and return it; works when out of memory, too."""
         recorded = self.snapshot()
         write_whole(path, pickle.dumps(recorded))
         return recorded
 
     def stop(self) -> None:
-        """Stop recording, and discard what was recorded."""
         if self._running:
             self._running = False
             self.record(enabled=None)
@@ -77,9 +71,9 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
 def graph_pool_bytes(device: torch.device) -> int | None:
     """Return the bytes that ``device``'s allocator keeps for CUDA graphs; None where it keeps none.
 
-    Call it when ``allocator_facts`` is called. A graph's replay uses this memory without the allocator, whose allocated
-    bytes and peaks leave it out. A user's pool (``torch.cuda.MemPool``) is numbered like a graph's, and is in the sum.
-    CUDA's own allocator (cudaMallocAsync) has no such pools, and no snapshot.
+    A graph's replay uses this memory without the allocator, whose allocated bytes and peaks leave it out. A user's pool
+    (``torch.cuda.MemPool``) is numbered like a graph's, and is in the sum. CUDA's own allocator (cudaMallocAsync) has
+    no such pools, and no snapshot.
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
@@ -91,9 +85,7 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
     """Return what torch's ``memory_stats`` says, as a record.
 
     The peaks of allocated and reserved memory may be of different instants. Their difference, ``fragmentation``, is
-    the most that can have been reserved and not allocated when allocated memory peaked. It includes blocks that were
-    kept for reuse; the peak of inactive splits counts the unused parts of partly used blocks, which the allocator
-    cannot give back.
+    the most that can have been reserved and not allocated when allocated memory peaked, with blocks kept for reuse.
     """
     # CUDA's own allocator (cudaMallocAsync) leaves at zero what only torch's counts.
     allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
@@ -129,7 +121,6 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error`` says that a device or the host was out of memory."""
     if isinstance(error, RuntimeError):
         return isinstance(error, torch.OutOfMemoryError) or any(
             words in message_of(error).lower() for words in _OUT_OF_MEMORY
@@ -147,8 +138,6 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
     message = message_of(error)
     said = {name: _bytes(pattern, message) for name, pattern in _MESSAGES.items()}
     if device.type == "cpu":
-        import psutil
-
         said |= {"free": available_bytes(device), "total": int(psutil.virtual_memory().total)}
     return OutOfMemory(**said)
 

@@ -29,19 +29,18 @@ class LevelsReader:
     and buffers are counted, and those that autograd saved for backward. Outputs that nothing saved are left out.
     """
 
-    module: nn.Module  # the model
+    module: nn.Module
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
     held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None where it does not say
     device: torch.device  # the device whose memory is read
-    part: Guard = UNGUARDED  # the Guard that handles errors in a hook
+    part: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
         self.saved = SavedTensors(self.part)
         self._counted = self.held() is None
         self._part: int | None = None
         self._known: dict[str, int] = {}
-        self.levels: MemoryLevels | None = None
-        """The levels of the last step that ended."""
+        self.levels: MemoryLevels | None = None  # those of the last step that ended
 
     def __call__(self, code: int) -> None:
         if self._part is None:
@@ -55,13 +54,11 @@ class LevelsReader:
         self._part = code
 
     def step_ended(self) -> None:
-        """Keep the step's levels."""
         known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
         self.levels = MemoryLevels(**known, source="counted" if self._counted else "allocator")
         self.stop()
 
     def stop(self) -> None:
-        """Stop until the next mark, and drop a step that did not end."""
         self.saved.unwatch()
         self._part, self._known = None, {}
 

@@ -1,22 +1,50 @@
-"""Reads peak memory, of a device's allocator or of the process."""
+"""Reads peak memory, of a device's allocator or of the process, and how much memory is left."""
 
 from __future__ import annotations
 
+import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, ClassVar, Protocol
 
+import psutil
 import torch
 
 from lm_profiler.measure.clocks.steps import OUTSIDE
-from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of getrusage(2)'s maximum resident set size
+
+
+class Probe(Protocol):
+    """Reads peak memory since the last reset, and what tensors hold now where that is known."""
+
+    @property
+    def resettable(self) -> bool:
+        """Whether peaks count from the last reset on; otherwise from the beginning of the process."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The allocator's retries and segments up to the last reading; empty where it has none.
+
+        They are how often the cache was emptied before memory was found, and how often the driver was asked for memory.
+        """
+
+    def usage(self) -> Any:
+        """Return the process's resource usage, as getrusage(2) has it."""
+
+    def reset(self) -> None:
+        """Start the peaks anew at what is held now."""
+
+    def peaks(self) -> Peaks:
+        """Return the peaks since the last reset, for each of ``MEMORY``."""
+
+    def held(self) -> int | None:
+        """Return the bytes that tensors hold now; None where the allocator does not say."""
 
 
 @dataclass(eq=False)
@@ -24,8 +52,7 @@ class DeviceProbe:
     """Reads the caching allocator of ``device``.
 
     On CUDA it reads the nested statistics, which takes a few microseconds; the flat dictionary of ``memory_stats``
-    takes ten times that, too long for each step. ``counts`` are the retries and segments up to the last reading: how
-    often the cache was emptied before memory was found, and how often the driver was asked for memory.
+    takes ten times that, too long for each step.
     """
 
     device: torch.device
@@ -33,15 +60,12 @@ class DeviceProbe:
     resettable: ClassVar[bool] = True
 
     def usage(self) -> Any:
-        """Return the process's resource usage, as getrusage(2) has it."""
         return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
-        """Start the peaks anew at what is held now."""
         torch.accelerator.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> Peaks:
-        """Return the peaks since the last reset, for each of ``MEMORY``."""
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
@@ -52,17 +76,15 @@ class DeviceProbe:
         return allocator.max_memory_allocated(self.device), allocator.max_memory_reserved(self.device), None
 
     def held(self) -> int | None:
-        """Return the bytes that tensors hold now."""
         return torch.accelerator.memory_allocated(self.device)
 
 
 class ProcessProbe:
     """Reads the process's peak resident memory since it began.
 
-    Linux could reset that peak (proc(5), ``clear_refs``), but a user's own code may report it.
-
-    ``getrusage`` takes a microsecond, but a process that a larger one started inherits that one's peak, which survives
-    fork and exec (getrusage(2)). Then ``VmHWM`` is read, which takes twenty times as long.
+    Linux could reset that peak (proc(5), ``clear_refs``), but a user's own code may report it. ``getrusage`` takes a
+    microsecond, but a process that a larger one started inherits that one's peak, which survives fork and exec
+    (getrusage(2)). Then ``VmHWM`` is read, which takes twenty times as long.
     """
 
     _STATUS = Path("/proc/self/status")
@@ -86,7 +108,6 @@ class ProcessProbe:
         self._usage = None
 
     def peaks(self) -> Peaks:
-        """Return the peak since the process began, for each of ``MEMORY``."""
         if self._inherits:
             return None, None, self._own_peak()
         usage = self._usage = getrusage(RUSAGE_SELF)
@@ -102,30 +123,6 @@ class ProcessProbe:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
-
-
-class Probe(Protocol):
-    """Reads peak memory since the last reset, and what tensors hold now where that is known."""
-
-    @property
-    def resettable(self) -> bool:
-        """Whether peaks count from the last reset on; otherwise from the beginning of the process."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """The allocator's retries and segments; empty where it has none."""
-
-    def usage(self) -> Any:
-        """Return the process's resource usage, as getrusage(2) has it."""
-
-    def reset(self) -> None:
-        """Start the peaks anew at what is held now."""
-
-    def peaks(self) -> Peaks:
-        """Return the peaks since the last reset, for each of ``MEMORY``."""
-
-    def held(self) -> int | None:
-        """Return the bytes that tensors hold now."""
 
 
 def probe_of(device: torch.device) -> Probe:
@@ -179,10 +176,7 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type != "cpu":
         known = free_and_total(device)
         return None if known is None else known[0]
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    left = left_bytes()
+    available, left = int(psutil.virtual_memory().available), left_bytes()
     return available if left is None else min(available, left)
 
 
@@ -193,3 +187,42 @@ def free_and_total(device: torch.device) -> tuple[int, int] | None:
     except (AttributeError, RuntimeError):
         return None
     return free, total
+
+
+_MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# of each version of control groups: folder, files of the limit and of what is used, prefix in ``memory.stat``
+_V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = ("", "memory.max", "memory.current", "")
+# names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory
+_GIVEN_BACK = ("active_file", "inactive_file")
+
+
+def left_bytes() -> int | None:
+    """Return the bytes that the strictest limit (control groups, ``ulimit -v``) leaves; None without a limit."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    addresses = None if most == resource.RLIM_INFINITY else max(most - int(psutil.Process().memory_info().vms), 0)
+    return min((left for left in (*_groups(), addresses) if left is not None), default=None)
+
+
+def _groups() -> Iterator[int | None]:
+    """Yield what is left in this process's control group and in each one above it (cgroups(7))."""
+    try:
+        lines = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
+    except OSError:  # no Linux
+        return
+    # A scheduler nests its jobs several groups deep, and may set the limit at any level.
+    for number, controllers, path in lines:
+        if number == "0" or "memory" in controllers.split(","):
+            kind = _V2 if number == "0" else _V1
+            own = PurePosixPath(path.lstrip("/"))
+            for group in (own, *own.parents):  # a container sees only the part that is mounted
+                yield _left(_MOUNTED / kind[0] / group, *kind[1:])
+
+
+def _left(group: Path, limit: str, used: str, prefix: str) -> int | None:
+    try:
+        most, now = (int((group / name).read_text()) for name in (limit, used))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+    return max(most - now + sum(int(stat.get(prefix + kind, 0)) for kind in _GIVEN_BACK), 0)

@@ -1,11 +1,15 @@
-"""Notes of every storage of a step, from which its memory timeline is made: who made it, what it was for, its end."""
+"""Notes of every storage of a step, from which its memory timeline is made: who made it, what it was for, its end.
+
+They come from a step on fake tensors, or from the history of CUDA's allocator and what was seen at its marks.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -15,7 +19,7 @@ from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, 
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.torch_names import storage_key
+from lm_profiler.record.text import short_path
 
 _CAUSES = tuple(HELD)
 _MOST = 10  # the allocations that a timeline lists
@@ -38,7 +42,7 @@ class TensorsSeen:
     Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
     """
 
-    module: nn.Module  # the model
+    module: nn.Module
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
     storage: Callable[[Any], int]  # returns the identity of a storage by which the notes know it
@@ -51,11 +55,11 @@ class TensorsSeen:
         known = [*self._known()] if ended in (None, BACKWARD, OPTIMIZER) else []
         saved = None
         if ended == FORWARD and code != FORWARD:
-            saved = [seen for tensor in self.saved for seen in self._seen("activations", None, tensor)]
+            saved = [each for tensor in self.saved for each in seen("activations", None, tensor, self.storage)]
         self.told(code, known, saved)
 
     def step_ended(self) -> None:
-        """Look at all causes once more: what a step makes last is seen too."""
+        # What a step makes last is seen too.
         self._part = None
         self(END)
         self._part = None
@@ -65,24 +69,20 @@ class TensorsSeen:
         parameter: Tensor
         for name, parameter in self.module.named_parameters():
             names[parameter] = name
-            yield from self._seen("parameters", name, parameter)
+            yield from seen("parameters", name, parameter, self.storage)
             if parameter.grad is not None:
-                yield from self._seen("gradients", f"gradient of {name}", parameter.grad)
+                yield from seen("gradients", f"gradient of {name}", parameter.grad, self.storage)
         for optimizer in self.optimizers:
             for parameter, states in optimizer.state.items():
                 for key, state in states.items() if isinstance(states, Mapping) else ():
                     if isinstance(state, Tensor):
-                        yield from self._seen("optimizer_states", f"{key} of {names.get(parameter, '?')}", state)
+                        of = f"{key} of {names.get(parameter, '?')}"
+                        yield from seen("optimizer_states", of, state, self.storage)
         for name, buffer in self.module.named_buffers():
-            yield from self._seen("buffers", name, buffer)
-
-    def _seen(self, cause: str, name: str | None, tensor: Tensor) -> Iterator[SeenTensor]:
-        return seen(cause, name, tensor, self.storage)
+            yield from seen("buffers", name, buffer, self.storage)
 
 
-def seen(
-    cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = storage_key
-) -> Iterator[SeenTensor]:
+def seen(cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id) -> Iterator[SeenTensor]:
     """Yield what there is to tell of each plain tensor in which ``tensor`` is stored."""
     for piece in pieces(tensor):
         shape, dtype = [*map(int, piece.shape)], str(piece.dtype).removeprefix("torch.")
@@ -116,12 +116,6 @@ class _Noted:
     died: int | None = None
     saved: bool = False
 
-    def seen(self, tensor: SeenTensor) -> None:
-        if self.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(self.cause):
-            self.cause, self.name = tensor.cause, tensor.name
-        if self.shape is None:
-            self.shape, self.dtype = tensor.shape, tensor.dtype
-
     def allocation(self) -> Allocation:
         return Allocation(
             bytes=self.bytes,
@@ -154,7 +148,6 @@ class StorageNotes:
     def made(
         self, key: int, size: int, site: Site = NOWHERE, tensor: Tensor | None = None, cause: str | None = None
     ) -> None:
-        """Note a new storage of ``size`` bytes, and the ``tensor`` for which it was made."""
         phase = self._phases[-1][0] if self._phases else None
         noted = _Noted(size, len(self._events), "activations" if site.recomputes else cause, phase, site)
         if tensor is not None:
@@ -186,11 +179,13 @@ class StorageNotes:
         """Learn from ``tensors`` what their storages are; return those that were noted."""
         pairs = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
         for noted, tensor in pairs:
-            noted.seen(tensor)
+            if noted.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(noted.cause):
+                noted.cause, noted.name = tensor.cause, tensor.name
+            if noted.shape is None:
+                noted.shape, noted.dtype = tensor.shape, tensor.dtype
         return [noted for noted, _ in pairs]
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
-        """Return the step as it was noted."""
         numbers = {cause: number for number, cause in enumerate(_CAUSES)}
         start = dict.fromkeys(_CAUSES, 0)
         for noted in self._noted:
@@ -210,12 +205,8 @@ class StorageNotes:
         )
         at = timeline.peak_at  # events number `at - 1` and before have happened
         alive = [noted for noted in self._noted if noted.born < at and (noted.died is None or noted.died >= at)]
-        return timeline.model_copy(update={"largest": _largest(alive)})
-
-
-def _largest(noted: Iterable[_Noted]) -> list[Allocation]:
-    largest = sorted(noted, key=lambda of: -of.bytes)[:_MOST]
-    return [of.allocation() for of in largest if of.bytes]
+        largest = sorted(alive, key=lambda of: -of.bytes)[:_MOST]
+        return timeline.model_copy(update={"largest": [of.allocation() for of in largest if of.bytes]})
 
 
 def _alike(noted: Iterable[_Noted]) -> list[Allocation]:
@@ -240,3 +231,87 @@ def _residual(activations: Iterable[_Noted]) -> Allocation | None:
     (*shape, dtype), count = shapes.most_common(1)[0]
     first = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
     return first.allocation().model_copy(update={"count": count, "module": None})
+
+
+# bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
+_BLOCK = 512
+
+# parts of the files' names whose lines do not tell for what memory was asked
+_NOBODYS = ("/torch/", "/lightning", "/lm_profiler/callbacks/", "/lm_profiler/measure/", "??", "<")
+
+
+@dataclass(eq=False)
+class MarksHeard:
+    """Keeps what ``TensorsSeen`` tells in a step, with the instant of each mark; storages are told by their address."""
+
+    # the clock of the allocator's history, in microseconds since 1970
+    clock_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    # the marks of the last step that ended
+    step: list[tuple[int, int, list[SeenTensor], list[SeenTensor] | None]] = field(default_factory=list)
+    _now: list[Any] = field(default_factory=list)
+
+    def __call__(self, code: int, known: list[SeenTensor], saved: list[SeenTensor] | None) -> None:
+        self._now.append((self.clock_us(), code, known, saved))
+        if code == END:
+            self.step, self._now = self._now, []
+
+
+def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> MemoryTimeline:
+    """Return the timeline of the last step of ``heard`` from torch's ``_snapshot``.
+
+    Memory counts as in use until its last kernel has run (``free_completed``). Sizes are rounded up to the allocator's
+    blocks; what is left of a block that is not split is not in them.
+
+    Raises:
+        KeyError: the snapshot is of another format.
+        ValueError: no step was heard, or it has no history.
+    """
+    history = [each for each in snapshot["device_traces"][device] if each["action"] in ("alloc", "free_completed")]
+    if not heard.step or not history:
+        raise ValueError("expected a step and its history, given none")
+    begins_us, ends_us = heard.step[0][0], heard.step[-1][0]
+    since = [entry for entry in history if entry["time_us"] >= begins_us]
+    notes = StorageNotes(_alive_before(snapshot["segments"], device, since))
+    marks = [(at_us, None, mark) for at_us, *mark in heard.step]
+    entries: list[Any] = [(entry["time_us"], entry, []) for entry in since if entry["time_us"] <= ends_us]
+    for _, entry, mark in sorted([*marks, *entries], key=lambda each: each[0]):  # of one instant, the mark comes first
+        if entry is None:
+            notes.told(*mark)
+        elif entry["action"] == "alloc":
+            notes.made(entry["addr"], _size(entry), _site(entry["frames"]))
+        else:
+            notes.freed(entry["addr"])
+    return notes.timeline("measured")
+
+
+def _alive_before(segments: Iterable[Any], device: int, history: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the bytes by address of what was alive before ``history``: what is alive now, with all of it undone."""
+    blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
+    # A block that waits for a stream was requested to be freed, and is still in use.
+    alive = {
+        of["address"]: _rounded(of.get("requested_size", of["size"])) for of in blocks if of["state"] != "inactive"
+    }
+    for entry in reversed([*history]):
+        if entry["action"] == "alloc":
+            alive.pop(entry["addr"], None)
+        else:
+            alive[entry["addr"]] = _size(entry)
+    return alive
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    return _rounded(entry["size"])
+
+
+def _rounded(size: int) -> int:
+    return size + -size % _BLOCK
+
+
+def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
+    """Return the innermost function as the operator, and the innermost line of the user's code."""
+    known = [frame for frame in frames if frame["filename"] != "??"]
+    line = next((of for of in known if not any(part in of["filename"] for part in _NOBODYS)), None)
+    return Site(
+        operator=known[0]["name"] if known else None,
+        line=None if line is None else f"{short_path(line['filename'])}:{line['line']}",
+    )

@@ -1,4 +1,4 @@
-"""The results of a run: why it died, how far off its precision is, what binds it."""
+"""The results of a run: why it died, how far off its precision is, what binds it, and its waterfall."""
 
 from __future__ import annotations
 
@@ -7,43 +7,32 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lm_profiler.record.figure import figure
-from lm_profiler.record.run.part import Newer, Part
+from lm_profiler.record.files import Newer, Part
+from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error, in bytes; None where it does not say.
+    """The figures of an out-of-memory error, in bytes, exact to its two decimals; None where it does not say."""
 
-    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB.
-    """
-
-    requested: int | None = figure(
-        "requested", "GiB", "what was asked for, as the error reports", "oom_requested_bytes"
-    )
+    requested: int | None = figure("requested", "GiB", "asked for, as the error reports", "oom_requested_bytes")
     free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
     total: int | None = figure("total", "GiB", "the device's memory, as the error reports", "oom_total_bytes")
     allocated: int | None = figure("allocated", "GiB", "in use by tensors, as the error reports", "oom_allocated_bytes")
-    fragmented: int | None = figure(
-        "fragmented", "GiB", "reserved and not in use, as the error reports", "oom_fragmented_bytes"
-    )
-    allowed: int | None = figure(
-        "allowed", "GiB", "a limit set below the device's memory, as it reports", "oom_allowed_bytes"
-    )
+    fragmented: int | None = figure("fragmented", "GiB", "reserved, not in use, as it reports", "oom_fragmented_bytes")
+    allowed: int | None = figure("allowed", "GiB", "a limit set below the device's memory", "oom_allowed_bytes")
 
 
 class Failure(Part):
     """Where and why a run died."""
 
-    phase: str
-    """A phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed."""
+    phase: str  # a phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed
     step: int | None = figure("failed at step", "count", "the step in which the run died", "failed_step")
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
+    # options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself
     remedies: tuple[str, ...] = ()
-    """Options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself."""
-    rank: int | None = figure(
-        "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank", default=None
-    )
+    rank: int | None = figure("failed on rank", "count", "whose failure ended the others", "failed_rank", default=None)
     host: str | None = figure("failed on host", "text", "that rank's machine", "failed_host", default=None)
 
     @property
@@ -62,34 +51,24 @@ class NumericsKind(Part):
     parameters: list[str] = figure("parameters", "text", "dtypes of their own parameters")
     outputs: list[str] = figure("outputs", "text", "dtypes of their outputs")
     gradients: list[str] = figure("gradients", "text", "dtypes of their gradients")
-    gradient_error: float | None = figure(
-        "error of the gradients", "error", "norm of the difference to float32, over its norm"
-    )
+    gradient_error: float | None = figure("gradients off by", "error", "norm of the difference to float32 / its norm")
 
 
 class NumericsFacts(Part):
     """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
 
-    Errors are Euclidean norms; None where one is not finite, or there is nothing to compare. ``output_error`` compares
-    the first floating-point tensor, of one dimension or more, that the last module to do so returned in the forward
-    pass: the logits of a language model. ``losses`` and ``gradient_norms`` (before clipping) are empty where none were
-    asked for; None in them is not finite.
+    Errors are Euclidean norms; None is not finite, or nothing to compare. The output is the first floating-point tensor
+    that the last module to return one returned: a language model's logits. Gradients are those before clipping.
     """
 
     loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
     loss_dtype: str | None = figure("dtype of the loss", "text", "dtype in which the step returns it", default=None)
-    reference_loss: float | None = figure(
-        "loss in float32", "loss", "loss of the first batch, in float32", "audit_float32_loss"
-    )
-    output_error: float | None = figure(
-        "error of the output", "error", "norm of the difference to float32, over its norm"
-    )
-    gradient_error: float | None = figure(
-        "error of the gradients", "error", "norm of the difference to float32, over its norm"
-    )
+    reference_loss: float | None = figure("loss in float32", "loss", "of the same batch", "audit_float32_loss")
+    output_error: float | None = figure("output off by", "error", "norm of the difference to float32 / its norm")
+    gradient_error: float | None = figure("gradients off by", "error", "norm of the difference to float32 / its norm")
     kinds: list[NumericsKind]
     losses: list[float | None] = figure(
-        "loss", "loss", "mean loss of each of the first steps", "numerics_losses", default_factory=list
+        "loss", "loss", "of each of the first steps", "numerics_losses", default_factory=list
     )
     gradient_norms: list[float | None] = figure(
         "norm of the gradients", "loss", "in each of the first steps", "numerics_gradient_norms", default_factory=list
@@ -103,73 +82,103 @@ Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "co
 class Verdict(Part):
     """What binds the run, and how one sees it."""
 
-    bound_by: Annotated[Bound | None, Newer]
-    """None: the evidence shows no bottleneck."""
+    bound_by: Annotated[Bound | None, Newer]  # None: the evidence shows no bottleneck
     share: float | None = figure(
         "share of the bottleneck", "%", "share of the step that the bottleneck takes", "bound_share",
         interval=("share_low", "share_high"),
     )  # fmt: skip
     share_low: float | None = None
     share_high: float | None = None
+    # what else may bind it, where the interval of the share holds the least share that binds
     or_bound_by: Annotated[Bound | None, Newer] = None
-    """What else may bind it, where the interval of the share holds the least share that binds."""
-    because: str | None = None
-    """The name of the sentence that says how one sees it."""
-    facts: dict[str, float] = Field(default_factory=dict)
-    """The figures of that sentence."""
+    because: str | None = None  # the name of the sentence that says how one sees it
+    facts: dict[str, float] = Field(default_factory=dict)  # the figures of that sentence
     # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""
+    # false where the steps are too few or differ too much, or where something else used the machine
     certain: bool = True
-    """False where the steps are too few or differ too much, or where something else used the machine."""
 
 
-# What takes time that could be saved. ``analysis.findings`` decides when; ``analysis.remedies`` says what to do.
+# What takes time that could be saved. ``analysis.savings`` decides when; ``analysis.remedies`` says what to do.
 FindingName = Literal[
-    "ranks",
-    "input",
-    "transfer",
-    "validation",
-    "checkpoint",
-    "epoch",
-    "owner",
-    "logging",
-    "sleep",
-    "python",
-    "pattern",
-    "garbage",
-    "compilation",
-    "anomalies",
-    "profiler",
-    "sync",
-    "small_batch",
-    "optimizer",
-    "clip",
-    "compile",
-    "double",
-    "precision",
-    "tf32",
-    "recomputation",
-    "communication",
-]
+    "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "owner", "logging", "sleep", "python",
+    "pattern", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch", "optimizer", "clip",
+    "compile", "double", "precision", "tf32", "recomputation", "communication",
+]  # fmt: skip
 
 
 class Finding(Part):
     """Something that takes time which could be saved, and whose code it is."""
 
     name: Annotated[FindingName, Newer] = figure("finding", "text", "what takes time that could be saved")
-    saves_s: float = figure(
-        "could save at most", "ms", "of a step, what lies between steps counted with them", interval=("low_s", "high_s")
-    )
+    saves_s: float = figure("could save at most", "ms", "of a step and what follows it", interval=("low_s", "high_s"))
     share: float = figure("share", "%", "of the step that this is")
     low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
-    may: bool = False
-    """Whether a change helps is not known without trying it."""
+    may: bool = False  # whether a change helps is not known without trying it
     phase: str | None = figure("phase", "text", "where in the step", default=None)
     owner: str | None = figure("owner", "text", "whose code", default=None)
     file: str | None = figure("file", "text", "of that code", default=None)
     line: int | None = figure("line", "count", "its number", default=None)
     what: str | None = figure("what", "text", "what the time is spent in", default=None)
-    facts: dict[str, float] = Field(default_factory=dict)
-    """The figures of its sentence."""
+    facts: dict[str, float] = Field(default_factory=dict)  # the figures of its sentence
+
+
+# the terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means
+TermName = Literal[
+    "ideal", "clock", "slow_products", "recomputation", "bandwidth", "beyond_bandwidth", "communication", "waiting",
+    "gaps", "input", "unexplained",
+]  # fmt: skip
+
+
+class Contributor(Part):
+    """A part of a term's time, with phrases in ``detail`` separated by "; "; None is unknown, or none."""
+
+    module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
+    what: str = figure("what", "text", "operator or kernel, or in words")
+    count: float = figure("times", "count", "how often in a step")
+    seconds: float = figure("time", "ms", "of one step")
+    detail: str | None = figure("detail", "text", "why it took so long, where that is known", default=None)
+
+
+class Term(Part):
+    """One term of the waterfall; the seconds of ``unexplained`` alone may be negative.
+
+    No interval: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
+    """
+
+    name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
+    seconds: float = figure("time", "ms", "what it adds to the step")
+    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of that", default=None)
+    high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
+    at_most_s: float | None = figure("could save at most", "ms", "ceiling of a saving, never a gain", default=None)
+    phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
+    contributors: list[Contributor] = Field(default_factory=list)
+
+
+class Waterfall(Part):
+    """The mean measured (untraced) step as a sum of terms, by the trace of rank 0; rates are of one device."""
+
+    step_s: float = figure("step taken apart", "ms", "mean step, sum of the terms", interval=("ci_low", "ci_high"))
+    ci_low: float | None
+    ci_high: float | None
+    step_phases: dict[str, float] = figure(
+        "of it in {key}", "ms", "of the mean step", "{key}_s", keys=PARTS, default_factory=dict
+    )
+    source: Annotated[Literal["kernels", "operators"], Newer] = figure(
+        "terms are of", "text", "kernels of the device, or operators"
+    )
+    peak_flops_per_s: float = figure("peak", "TFLOP/s", "FLOP/s of a device that the ideal is at")
+    peak_source: str = figure("source of the peak", "text", "where that peak is from")
+    bandwidth_bytes_per_s: float | None = figure("bandwidth", "GB/s", "bytes/s that a device can move")
+    bandwidth_source: str | None = figure("source of the bandwidth", "text", "where it is from")
+    clock_share: float | None = figure("clock held", "%", "SM clock over the one that the peak is of")
+    terms: list[Term]
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def untold(self) -> set[str]:
+        """The terms that count in the next one, because the clock or the bandwidth is unknown."""
+        rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
+        return {name for name, rate in rates.items() if rate is None}

@@ -1,4 +1,4 @@
-"""The model, the machine, how well the run used it, and what else did."""
+"""The model, the machine and how well the run used it, and memory: as measured, as planned, the floors of phases."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lm_profiler.record.figure import Place, figure
-from lm_profiler.record.run.part import Newer, Part
+from lm_profiler.record.figure import Figure, Place, figure, within
+from lm_profiler.record.files import Newer, Part
+from lm_profiler.record.parts import PARTS
 
 
 class Environment(Part):
@@ -30,32 +31,25 @@ class Environment(Part):
 class Settings(Part):
     """The options that a run has switched on, and what its machine offers; nothing is advised about an unknown one."""
 
-    precision: str | None = None
-    """Lightning's, or the half precision of most matmuls."""
-    tf32: bool | None = None
-    """Whether float32 matmuls may use it; None also where the device has none."""
+    precision: str | None = None  # Lightning's, or the half precision of most matmuls
+    tf32: bool | None = None  # whether float32 matmuls may use it; None also where the device has none
+    # the mixed precision that the device has matrix units for; None where it has none
     half_precision: str | None = None
-    """The mixed precision that the device has matrix units for; None where it has none."""
     compiled: bool | None = None
     num_workers: int | None = None
-    cores: int | None = None
-    """CPU cores that this process may use for its loader."""
+    cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
-    fused_optimizer: bool | None = None
-    """None also where there is no fused kernel."""
+    fused_optimizer: bool | None = None  # None also where there is no fused kernel
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
+    # the share of the device's memory that the peak leaves free; None on the CPU
     memory_free_share: float | None = None
-    """The share of the device's memory that the peak leaves free; None on the CPU."""
-    anomalies: bool = False
-    """Whether autograd looks for anomalies."""
-    profiler: str | None = None
-    """The Trainer's own profiler."""
+    anomalies: bool = False  # whether autograd looks for anomalies
+    profiler: str | None = None  # the Trainer's own profiler
 
     @property
     def full_precision(self) -> bool:
-        """Whether the run is known to use float32."""
         return self.precision is not None and str(self.precision).split("-")[0] == "32"
 
 
@@ -64,9 +58,7 @@ class ModelFacts(Part):
 
     class_path: str
     parameters: int = figure("parameters", "count", "parameters of the module")
-    parameters_without_embedding: int | None = figure(
-        "parameters without embedding", "count", "all but those of the token embedding"
-    )
+    parameters_without_embedding: int | None = figure("without embedding", "count", "parameters but the embedding's")
     trainable_parameters: int = figure("trainable parameters", "count", "parameters that get gradients")
     bytes: int = figure("parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
     precision: str
@@ -85,10 +77,7 @@ class Flops(Part):
 
     forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
     backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
-    recomputation: int = figure(
-        "recomputed work", "GFLOP", "FLOPs of a step that activation checkpointing repeats, all ranks",
-        "recomputation_flops",
-    )  # fmt: skip
+    recomputation: int = figure("recomputed work", "GFLOP", "FLOPs done again, all ranks", "recomputation_flops")
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -98,11 +87,9 @@ class Flops(Part):
 
     @property
     def all(self) -> int:
-        """All FLOPs that the devices execute, which HFU counts."""
         return self.model + self.recomputation
 
     def times(self, factor: float) -> Flops:
-        """Return ``factor`` times as many FLOPs."""
         own = ((name, getattr(self, name)) for name in ("forward", "backward", "recomputation"))
         return self.model_copy(update={name: round(count * factor) for name, count in own})
 
@@ -114,21 +101,14 @@ class Utilisation(Part):
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
         run_tag="mfu_percent", tag="throughput/mfu",
     )  # fmt: skip
-    hfu: float | None = figure(
-        "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)", goes_by_step=True
-    )
-    peak_flops_per_s: float | None = figure(
-        "peak of a device", "TFLOP/s", "FLOP/s of one device on its datasheet, in the run's precision"
-    )
+    hfu: float | None = figure("HFU", "%", "all FLOPs of a step / (its time x the device's peak)", goes_by_step=True)
+    peak_flops_per_s: float | None = figure("peak of a device", "TFLOP/s", "on its datasheet, in the run's precision")
     dtype: str | None = figure("dtype of the peak", "text", "precision that the peak is of", "peak_dtype")
     peak_source: str | None = figure("source of the peak", "text", "where the peak of a device is from")
-    ceiling_flops_per_s: float | None = figure(
-        "measured matmul rate", "TFLOP/s", "FLOP/s of one device in a large matrix product, measured after the run"
-    )
+    ceiling_flops_per_s: float | None = figure("measured matmul rate", "TFLOP/s", "of a large matmul after the run")
     of_ceiling: float | None = figure(
-        "of the measured matmul rate", "%", "executed FLOPs of a step / (its time x the device's measured matmul rate)",
-        goes_by_step=True,
-    )  # fmt: skip
+        "of the measured matmul rate", "%", "all FLOPs of a step / (its time x that rate)", goes_by_step=True
+    )
     flops: Flops
 
 
@@ -136,30 +116,25 @@ class GpuSharing(Part):
     """Other processes on the run's GPU, as its driver reports them. None is unknown."""
 
     processes: int = figure("other processes on the GPU", "count", "at the end of the measured steps", "gpu_others")
-    utilisation: float | None = figure(
-        "GPU use of others", "%", "share of time in which their kernels ran", "gpu_others_utilisation"
-    )
-    memory_bytes: int | None = figure(
-        "GPU memory of others", "GiB", "GPU memory of other processes", "gpu_others_bytes"
-    )
+    utilisation: float | None = figure("GPU use of others", "%", "time their kernels ran", "gpu_others_utilisation")
+    memory_bytes: int | None = figure("GPU memory of others", "GiB", "that other processes hold", "gpu_others_bytes")
 
 
 class Telemetry(Part):
     """The whole GPU over the measured steps, as its driver reports it, whoever else uses it. None is unknown.
 
-    The highest boost clock is more than a datasheet's base clock, and more than many cards hold in long matmuls, which
-    run into the power limit. NVML's power is a mean over the last second on Ampere (but GA100) and later. The energy
-    counter (Volta and later) moves every 20 to 100 ms. For several cards energy and power are sums, clocks are those of
-    the slowest card, the temperature is the highest, and ``throttle_reasons`` are those of any card.
+    NVML's power is a mean over the last second on Ampere (but GA100) and later; the energy counter (Volta and later)
+    moves every 20 to 100 ms. Of several cards energy and power are sums, clocks the slowest's, the temperature the
+    highest's, ``throttle_reasons`` those of any.
     """
 
     energy_per_step_j: float | None = figure(
-        "energy per step", "J", "energy of the GPU over the measured steps / their number", default=None
+        "energy per step", "J", "of the measured steps / their count", default=None
     )
     energy_per_token_j: float | None = figure("energy per token", "J", "energy of a step / its tokens", default=None)
     energy_j: float | None = figure("energy", "J", "energy of the GPU over the measured steps")
     energy_source: Annotated[Literal["counter", "power samples"] | None, Newer] = figure(
-        "source of the energy", "text", "the GPU's own counter, or samples of its power"
+        "energy from", "text", "a counter, or power samples"
     )
     median_power_w: float | None = figure("power", "W", "median power of the GPU over the measured steps")
     power_limit_w: float | None = figure("power limit", "W", "most power that the GPU may draw")
@@ -167,41 +142,23 @@ class Telemetry(Part):
     median_sm_clock_hz: float | None = figure("SM clock", "MHz", "median clock of the GPU's multiprocessors")
     max_sm_clock_hz: float | None = figure("highest SM clock", "MHz", "highest boost clock of the card")
     clock_share: float | None = figure("SM clock / highest", "%", "median SM clock over the card's highest")
-    throttle_reasons: list[str] | None = figure(
-        "throttled by", "text", "reasons that held in 5 % of the samples or more"
-    )
+    throttle_reasons: list[str] | None = figure("throttled by", "text", "reasons in 5 % of the samples or more")
     samples: int = figure("samples", "count", "how often the GPU was read", "gpu_samples")
     duration_s: float = figure("sampled for", "s", "time that energy and samples span", "gpu_sampled_s")
-    gpus: list[str] = Field(default_factory=list)
-    """The cards' UUIDs."""
+    gpus: list[str] = Field(default_factory=list)  # the cards' UUIDs
 
 
 class Contention(Part):
-    """Other load on the run's CPUs over the measured steps; None is unknown.
+    """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None is unknown."""
 
-    ``not_had`` is the answer, the other figures are its evidence. The run's threads also wait because of each other.
-    """
-
-    not_had: float | None = figure(
-        "CPU time taken", "%", "share of the CPU time the run needed that something else took"
-    )
+    not_had: float | None = figure("CPU time taken", "%", "share of the CPU time needed that something else took")
     had_s: float = figure("CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
-    others_s: float | None = figure(
-        "CPU time of other processes", "s", "CPU time of all other processes", "cpu_others_s"
-    )
+    others_s: float | None = figure("CPU time of other processes", "s", "of all other processes", "cpu_others_s")
     stolen_s: float = figure("CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s")
-    throttled_s: float | None = figure(
-        "CPU time throttled", "s", "CPU time the cgroup's limit kept from the run", "cpu_throttled_s"
-    )
-    waited_s: float | None = figure(
-        "waited for a CPU", "s", "how long threads of the run were ready and had no CPU", "cpu_waited_s"
-    )
-    pressure: float | None = figure(
-        "something waited for a CPU", "%", "share of the time in which something waited", "cpu_pressure"
-    )
-    involuntary_switches: int | None = figure(
-        "involuntary switches", "count", "how often this process lost a CPU it still wanted"
-    )
+    throttled_s: float | None = figure("CPU time throttled", "s", "kept from the run by the cgroup", "cpu_throttled_s")
+    waited_s: float | None = figure("waited for a CPU", "s", "how long threads were ready, without one", "cpu_waited_s")
+    pressure: float | None = figure("CPU pressure", "%", "share of time that something waited for one", "cpu_pressure")
+    involuntary_switches: int | None = figure("involuntary switches", "count", "CPUs lost that were still wanted")
     wall_s: float = figure("observed for", "s", "time that these figures span", "contention_wall_s")
     cpus: int = figure("CPUs", "count", "CPUs that the run may use")
     gpu: GpuSharing | None = None
@@ -234,21 +191,187 @@ class FlopRate(Part):
 class Rates(Part):
     """Rates of one device from its datasheet, or else measured on the machine after the run. None is unknown."""
 
+    # a rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32
     flops: list[FlopRate] = Field(default_factory=list)
-    """A rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32."""
     bytes_per_s: float | None = figure(
-        "memory bandwidth", "GB/s",
-        "bytes/s that the memory of one device can read and write, on its datasheet or else copying",
-        "bandwidth_bytes_per_s", default=None,
-    )  # fmt: skip
-    bytes_source: str | None = figure(
-        "source of the bandwidth", "text", "where the memory bandwidth is from", "bandwidth_source", default=None
+        "memory bandwidth", "GB/s", "bytes/s, on a datasheet or copying", "bandwidth_bytes_per_s", default=None
     )
-    copied_bytes_per_s: float | None = figure(
-        "measured copy rate", "GB/s", "bytes/s that a large copy on one device read and wrote, measured after the run",
-        default=None,
-    )  # fmt: skip
+    bytes_source: str | None = figure("bandwidth from", "text", "datasheet or a copy", "bandwidth_source", default=None)
+    copied_bytes_per_s: float | None = figure("measured copy rate", "GB/s", "of a copy after the run", default=None)
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None where it is unknown."""
         return next((rate.flops_per_s for rate in self.flops if rate.dtype == dtype), None)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+HOW_HELD = "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
+
+
+class MemoryReading(Part):
+    """Peaks of memory; None where this device or system cannot say."""
+
+    allocated_peak: int | None = figure(
+        "peak allocated", "GiB", "most bytes held by tensors on the device", "allocated_peak_bytes",
+        place=Place.HEADLINE, tag="memory_gib/allocated_peak", run_tag="allocated_peak_gib", default=None,
+    )  # fmt: skip
+    reserved_peak: int | None = figure(
+        "peak reserved", "GiB", "most bytes the allocator took from the device", "reserved_peak_bytes",
+        tag="memory_gib/reserved_peak", default=None,
+    )  # fmt: skip
+    resident_peak: int | None = figure(
+        "peak resident", "GiB", "most bytes of the process in the machine's memory, since it began",
+        "resident_peak_bytes", place=Place.HEADLINE, tag="memory_gib/resident_peak", run_tag="resident_peak_gib",
+        default=None,
+    )  # fmt: skip
+
+
+class MemoryCauses(Part):
+    """The causes of an allocated peak; ``activations_and_rest`` is what the others leave of it, None is unknown."""
+
+    parameters: int = figure("parameters", "GiB", "{title}")
+    gradients: int = figure("gradients", "GiB", "{title}")
+    optimizer_states: int = figure("optimizer states", "GiB", "{title}")
+    buffers: int = figure("buffers", "GiB", "{title}")
+    activations_and_rest: int | None = figure("activations and rest", "GiB", "{title}")
+
+
+# moments at which sharded and unsharded runs differ, each with its title
+MOMENTS = {
+    "set_up": "after set-up",
+    "before_optimizer": "before the optimizer's step",
+    "after_optimizer": "after the optimizer's step",
+}
+
+
+class AllocatorReading(Part):
+    """The device's caching allocator over the measured steps; None where it does not say."""
+
+    allocated_peak: int | None = figure("allocated", "GiB", "most held by tensors", "allocator_allocated_peak_bytes")
+    requested_peak: int | None = figure(
+        "requested", "GiB", "the same, not rounded up to blocks", "allocator_requested_peak_bytes", default=None
+    )
+    active_peak: int | None = figure("in use", "GiB", "with what waits for a stream", "allocator_active_peak_bytes")
+    reserved_peak: int | None = figure("reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes")
+    inactive_split_peak: int | None = figure(
+        "inactive split", "GiB", "free in blocks partly in use", "allocator_inactive_split_peak_bytes"
+    )
+    fragmentation: int | None = figure("fragmentation", "GiB", "at most, at the peak", "allocator_fragmentation_bytes")
+    driver_used: int | None = figure("used in all", "GiB", "by all processes", "allocator_driver_used_bytes")
+    alloc_retries: int | None = figure("retries", "count", "how often it freed its cache, since the process began")
+    ooms: int | None = figure("OOMs", "count", "how often memory ran out, since the process began")
+
+
+class MemoryLevels(Part):
+    """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None where the step has no such phase.
+
+    By ``allocator`` all tensors of the device; ``counted``, on the CPU: parameters, gradients, states, buffers, what
+    autograd saved. ``forward`` and ``backward`` are the most of the step's batches.
+    """
+
+    start: int | None = figure("forward begins", "GiB", "{title}")
+    forward: int | None = figure("forward has ended", "GiB", "{title}")
+    backward: int | None = figure("backward has ended", "GiB", "{title}")
+    source: Annotated[Literal["allocator", "counted"], Newer]
+
+
+class MemoryFacts(Part):
+    """Peaks over the measured steps; their causes by part of the step, and bytes held, from the ``memory`` stage."""
+
+    measured: MemoryReading
+    parts: dict[str, MemoryReading] = within(
+        group="Memory by phase", keys=PARTS, name="{key}_{name}", title="{key}: {title}",
+        meaning="{title} within {key}", place=Place.ASKED,
+    )  # fmt: skip
+    causes: dict[str, MemoryCauses] = within(
+        group="Memory by cause", keys=PARTS, name="{key}_{name}_bytes", title="{key}: {title}",
+        meaning="{title} in the peak allocated of {key}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
+    moments: dict[str, MemoryCauses] = within(
+        group="Memory at three moments", keys=MOMENTS, name="{key}_{name}_bytes", title="{word}: {title}",
+        meaning="{title} held {word}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
+    held: MemoryLevels | None = within(
+        name="held_{name}_bytes", title="held: {title}", meaning="bytes held when {title}",
+        instead={"source": Figure("source of held", "text", HOW_HELD, "held_source")}, default=None,
+    )  # fmt: skip
+    allocator: AllocatorReading | None = within(group="Allocator", default=None)
+
+    @property
+    def saved_bytes(self) -> Annotated[int | None, SAVED]:
+        """The bytes that are held after forward and were not before it."""
+        return None if self.held is None else _less(self.held.forward, self.held.start)
+
+    @property
+    def backward_added_bytes(self) -> Annotated[int | None, ADDED]:
+        """The bytes that are held after backward, less those held before it."""
+        return None if self.held is None else _less(self.held.backward, self.held.forward)
+
+
+SAVED = Figure("saved for backward", "GiB", "bytes that forward leaves for backward")
+ADDED = Figure("added by backward", "GiB", "what backward added: gradients, less what was saved for it")
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+PEAK = Figure("planned peak", "GiB", "most bytes at one time, rehearsed", "planned_peak_bytes", place=Place.TABLE)
+PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "planned_phase")
+
+
+class PlannedMemory(Part):
+    """The memory of a step on one device, rehearsed without data (and torch.compile); empty where that failed."""
+
+    peaks: dict[str, int] = figure(
+        "{key}: planned", "GiB", "planned peak within {key}", "{key}_planned_peak_bytes", keys=PARTS,
+        default_factory=dict,
+    )  # fmt: skip
+    at_peak: MemoryCauses | None = within(
+        name="planned_{name}_bytes", title="planned {title}", meaning="of the planned peak", default=None
+    )
+    moments: dict[str, MemoryCauses] = within(
+        group="Memory at three moments", keys=MOMENTS, name="planned_{key}_{name}_bytes",
+        title="{word}: planned {title}",
+        meaning="{title} that would be held {word}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
+    held: MemoryLevels | None = within(
+        name="planned_{name}_held_bytes", title="planned: {title}", meaning="bytes that would be held when {title}",
+        instead={"source": Figure("source of planned levels", "text", HOW_HELD, "planned_held_source")}, default=None,
+    )  # fmt: skip
+    reserved: int | None = figure(
+        "planned reserved", "GiB",
+        "what the allocator of a GPU would take of it, gaps between blocks included, if that is not short",
+        "planned_reserved_bytes", default=None,
+    )  # fmt: skip
+    available: int | None = figure("free before the run", "GiB", "for one replica", "available_bytes", default=None)
+    compiled: bool = False
+    unknown: str | None = figure("not planned", "text", "why it was not rehearsed", "planned_unknown", default=None)
+
+    @property
+    def phase(self) -> Annotated[str | None, PHASE]:
+        return max(self.peaks, key=lambda phase: self.peaks[phase], default=None)
+
+    @property
+    def peak(self) -> Annotated[int | None, PEAK]:
+        """The largest peak of all phases, in bytes."""
+        return max(self.peaks.values(), default=None)
+
+
+class Floor(Part):
+    """The least work of a phase on one device and the least time that it takes (roofline). None is unknown.
+
+    ``seconds`` is the longer of two: the FLOPs at the peak, or the bytes at the bandwidth (``transfer``: of the bus).
+    """
+
+    flops: dict[str, int] = figure(
+        "in {key}", "GFLOP", "FLOPs of PHASE whose factors are {key}, one device", "{key}_flops",
+        keys=("float32", "bfloat16", "float16", "float64"), default_factory=dict,
+    )  # fmt: skip
+    bytes: int | None = figure("bytes at least", "GiB", "PHASE has to move, one device", "floor_bytes", default=None)
+    seconds: float | None = figure("floor (ms)", "ms", "least time of PHASE: FLOPs or bytes", "floor_s", default=None)
+    bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
+        "floor is of", "text", "compute or memory in PHASE", "floor_bound", default=None
+    )
+    times: float | None = figure("x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None)

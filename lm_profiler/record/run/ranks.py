@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lm_profiler.record.figure import Figure, Place, figure, within
+from lm_profiler.record.files import Newer, Part
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.run.part import Newer, Part
 
 # where a rank can be slow: a part of the step, or between steps (validation, checkpoints)
 RANK_PARTS = (*PARTS, "between steps")
@@ -119,18 +119,6 @@ class RankFinding(Part):
     )
 
 
-class ClockAlignment(Part):
-    """How the ranks' clocks were aligned; None is not measured."""
-
-    method: str = figure("clocks", "text", "how the ranks' clocks were brought together", "clocks_method")
-    uncertainty_s: float | None = figure(
-        "clocks differ by", "ms", "at most, as far as is known", "clocks_uncertainty_s", default=None
-    )
-    drift: float | None = figure(
-        "drift of clocks", "ppm", "of the fastest clock against rank 0's", "clocks_drift", default=None
-    )
-
-
 _BY_PHASE = "Own work and waiting by phase"
 WAITING = Figure(
     "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
@@ -194,7 +182,6 @@ class Ranks(Part):
     )  # fmt: skip
     collectives: list[CollectiveFigures] = Field(default_factory=list)
     witness: str = figure("waiting is known from", "text", "what says when each rank came", "waiting_witness")
-    clocks: ClockAlignment
     notes: list[str] = Field(default_factory=list)
 
     @property

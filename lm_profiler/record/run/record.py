@@ -1,42 +1,245 @@
-"""``run.json``, the record of one run, and ``ended.rank<n>.json`` of each rank that did not end well."""
+"""``run.json``, the record of one run: times of its steps, whose code takes them, and all other parts together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lm_profiler.record.figure import Place, figure, within
+from lm_profiler.record.figure import Figure, Place, figure, within
+from lm_profiler.record.files import Newer, Part, read_as
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
-from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict
-from lm_profiler.record.run.machine import (
-    Contention,
-    Environment,
-    ModelFacts,
-    Rates,
-    Settings,
-    Sync,
-    Telemetry,
-    Utilisation,
-)
-from lm_profiler.record.run.memory_facts import Floor, MemoryFacts, PlannedMemory
-from lm_profiler.record.run.part import Newer, Part, read_as
+from lm_profiler.record.run import machine
+from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict, Waterfall
 from lm_profiler.record.run.ranks import Ranks
-from lm_profiler.record.run.timing import (
-    BetweenSteps,
-    LoaderFacts,
-    OddStep,
-    OtherByOwner,
-    PythonTime,
-    Steadiness,
-    StepCounters,
-    ThreadUse,
-    Throughput,
-    TimeSummary,
-)
-from lm_profiler.record.run.waterfall import Slack, Waterfall
+
+
+class TimeSummary(Part):
+    """Statistics of one part over the measured steps, in seconds; None where there are too few steps.
+
+    The 95 % interval of the mean allows for autocorrelated steps; records of version 0.2 have none.
+    """
+
+    n: int
+    mean: float | None = None
+    mean_low: float | None = None
+    mean_high: float | None = None
+    std: float | None = None
+    cv: float | None = None
+    median: float | None = None
+    p5: float | None = None
+    p95: float | None = None
+    min: float | None = None
+    max: float | None = None
+
+
+class Throughput(Part):
+    """Throughput of all ranks at the mean step; tokens are None where the module does not say how many a batch has."""
+
+    tokens_per_s: float | None = figure(
+        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation the slowest rank's", goes_by_step=True,
+        place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
+    )  # fmt: skip
+    tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
+    samples_per_s: float | None = figure("samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None)
+    samples_per_step: int | None = figure("samples/step", "count", "rows of batches on all ranks, mean", default=None)
+
+
+class StepLevel(Part):
+    """A stretch of measured steps, counted from 1, at one level."""
+
+    first: int = figure("from step", "count", "the first measured step of the level")
+    last: int = figure("to step", "count", "the last measured step of the level")
+    seconds: float = figure("level", "ms", "mean of its regular steps")
+
+
+class StepPattern(Part):
+    """A pattern that repeats: among ``every`` so many steps, those at the places ``slow`` (from 1) are slower."""
+
+    every: int = figure("every so many steps", "count", "after how many steps the pattern repeats", "pattern_every")
+    slow: list[int] = figure("slow step", "count", "its place among so many steps", "pattern_slow")
+    extra: float = figure("slower by", "%", "by what share of the level the slowest steps of the pattern differ")
+    part: str | None = None  # the part of the step that differs most
+
+
+class Steadiness(Part):
+    """The course of the measured steps, counted from 1, and the steps that the run's figures are of.
+
+    The mean step is ``level_s + pattern_s + odd_s``, of the longest level, or with a trend of all but ``cut`` steps.
+    """
+
+    # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
+    # otherwise; None: too few steps to tell
+    word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
+    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None  # what a noisy run certainly is as well
+    level_s: float | None = figure(
+        "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
+        interval=("level_low_s", "level_high_s"), default=None,
+    )  # fmt: skip
+    level_low_s: float | None = None
+    level_high_s: float | None = None
+    known_to: float | None = figure("level known to", "%", "half the 95 % interval of the level, over it", default=None)
+    pattern_s: float | None = figure("pattern", "ms", "what every so many-th step adds to the mean step", default=None)
+    odd_s: float | None = figure("cost of odd steps", "ms", "what odd steps add to the mean step", default=None)
+    pattern: StepPattern | None = None
+    rise: float | None = figure("rise", "%", "of a trend: the last step's level over the first's, less 1", default=None)
+    first: int | None = figure("first step told", "count", "the first measured step that figures are of", default=None)
+    last: int | None = figure("last step told", "count", "the last measured step that figures are of", default=None)
+    levels: list[StepLevel] = Field(default_factory=list)
+    lag1: float | None = figure("lag-1", "number", "autocorrelation of a step's time with the next one's")
+    cut: int = figure("steps left out", "count", "measured steps left out because they were not level yet")
+    bias_of_mean: float | None = figure("bias of the mean", "%", "shift of the mean if the steps left out were counted")
+    recompilations: int = figure("recompilations", "count", "of torch.compile, while measuring", default=0)
+    # Version 0.2 wrote these two; old records are still read.
+    drift: float | None = None
+    evidence: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """``word`` and ``also``, without those that are None."""
+        return [word for word in (self.word, self.also) if word is not None]
+
+
+class OddStep(Part):
+    """A measured step far from the others; ``cause`` is also None where it was faster than they were."""
+
+    step: int = figure("step", "count", "a step far from the others")
+    step_s: float = figure("time", "ms", "what it took")
+    ratio: float = figure("ratio", "x", "over what the other steps let expect")
+    part: str = figure("part", "text", "what differed most from its own level")
+    excess_s: float = figure("excess", "ms", "by how much it did")
+    cause: str | None = figure("cause", "text", "what explains at least half of it", default=None)
+    cause_s: float | None = figure("explained", "ms", "how much of it that explains", default=None)
+    beside: str | None = figure("no cause, but", "text", "what differs where no cause is seen", default=None)
+    rank: int | None = figure("rank", "count", "the rank that the cause is of", default=None)
+
+
+def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
+    """Sort ``odd``: the slowest first; after them those that were faster than the others, the farthest first."""
+    return sorted(odd, key=lambda step: (step.ratio < 1, -abs(step.ratio - 1)))
+
+
+class StepCounters(Part):
+    """The counters of one measured step of one rank, the ``between_s`` before it included. None is unknown."""
+
+    step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
+    rank: int = figure("rank", "count", "whose counters these are", default=0)
+    wall_s: float | None = figure("time", "ms", "of the step, on the host", default=None)
+    between_s: float | None = figure("before", "ms", "from the step before to this one", default=None)
+    gc_s: float | None = figure("garbage", "ms", "in collections of garbage", default=None)
+    gc_generation: int | None = figure("generation", "count", "of the longest of them", default=None)
+    compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
+    compiled: str | None = figure("compiled", "text", "what, and why", default=None)
+    cpu_wait_s: float | None = figure("no CPU", "ms", "the training thread was ready and had no CPU", default=None)
+    asleep_s: float | None = figure("asleep", "ms", "the training thread was neither running nor ready", default=None)
+    cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
+    system_s: float | None = figure("kernel", "ms", "of it in the kernel", default=None)
+    fault_s: float | None = figure("faults", "ms", "the most that page faults took", default=None)
+    minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
+    major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
+    voluntary_switches: float | None = figure("switches", "count", "waits of a thread for something", default=None)
+    involuntary_switches: float | None = figure("involuntary", "count", "CPUs lost, still wanted", default=None)
+    alloc_retries: float | None = figure("retries", "count", "of the allocator, which freed its cache", default=None)
+    new_segments: float | None = figure("segments", "count", "that the allocator asked the driver for", default=None)
+    sm_clock_hz: float | None = figure("SM clock", "MHz", "of the GPU, during the step", default=None)
+    throttled: list[str] | None = figure("throttled", "text", "what held that clock back", default=None)
+
+
+class LoaderFacts(Part):
+    """Rank 0's loader; fewer batches ready at the end than before are prefetched ones that the steps used up."""
+
+    workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
+    ahead: int | None = figure("batches prefetched at most", "count", "by its workers, none taken", "loader_ahead")
+    ready_before: int | None = figure("batches ready at first", "count", "made and not taken as measuring began")
+    ready_after: int | None = figure("batches ready at last", "count", "made and not taken as measuring ended")
+
+    @property
+    def used_up(self) -> int | None:
+        """How many batches prefetched before the measured steps were used up by them; None is unknown."""
+        if self.ready_before is None or self.ready_after is None:
+            return None
+        return max(self.ready_before - self.ready_after, 0)
+
+
+LIGHTNING = "Lightning"  # the owner of Lightning's own work in its loops
+
+OURS = "lm_profiler"  # the owner of what the profiler's own instruments cost
+
+
+class OwnedTime(Part):
+    """One action in ``other``; the time of an action inside of another one counts for the inner one only.
+
+    The owner is a class, ``Lightning``, ``lm_profiler``, or empty for an action that the user has named.
+    """
+
+    owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
+    action: str = figure("action", "text", "hook, method, or a word for several")
+    seconds: float = figure("time", "ms", "of a mean step, without other actions inside of it")
+    calls: float = figure("calls", "number", "in a mean step")
+    in_steps: int = figure("in steps", "count", "of the steps that were timed by action, those in which it took time")
+    least_s: float | None = figure("at least", "ms", "in the step where it took least, over their share", default=None)
+
+    @property
+    def name(self) -> str:
+        """The action with its owner: ``LearningRateMonitor.on_train_batch_start``, ``Lightning's loop``."""
+        between = "" if not self.owner else "'s " if self.owner in (LIGHTNING, OURS) else "."
+        return self.owner + between + self.action
+
+
+class PythonTime(Part):
+    """A line of the program and its own time in one step, without operators that torch's own modules call."""
+
+    phase: str = figure("phase", "text", "where in the step")
+    file: str = figure("file", "text", "of the program")
+    line: int = figure("line", "count", "its number")
+    function: str = figure("function", "text", "what it is in")
+    what: str = figure("what", "text", "what took it: python, torch, library, a package, or a function of C")
+    seconds: float = figure("time", "ms", "of the line's own, in one step")
+    calls: int = figure("calls", "count", "how often it was entered in that step")
+
+
+class BetweenSteps(Part):
+    """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
+
+    what: str = figure("what passed", "text", "between measured steps")
+    seconds: float = figure("time", "ms", "what it took in all")
+    times: int = figure("times", "count", "how often")
+
+
+ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for something else than a CPU")
+
+
+class ThreadUse(Part):
+    """The training thread in a phase of the mean step: it ran, was ready without a CPU, or slept for the rest."""
+
+    wall_s: float
+    ran_s: float = figure("ran", "ms", "the training thread ran")
+    no_cpu_s: float = figure("no CPU", "ms", "the training thread was ready and had no CPU")
+
+    @property
+    def asleep_s(self) -> Annotated[float, ASLEEP]:
+        """The seconds in which the thread was neither running nor ready to run."""
+        return max(self.wall_s - self.ran_s - self.no_cpu_s, 0.0)
+
+
+class OtherByOwner(Part):
+    """The ``other`` of rank 0 by its owner, in steps after the measured ones whose actions were timed one by one.
+
+    The ``actions`` add up to ``seconds``, timing them included; ``measured_s`` is free of that.
+    """
+
+    steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")
+    seconds: float = figure("other, timed by action", "ms", "mean in those steps, on the host", "owned_other_s")
+    measured_s: float | None = figure(
+        "other of rank 0", "ms", "mean of its measured steps, on the host", "rank_0_other_s",
+        default=None,
+    )  # fmt: skip
+    actions: list[OwnedTime]
+
+
+# -- the whole record --------------------------------------------------------------------------------------------------
 
 _SHARED = {part: word for part, word in WORDS.items() if part != "step"}
 
@@ -57,89 +260,76 @@ class RunRecord(Part):
     started: str
     duration_s: float = figure("whole run", "s", "from the start of the run to its end")
     command: str
+    # options that the command line gave beside the config file, by their name without the dashes
     overrides: dict[str, str] = Field(default_factory=dict)
-    """Options that the command line gave beside the config file, by their name without the dashes."""
     config: dict[str, Any] | None
-    environment: Environment | None = within(group="Machine", default=None)
-    model: ModelFacts | None = within(group="Model", default=None)
+    environment: machine.Environment | None = within(group="Machine", default=None)
+    model: machine.ModelFacts | None = within(group="Model", default=None)
     steps: dict[str, int] = figure(
         "{word} steps", "count", "steps of the {word} stage", "steps_{key}", keys=STAGES, default_factory=dict
     )
-    """How many steps each stage finished."""
     steps_planned: dict[str, int] = figure(
         "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
     )  # fmt: skip
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
-    """The run's first step, compilation and lazy initialisation included."""
-    between_steps_s: float | None = figure(
-        "between steps", "ms", "time of the measure stage in no step: validation, epoch ends", default=None
-    )
-    """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
-    between: list[BetweenSteps] = Field(default_factory=list)
-    """What that time went to, the longest first."""
+    between_steps_s: float | None = figure("between steps", "ms", "in no step: validation, epoch ends", default=None)
+    between: list[BetweenSteps] = Field(default_factory=list)  # what that time went to, the longest first
+    # per part, step and forward_backward, each or none: on the device's stream, or the host where there is none
     time: dict[str, TimeSummary] = Field(default_factory=dict)
-    """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = figure(
         "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
     )  # fmt: skip
-    """Shares of each part in the mean step, which add up to 1, and of forward_backward."""
     odd_steps: list[OddStep] = Field(default_factory=list)
+    # first the usual counters, then those of each odd step on the rank that it names; empty where no step is odd
     step_counters: list[StepCounters] = Field(default_factory=list)
-    """First the usual counters, then those of each odd step on the rank that it names; empty where no step is odd."""
+    # median step of each rank; the summaries are of each step's mean over the ranks
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
-    """Median step of each rank; the summaries are of each step's mean over the ranks."""
-    loader: LoaderFacts | None = within(group="Steps", default=None)
-    """None for verbs other than fit."""
-    planned: PlannedMemory | None = within(group="Planned memory", default=None)
-    """None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own."""
-    memory: MemoryFacts | None = within(group="Memory", default=None)
+    loader: LoaderFacts | None = within(group="Steps", default=None)  # None for verbs other than fit
+    # None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own
+    planned: machine.PlannedMemory | None = within(group="Planned memory", default=None)
+    memory: machine.MemoryFacts | None = within(group="Memory", default=None)
     throughput: Throughput | None = within(group="Throughput", default=None)
     steadiness: Steadiness | None = within(group="Steadiness", default=None)
-    utilisation: Utilisation | None = within(group="Use of the hardware", default=None)
-    rates: Rates | None = within(group="Use of the hardware", default=None)
-    """The rates that the figures are compared with."""
-    floors: dict[str, Floor] = within(
+    utilisation: machine.Utilisation | None = within(group="Use of the hardware", default=None)
+    # the rates that the figures are compared with
+    rates: machine.Rates | None = within(group="Use of the hardware", default=None)
+    # the least time on rank 0's device of each phase that occurred in a step of the memory stage
+    floors: dict[str, machine.Floor] = within(
         group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
     )  # fmt: skip
-    """The least time on rank 0's device of each phase that occurred in a step of the memory stage."""
-    telemetry: Telemetry | None = within(group="GPU", default=None)
-    contention: Contention | None = within(group="What else used the machine", default=None)
-    syncs: list[Sync] | None = None
-    """None where nothing waits for a device, or none was looked for."""
+    telemetry: machine.Telemetry | None = within(group="GPU", default=None)
+    contention: machine.Contention | None = within(group="What else used the machine", default=None)
+    syncs: list[machine.Sync] | None = None  # None where nothing waits for a device, or none was looked for
+    # None where no step was timed action by action
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
-    """None where no step was timed action by action."""
+    # what rank 0's training thread did in each phase of those steps; empty where the system does not say
     thread_use: dict[str, ThreadUse] = within(
         group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
         meaning="in {key}, {meaning}", place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
-    """What rank 0's training thread did in each phase of those steps; empty where the system does not say."""
+    # the lines of the program with most of the time that is not torch's, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
-    """The lines of the program with most of the time that is not torch's, in one step of rank 0."""
-    numerics: NumericsFacts | None = within(group="Numerics", default=None)
-    """None where the precision was not audited."""
-    settings: Settings | None = None
+    numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None where the precision was not audited
+    settings: machine.Settings | None = None
+    # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
         group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
         instead={"step": None, "rank": None}, default=None,
     )  # fmt: skip
-    """The mean of each counter over the measured steps of rank 0."""
+    # what takes time that could be saved, the most likely saving first
     findings: list[Finding] = Field(default_factory=list)
-    """What takes time that could be saved, the most likely saving first."""
     verdict: Verdict | None = within(group="How it ended", default=None)
-    waterfall: Waterfall | None = within(group="Waterfall", default=None)
-    """None where no peak is known, or no step was traced."""
-    slack: Slack | None = within(group="Slack", default=None)
-    """None where no delays were asked for."""
+    # None where no peak is known, or no step was traced
+    waterfall: Waterfall | None = within(group="Waterfall", name="waterfall_{name}", default=None)
+    # None for a single rank, or where nothing says who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
-    """None for a single rank, or where nothing says who waited for whom; ``notes`` say why."""
+    # what a reader must know before using the figures; shown under the table
     notes: list[str] = Field(default_factory=list)
-    """What a reader must know before using the figures; shown under the table."""
-    details: list[str] = Field(default_factory=list)
-    """Further notes on floors and terms."""
+    details: list[str] = Field(default_factory=list)  # further notes on floors and terms
 
     @property
     def words(self) -> list[str]:
@@ -154,7 +344,6 @@ class RunRecord(Part):
 
     @property
     def stretch(self) -> slice:
-        """The measured steps that the figures are of."""
         known = self.steadiness
         if known is None:
             return slice(0, None)
@@ -170,31 +359,4 @@ class RunRecord(Part):
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read ``folder/run.json``.
-
-    Raises:
-        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
-    """
     return read_as(folder / "run.json", RunRecord, "a run record")
-
-
-class RankEnd(Part):
-    """How a rank ended that did not end well: ``ended.rank<n>.json``."""
-
-    status: Annotated[Status, Newer]
-    failure: Failure
-    at: float
-    """Seconds since 1970, on the clock of its host."""
-    followed: bool = False
-    """Whether another rank's end caused it: a collective failed, or nothing was left to wait for."""
-
-
-def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the earliest end that followed from no other; None where every one did."""
-    # Hosts' clocks differ by milliseconds; an end that follows from another comes later than that, or is marked.
-    return min((end for end in ends if not end.followed), key=lambda end: end.at, default=None)
-
-
-def end_file(rank: int) -> str:
-    """Return the name of the rank's file in the run's folder."""
-    return f"ended.rank{rank}.json"

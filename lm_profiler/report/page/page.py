@@ -18,8 +18,7 @@ import numpy as np
 from lm_profiler.record.entry import Collection, Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
-from lm_profiler.report.page import answers
-from lm_profiler.report.page.views import memory, ranks, searched, watch, why
+from lm_profiler.report.page import views
 from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -29,11 +28,7 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", r
 
 
 def bundled(entry: Path) -> str:
-    """Return the module ``entry`` with all that it imports from its folder as one script.
-
-    Each module becomes the body of a function, which keeps its names apart. Only what our modules use is understood:
-    imports by name or of the whole module, exports where a name is declared, no circular imports.
-    """
+    """Return the module ``entry`` with all that it imports from its folder as one script."""
     scripts: dict[str, str] = {}
     _add(entry, scripts)
     return '"use strict";\n' + "\n".join(scripts.values())
@@ -71,13 +66,7 @@ _DIGITS = 6  # the significant digits of numbers in a page; no figure is shown w
 
 
 def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:
-    """Write the page of ``collection`` to ``path``, with ``table`` above its runs.
-
-    Charts are drawn by plotly.js, which stands in the file: 4.8 MB, packed into 1.3.
-
-    Raises:
-        OSError: ``path`` cannot be written.
-    """
+    """Write the page of ``collection`` to ``path``, with ``table`` above its runs."""
     script, (charts, digest) = bundled(STATIC / "page.js"), _plotly()
     policy = _POLICY.format(scripts=f"{digests([script.encode()])} {digest}")
     write_whole(path, "\n".join(_document(collection, table, policy, charts, script)))
@@ -98,35 +87,33 @@ def _document(collection: Collection, table: Table | None, policy: str, *scripts
     yield "</body>\n</html>\n"
 
 
-def _answers(collection: Collection, table: Table | None) -> dict[str, answers.Json]:
+def _answers(collection: Collection, table: Table | None) -> dict[str, views.Json]:
     """Return the answer to each route that the script asks for; those of runs by their name."""
     runs, searches = _named(collection)
-    listing = answers.listing(runs, "this page", collection.problems)
+    listing = views.listing(runs, "this page", collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     share = max(len(recorded), 1)
-    steps = max(20, min(answers.MOST_STEPS, _ALL_STEPS // share))
-    rows = max(20, _ALL_KERNELS // share)
     places = max(20, min(_PLACES, _ALL_PLACES // share))
+    most = {
+        "run": max(20, min(views.MOST_STEPS, _ALL_STEPS // share)),
+        "kernels": max(20, _ALL_KERNELS // share),
+        **dict.fromkeys(("memory", "watch"), places),
+    }
     given = table or Table([], [])
     values = [[cell.value for cell in row] for row in given.rows]  # to sort by
-    left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
-    return {
-        "colours": answers.COLOURS,
-        "runs": {**listing, "given": {**answers.table_of(given), "values": values}, "searches": searched(searches)},
-        "run": {name: answers.run(name, entry, steps) for name, entry in recorded.items()},
-        "why": {name: why(entry) for name, entry in recorded.items()},
-        "memory": {name: memory(entry, places) for name, entry in recorded.items()},
-        "ranks": {name: ranks(entry) for name, entry in recorded.items()},
-        "watch": {name: watch(entry, places) for name, entry in recorded.items()},
-        "kernels": {
-            name: answers.kernels(entry, rows) if number < _KERNEL_RUNS else left_out
-            for number, (name, entry) in enumerate(recorded.items())
-        },
-    }
+    answers: dict[str, views.Json] = {route: {} for route in views.VIEWS}
+    for number, (name, entry) in enumerate(recorded.items()):
+        for route, view in views.VIEWS.items():
+            if route == "kernels" and number >= _KERNEL_RUNS:
+                why = "Left out to keep this page small: `report RUN --kernels` shows them."
+                answers[route][name] = {"tables": {}, "why": why}
+            else:
+                answers[route][name] = view(entry, *([most[route]] if route in most else []))
+    listed = {**listing, "given": {**views.table_of(given), "values": values}, "searches": views.searched(searches)}
+    return {"colours": views.COLOURS, "runs": listed, **answers}
 
 
 def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
-    """Return runs and searches by their folder, from one above what all have in common: ``demo/version_0``."""
     named = [*(run.folder for run in collection.entries), *(search.folder for search in collection.searches)]
     folders = [Path(os.path.realpath(folder)) for folder in named]
     above = Path(os.path.commonpath([folder.parent for folder in folders])).parent if folders else Path()
@@ -136,7 +123,6 @@ def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveR
 
 
 def _rounded(value: Any) -> Any:
-    """Return ``value`` with its numbers as precise as they are shown: the other digits would be half of the page."""
     if isinstance(value, dict):
         return {key: _rounded(of) for key, of in value.items()}
     if isinstance(value, (list, tuple)):
@@ -145,15 +131,11 @@ def _rounded(value: Any) -> Any:
 
 
 def _held(kind: str, name: str, content: bytes) -> str:
-    """Return an element with the packed ``content``, which the page's script (unpack.js) unpacks on demand."""
     return f'<script type="text/plain" data-{kind}="{name}" data-bytes="{len(content)}">{packed(content)}</script>'
 
 
 def packed(content: bytes) -> str:
-    """Return ``content`` compressed as text without markup, seven bits a character.
-
-    Characters that HTML would change or read as a tag (NUL, CR, ``<``) are moved up by 256.
-    """
+    """Return ``content`` compressed as text without markup, seven bits a character."""
     import lzma  # which some builds of Python lack
 
     coder = {"id": lzma.FILTER_LZMA1, "preset": 6, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
@@ -166,7 +148,6 @@ def packed(content: bytes) -> str:
 
 @cache
 def _plotly() -> tuple[str, str]:
-    """Return the element that holds plotly.js, and the digest of its text."""
     script = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return _held("script", "plotly", script), digests([script])
 

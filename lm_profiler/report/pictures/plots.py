@@ -1,4 +1,4 @@
-"""The pictures of runs: a bar of phases for each group, and figures against what varies."""
+"""The pictures of runs, each saved in any format: a bar of phases for each group, and figures against what varies."""
 
 from __future__ import annotations
 
@@ -10,27 +10,14 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
-from lm_profiler.report.pictures.drawing import (
-    PART_COLOURS,
-    SERIES_COLOURS,
-    STYLE,
-    error_bars,
-    known_points,
-    legend,
-    new_figure,
-    thinned,
-    wrapped,
-)
-from lm_profiler.report.pictures.groups import Group, grouped, lines, places, stack, trouble
-from lm_profiler.report.pictures.memory_plot import memory_timelines
-from lm_profiler.report.pictures.overlap_plot import overlap
-from lm_profiler.report.pictures.steps_plot import steps
-from lm_profiler.report.pictures.waterfall_plot import waterfalls, way_down
-from lm_profiler.report.tables.merged import Estimate, estimated
+from lm_profiler.report.pictures import drawing
+from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, grouped, new_figure, wrapped
+from lm_profiler.report.pictures.over_time import memory_timelines, overlap
+from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
+from lm_profiler.report.tables.rows import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
@@ -39,130 +26,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-_BARS_WIDTH = 8.0
-_NAMES_ROOM = 2.6  # the width of the names in inches; longer ones have a second line
-_MOST_NAMED = 100  # the most bars that have a name each; of more bars every k-th has one
-
-
-def phases(groups: Sequence[Group]) -> Figure:
-    """Draw a bar for each group, from the top: the means of its parts, which add up to its step, with its interval."""
-    count, scale = len(groups), TIMES["step"].scale
-    figure, axes = new_figure(_BARS_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMED))
-    stacks = [stack(group) for group in groups]
-    left = [0.0] * count
-    present = [part for part in PARTS if any(part in parts for parts in stacks)]
-    for part in present:
-        rows = [row for row in range(count) if part in stacks[row]]
-        widths, starts = [stacks[row][part] * scale for row in rows], [left[row] for row in rows]
-        axes.barh(rows, widths, 0.72, starts, color=PART_COLOURS[part], edgecolor="white", lw=0.4 * (count < 50))
-        for row, width in zip(rows, widths, strict=True):
-            left[row] += width
-    steps = [estimated(group.entries, COLUMNS["step_s"]) for group in groups]
-    at, values, *around = known_points(enumerate(steps), scale)
-    if values:
-        axes.errorbar(values, at, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
-    named = thinned(count, _MOST_NAMED)
-    axes.set_yticks(list(named), [wrapped(shortened(groups[row].label, 64), _NAMES_ROOM) for row in named])
-    axes.set_ylim(count - 0.4, -0.6)
-    axes.set_xlim(0, 1.03 * max([*left, *map(_reach, steps)]) or 1.0)
-    beside = axes.secondary_yaxis("right")  # a column: behind the bars the longest text would press all of them
-    said = [_said(steps[row], trouble(groups[row].entries)) for row in named]
-    beside.set_yticks(list(named), said)
-    beside.tick_params(length=0)
-    beside.spines["right"].set_visible(False)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("\n".join(_explained(steps, named)))
-    if len(groups[0].columns) == 1:  # otherwise the names say what they are of
-        axes.set_ylabel(shortened(groups[0].columns[0].title))
-    legend(figure, [(part, PART_COLOURS[part]) for part in present])
-    return figure
-
-
-def _explained(steps: Sequence[Estimate], named: range) -> list[str]:
-    bars = error_bars(steps)
-    lines = ["time of a step (ms)", "phases and step: means"]
-    lines += [f"black: the mean step, {bars}"] * bool(bars)
-    return lines + [f"{len(steps)} bars, every {named.step}th with its name"] * (named.step > 1)
-
-
-def _reach(step: Estimate) -> float:
-    """Return how far to the right a bar reaches with its interval, in ms."""
-    return (step.high or step.value or 0.0) * TIMES["step"].scale
-
-
-def _said(step: Estimate, ended: str) -> str:
-    """Return the text beside a bar, on two lines where it is long."""
-    if step.value is None:
-        return shortened(ended)
-    ms = TIMES["step"].show(step.value, digits=1)
-    return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"
-
-
-KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu", "overlap")
-WAY_DOWN = "improve"  # the kind of picture that shows a search of ``improve`` instead of runs
+KINDS = ("phases", "memory", "attention", "tokens", "mfu", "overlap")
 TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files beside its record
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_profiler</title></head>{}</html>\n'
-_MARKERS = "osD^vPX"
-_DASHES = ("-", "--", ":")
 
 
 def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = None) -> None:
-    """Draw ``entries`` against ``by`` into ``path``, whose suffix says the format.
-
-    ``phases``: the median step, cut into its parts; ``waterfall``: from the ideal step to the measured one; ``steps``:
-    the time of every step, warm-up shaded; ``memory``: the peak; ``attention``: what forward leaves for backward, of
-    attention alone its scores and outputs; ``tokens`` a second; ``mfu``; ``overlap``: a traced step of several ranks,
-    compute and communication. Bars of error are 95 % intervals. A run that
-    has no figure stands there with the word for what became of it. ``by`` is an option or a fact; where it is None, one
-    that varies.
-
-    Raises:
-        UsageError: an unknown kind, suffix or ``by``, or nothing to draw.
-        OSError: ``path`` cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw ``entries`` against ``by``, an option or a fact (None: one that varies), into ``path``."""
     expect_one_of(KINDS, "plot", kind)
     save_figure(lambda: draw(kind, entries, by), path)
 
 
-def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
-    """Draw what the one of ``searches`` found into ``path``: the step after each change that was kept.
-
-    Raises:
-        UsageError: an unknown suffix, no search or several, or one that kept nothing.
-        OSError: ``path`` cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
-    if len(searches) != 1:
-        raise UsageError(
-            f"plot: expected one folder of `lm_profiler improve`, given {len(searches) or 'none'}; name one"
-        )
-    save_figure(lambda: way_down(searches[0]), path)
-
-
 def save_timelines(timelines: Mapping[str, MemoryTimeline], path: Path) -> None:
-    """Draw the memory ``timelines``, each under its name, side by side into ``path``.
-
-    Raises:
-        UsageError: an unknown suffix, no timeline or too many.
-        OSError: ``path`` cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw the memory ``timelines``, each under its name, side by side into ``path``."""
     save_figure(lambda: memory_timelines(timelines), path)
 
 
 def check_picture(path: Path) -> None:
-    """Check that a picture can be drawn into ``path``, by its suffix.
-
-    Raises:
-        UsageError: an unknown suffix.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Raise UsageError or MissingExtra where no picture can be drawn into ``path``."""
     expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     require("matplotlib", "plot")
 
@@ -174,38 +59,74 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
     from matplotlib import rc_context
 
     drawn_as = ".svg" if suffix == ".html" else suffix  # a page holds the picture as it is, and needs no script
-    with rc_context(STYLE):
+    with rc_context(drawing.STYLE):
         content = io.BytesIO()
         draw_it().savefig(content, format=drawn_as[1:], dpi=150, metadata=_NO_DATE[drawn_as])
     picture = content.getvalue()
     if suffix == ".html":
-        svg = picture.decode()
-        picture = _PAGE.format(f"<body>{svg[svg.index('<svg') :]}</body>").encode()
+        picture = _PAGE.format(f"<body>{picture[picture.index(b'<svg') :].decode()}</body>").encode()
     write_whole(path, picture)
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
-    """The figure that ``save_plot`` saves.
-
-    Raises:
-        UsageError: there is no run, ``by`` is no option and no fact, or no run has the figure.
-    """
     if not entries:
         raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
-    if kind == "phases":
-        return phases(grouped(entries, by))
-    if kind == "waterfall":
-        return waterfalls(grouped(entries, by))
-    if kind == "steps":
-        return steps(grouped(entries, by))
-    if kind == "overlap":
-        return overlap(grouped(entries, by))
+    if kind in ("phases", "overlap"):
+        return (phases if kind == "phases" else overlap)(grouped(entries, by))
     figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}
     return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 
 
+_BARS_WIDTH = 8.0
+_NAMES_ROOM = 2.6  # the width of the names in inches; longer ones have a second line
+_MOST_NAMED = 100  # the most bars that have a name each; of more bars every k-th has one
+
+
+def phases(groups: Sequence[Group]) -> Figure:
+    """Draw a bar for each group, from the top: the means of its parts, which add up to its step, with its interval."""
+    count, scale = len(groups), TIMES["step"].scale
+    figure, axes = new_figure(_BARS_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMED))
+    stacks = [drawing.stack(group) for group in groups]
+    present = [part for part in PARTS if any(part in parts for parts in stacks)]
+    left = [0.0] * count
+    for part in present:
+        rows = [row for row in range(count) if part in stacks[row]]
+        widths, starts = [stacks[row][part] * scale for row in rows], [left[row] for row in rows]
+        axes.barh(rows, widths, 0.72, starts, color=PART_COLOURS[part], edgecolor="white", lw=0.4 * (count < 50))
+        for row, width in zip(rows, widths, strict=True):
+            left[row] += width
+    steps = [estimated(group.entries, COLUMNS["step_s"]) for group in groups]
+    at, values, *around = drawing.known_points(enumerate(steps), scale)
+    if values:
+        axes.errorbar(values, at, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
+    named = drawing.thinned(count, _MOST_NAMED)
+    axes.set_yticks(list(named), [wrapped(shortened(groups[row].label, 64), _NAMES_ROOM) for row in named])
+    axes.set_ylim(count - 0.4, -0.6)
+    axes.set_xlim(0, 1.03 * max([*left, *((of.high or of.value or 0.0) * scale for of in steps)]) or 1.0)
+    beside = axes.secondary_yaxis("right")  # a column: behind the bars the longest text would press all of them
+    beside.set_yticks(list(named), [_said(steps[row], drawing.trouble(groups[row].entries)) for row in named])
+    beside.tick_params(length=0)
+    beside.spines["right"].set_visible(False)
+    axes.grid(visible=False, axis="y")
+    bars = drawing.error_bars(steps)
+    lines = ["time of a step (ms)", "phases and step: means", *[f"black: the mean step, {bars}"] * bool(bars)]
+    axes.set_xlabel("\n".join(lines + [f"{count} bars, every {named.step}th with its name"] * (named.step > 1)))
+    if len(groups[0].columns) == 1:  # otherwise the names say what they are of
+        axes.set_ylabel(shortened(groups[0].columns[0].title))
+    drawing.legend(figure, [(part, PART_COLOURS[part]) for part in present])
+    return figure
+
+
+def _said(step: Estimate, ended: str) -> str:
+    if step.value is None:
+        return shortened(ended)
+    ms = TIMES["step"].show(step.value, digits=1)
+    return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"
+
+
 _MOST_WORDS = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
 _WIDTH, _MOST_TICKS = 7.2, 24
+_MARKERS, _DASHES = "osD^vPX", ("-", "--", ":", "-.")
 
 
 def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
@@ -219,17 +140,20 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
         )
     absent = _absent(groups, figures)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
-    ticks, numbers = places(groups)
-    named = lines(groups)
+    ticks, numbers = drawing.places(groups)
+    named = drawing.lines(groups)
     for at, (name, line) in enumerate(named.items()):
         style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
+        colour, label = SERIES_COLOURS[at % len(SERIES_COLOURS)], shortened(name) if at < _MOST_WORDS else "_"
         points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
-        look = {"color": SERIES_COLOURS[at % len(SERIES_COLOURS)], "fmt": style}
-        _line(axes, points, figure.quantity.scale, label=shortened(name) if at < _MOST_WORDS else "_", **look)
+        x, y, *around = drawing.known_points(points, figure.quantity.scale)
+        axes.errorbar(x, y, yerr=around, color=colour, capsize=3, fmt=style, label=label)
+        if missing := [x for x, of in points if of.value is None]:  # a cross on the axis
+            axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
     _ticks(axes, ticks, numbers)
     columns = groups[0].columns
     axes.set_xlabel("\n".join((wrapped(columns[0].title, _WIDTH), *absent)))
-    axes.set_ylabel("\n".join(filter(None, (figure.quantity.heading, error_bars(figures)))))
+    axes.set_ylabel("\n".join(filter(None, (figure.quantity.heading, drawing.error_bars(figures)))))
     if len(named) > 1:
         more = f"\nand {len(named) - _MOST_WORDS} more" * (len(named) > _MOST_WORDS)
         title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
@@ -237,30 +161,20 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
     return drawn
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, color: str, **look: Any) -> None:
-    """Draw a point for each figure, and a cross on the axis where there is none."""
-    x, y, *around = known_points(points, scale)
-    axes.errorbar(x, y, yerr=around, color=color, capsize=3, **look)
-    missing = [x for x, figure in points if figure.value is None]
-    if missing:
-        axes.plot(missing, [0.0] * len(missing), "x", color=color, clip_on=False)
-
-
 def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
     """Return a line on how each group ended that has no point, or a point of some of its repeats only."""
     told = []
     for group, figure in zip(groups, figures, strict=True):
-        if word := trouble(group.entries) or ("unknown" if figure.value is None else ""):
+        if word := drawing.trouble(group.entries) or ("unknown" if figure.value is None else ""):
             told.append(f"{shortened(group.label)}: {word}")
     return told[:_MOST_WORDS] + [f"and {len(told) - _MOST_WORDS} more"] * (len(told) > _MOST_WORDS)
 
 
 def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
-    """Draw a tick at each value that was run."""
     # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
     if numbers and 0 < 4 * min(ticks.values()) <= max(ticks.values()):
         axes.set_xscale("log", base=2)
-    shown = [list(ticks.items())[at] for at in thinned(len(ticks), _MOST_TICKS)]
+    shown = [list(ticks.items())[at] for at in drawing.thinned(len(ticks), _MOST_TICKS)]
     names = [shortened(fact_text(value) or "unknown", 32) for value, _ in shown]
     crowded = not numbers and sum(map(len, names)) > _WIDTH * 8
     turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if crowded else {}
@@ -268,3 +182,38 @@ def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
     axes.minorticks_off()
     axes.margins(x=0.1)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
+def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
+    """Draw bus bandwidth against size, a line for each collective, in a dash for each number of processes."""
+    known = [row for row in rows if row.bus_bandwidth]
+    if not known:
+        raise UsageError("plot: expected a collective that could be timed, given none; the table says why")
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    drawn, axes = new_figure(_WIDTH, 4.0)
+    groups = list(dict.fromkeys((row.backend, row.ranks) for row in known))
+    ops = list(dict.fromkeys(row.op for row in known))
+    for backend, ranks in groups:
+        for at, op in enumerate(ops):
+            line = [row for row in known if (row.backend, row.ranks, row.op) == (backend, ranks, op)]
+            axes.plot(
+                [row.size_bytes * SIZE.scale for row in line],
+                [(row.bus_bandwidth or 0.0) * BUS.scale for row in line],
+                color=SERIES_COLOURS[at % len(SERIES_COLOURS)],
+                marker=_MARKERS[at % len(_MARKERS)],
+                linestyle=_DASHES[groups.index((backend, ranks)) % len(_DASHES)],
+                label=f"{op}, {ranks} x {backend}" if len(groups) > 1 else op,
+            )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    sizes = sorted({row.size_bytes * SIZE.scale for row in known})
+    axes.set_xticks(sizes, [f"{size:.4g}" for size in sizes])
+    axes.xaxis.minorticks_off()
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel(SIZE.heading)
+    axes.set_ylabel("bus bandwidth (GB/s)")
+    drawn.legend(loc="outside right upper", title="" if len(groups) > 1 else f"{groups[0][1]} x {groups[0][0]}")
+    return drawn

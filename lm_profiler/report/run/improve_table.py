@@ -7,17 +7,13 @@ from pathlib import Path
 from shlex import quote
 
 from lm_profiler.analysis.compare.ratio import MARGIN
+from lm_profiler.record.figure import digits_of, ms_text
 from lm_profiler.record.files import from_here
 from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
-from lm_profiler.report.tables.table import Table, TableCell, digits_of, headings_of, ms_text
+from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
-_STYLES = {
-    "FASTER": "green",
-    "SLOWER": "red",
-    "SAME": "dim",
-    **dict.fromkeys(("UNDECIDED", "FAILED", "REFUSED", "NUMERICS"), "yellow"),
-}
+_STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}  # the others are yellow
 _NEAR = 1.1  # the ratio below which three digits behind the point are shown: two would not tell it from 1
 
 
@@ -62,7 +58,7 @@ def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
 
 
 def _around(low_s: float | None, high_s: float | None, digits: int) -> str:
-    return "" if low_s is None or high_s is None else f"[{_ms(low_s, digits)}, {_ms(high_s, digits)}]"
+    return "" if low_s is None or high_s is None else f"[{ms_text(low_s, digits)}, {ms_text(high_s, digits)}]"
 
 
 def ratio_text(ratio: float) -> str:
@@ -80,17 +76,10 @@ def saved_text(of: Tried) -> str:
     if of.saved_s is None or of.a_s is None:
         return ""
     digits = digits_of(of.a_s)
-    return f"{_ms(of.saved_s, digits)} {_around(of.low_s, of.high_s, digits)}".rstrip()
-
-
-def _ms(seconds: float, digits: int) -> str:
-    """Return milliseconds; what rounds to 0 has no sign."""
-    # Adding 0.0 turns -0.0 into 0.0.
-    return ms_text(round(seconds, digits + 3) + 0.0, digits)
+    return f"{ms_text(of.saved_s, digits)} {_around(of.low_s, of.high_s, digits)}".rstrip()
 
 
 def _row(of: Tried) -> list[TableCell]:
-    """Return a cell for each of ``TRIED_COLUMNS``."""
     step = "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
     at_most = "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
     memory = "" if of.a_bytes is None or of.b_bytes is None else _bytes_from_to(of.a_bytes, of.b_bytes)
@@ -103,7 +92,7 @@ def _row(of: Tried) -> list[TableCell]:
         TableCell(of.pairs, str(of.pairs or "")),
         TableCell(of.b_bytes, memory),
         TableCell(numerics, numerics),
-        TableCell(of.verdict, verdict_text(of), style=_STYLES.get(of.verdict or "", "")),
+        TableCell(of.verdict, verdict_text(of), style=_STYLES.get(of.verdict, "yellow") if of.verdict else ""),
     ]
 
 
@@ -119,22 +108,18 @@ def _from_to(before_s: float, after_s: float) -> str:
 def numerics_text(of: Numerics) -> str:
     """Return how far off loss and gradients are, and whether that is beyond the tolerance."""
     known = {what: share for what, share in (("loss", of.loss), ("gradients", of.gradients)) if share is not None}
-    off = ", ".join(f"{what} {_share(share)}" for what, share in known.items() if share)
+    off = ", ".join(f"{what} {share * 100:.2g} %" for what, share in known.items() if share)
     word = {True: "", False: "too much", None: "unknown"}[of.within]
     return ": ".join(filter(None, (word, off))) or "nothing" * bool(known)
 
 
-def _share(share: float) -> str:
-    return f"{share * 100:.2g} %"
-
-
 def _lines(record: ImproveRecord) -> Iterator[str]:
-    """Yield how the search ended, why changes were not kept, and what the kept ones may change."""
     yield _end(record)
     if record.first_s is not None and not record.way:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
-    if record.final is not None:
-        yield from _memory_line(record.final)
+    first, last = (None, None) if record.final is None else (record.final.first_bytes, record.final.final_bytes)
+    if first is not None and last is not None and abs(last - first) > MARGIN * first:
+        yield f"memory {_bytes_from_to(first, last)}"
     if record.left:
         yield f"not tried{' yet' * (record.ended == 'unfinished')}: {', '.join(record.left)}"
     yield from (f"{of.name}: {of.why}" for of in record.tried if of.why)
@@ -142,13 +127,6 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
         f"{of.name} may change the results: {of.may_change}" for of in record.tried if of.accepted and of.may_change
     )
     yield from (f"note: {note}" for note in record.notes)
-
-
-def _memory_line(final: Final) -> Iterator[str]:
-    """Yield a line on the peak where it differs by more than counts as the SAME for times."""
-    first, last = final.first_bytes, final.final_bytes
-    if first is not None and last is not None and abs(last - first) > MARGIN * first:
-        yield f"memory {_bytes_from_to(first, last)}"
 
 
 def _end(record: ImproveRecord) -> str:

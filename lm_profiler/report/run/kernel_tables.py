@@ -12,38 +12,37 @@ from lm_profiler.report.tables.table import Table, text_table
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
+# the parts of a kernel's name that say nothing to a reader
+_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
+_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and the most kernels that are named
+_SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
+_LARGEST = 15
+IDLE = "idle"
 
 
 def kernel_answers(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[tuple[str, str]]:
-    """Return questions and answers: forward's time, the largest kernel of each pass and of the step, what takes
-    forward's time beside matmuls, the matmuls' share, softmax inside attention.
-
-    Names come from the table's rows alone, without those that were left out (``rest``).
-
-    Args:
-        table: the kernels.
-        forward_s: the mean of the forward pass as it was timed without a profiler.
-        head_width: numbers in a query of one head of attention.
-    """
+    """Return questions about the kernels and answers; ``forward_s`` is the forward pass as timed without a profiler."""
+    # Names come from the table's rows alone, without those that were left out (``rest``).
     if not _phases_s(table, table.phases):
         return []  # nothing was traced
     answers = [*_forward(table, forward_s), *_largest_of_passes(table), *_beside_matmuls(table)]
-    answers.append(("matrix products", _matmul(table)))
+    products = _shares(table, "matmul")
+    if any("attention" in phase.kinds for phase in table.phases.values()):
+        products += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
+    answers.append(("matrix products", products))
     lines = ((phase, _attention(table, phase, head_width)) for phase in _PASSES)
     return answers + [(f"attention, {phase}", line) for phase, line in lines if line]
 
 
 def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
-    """Return the traced time of forward, beside what was ``timed_s`` without a profiler."""
     traced_s = _phases_s(table, ["forward"]) if "forward" in table.phases else 0.0
     if not traced_s:
         return []
     kind = "kernels" if table.source == "kernels" else "operators"
-    line = (
-        f"{_ms_with_unit(table, traced_s)} traced, {kind} {_ms_with_unit(table, table.phases['forward'].busy_s)} of it"
-    )
+    busy = _ms_with_unit(table, table.phases["forward"].busy_s)
+    line = f"{_ms_with_unit(table, traced_s)} traced, {kind} {busy} of it"
     if timed_s:
         timed = TIMES["step"].show(timed_s)
         line += f"; {timed} timed without a profiler, {traced_s / table.steps / timed_s:.2f} times as long traced"
@@ -51,7 +50,6 @@ def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]
 
 
 def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the kernel that takes most of each pass, and of the step, summed over its callers."""
     answers, names = [], list[str]()
     for part, phases in (*((phase, [phase]) for phase in _PASSES), ("the step", list(table.phases))):
         sums = _by_name(row for row in table.rows if row.phase in phases)
@@ -68,7 +66,6 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
 
 
 def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
-    """Return the seconds and the calls of each kernel, by its name."""
     sums: dict[str, tuple[float, int]] = {}
     for row in rows:
         total_s, count = sums.get(row.name, (0.0, 0))
@@ -76,11 +73,7 @@ def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
     return sums
 
 
-_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and the most kernels that are named
-
-
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the kernels of forward that multiply no matrices, and take more than ``_SIGNIFICANT`` of it."""
     rows = (row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention"))
     sums = sorted(_by_name(rows).items(), key=lambda item: -item[1][0])
     whole_s = _phases_s(table, ["forward"]) if sums else 0.0
@@ -92,24 +85,13 @@ def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
     return [("beside matrix products in forward", ", ".join(large))] if large else []
 
 
-def _matmul(table: KernelTable) -> str:
-    line = _shares(table, "matmul")
-    if any("attention" in phase.kinds for phase in table.phases.values()):
-        line += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
-    return line
-
-
 def _shares(table: KernelTable, kind: Kind) -> str:
     passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
     parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
     return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
 
 
-SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
-
-
 def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
-    """Return what takes time in the attention of a phase; None where no module and no kernel is called attention."""
     types = [(row.module, row.module_type) for row in table.rows if row.module and row.module_type]
     own = {module for module, type_ in types if _ATTENTION.search(type_)}
     below = tuple(f"{module}." for module in own)
@@ -126,13 +108,12 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     if softmax_s and products_s:
         line = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
         if head_width and phase == "forward":  # either product takes 2 FLOPs for each score and number of a query
-            line += f", for {SOFTMAX_FLOPS / (4 * head_width):.3f} times their FLOPs"
+            line += f", for {_SOFTMAX_FLOPS / (4 * head_width):.3f} times their FLOPs"
         answers.append(line)
     return "; ".join(answers) or None
 
 
 def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
-    """Return the seconds of ``kind`` in ``phases``, over all steps."""
     of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
     return sum(time.total_s for time in of_phases if time is not None)
 
@@ -146,16 +127,7 @@ def _total(rows: Iterable[KernelRow]) -> float:
 
 
 def _ms_with_unit(table: KernelTable, seconds: float) -> str:
-    """Return the time of one step, given that of all steps."""
     return TIMES["step"].show(seconds / table.steps)
-
-
-IDLE = "idle"
-
-# the parts of a kernel's name that say nothing to a reader
-_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-
-_LARGEST = 15
 
 
 def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
@@ -191,7 +163,6 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
 
 
 def _by_kind(table: KernelTable) -> Table:
-    """Return a row for each phase and for the step, and a column for each kind that occurs, the largest first."""
     sums = {kind: kind_s(table, table.phases, kind) for phase in table.phases.values() for kind in phase.kinds}
     kinds = sorted(sums, key=lambda kind: -sums[kind])
     totals = [*(sums[kind] for kind in kinds), sum(phase.idle_s for phase in table.phases.values())]
@@ -201,28 +172,24 @@ def _by_kind(table: KernelTable) -> Table:
     rows = []
     for name, phase in table.phases.items():
         times = [kind_s(table, [name], kind) for kind in kinds]
-        rows.append([name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s)])
-    rows.append(["step", *_cells(table, *totals, table.window_s)])
+        rows.append(
+            [name, *(_ms(table, of) if of else "" for of in (*times, phase.idle_s, phase.busy_s + phase.idle_s))]
+        )
+    rows.append(["step", *(_ms(table, of) if of else "" for of in (*totals, table.window_s))])
     rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals), ""])
     titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
     return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
 
 
 def _largest(table: KernelTable) -> Table:
-    """Return the largest kernels or operators."""
     # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
     name = "kernel" if table.source == "kernels" else "operator"
     rows = [
         [
-            shortened(_NOISE.sub("", row.name)),
-            row.phase,
-            row.kind.replace("_", " "),
-            shortened(_NOISE.sub("", row.operator or ""), 32),
-            shortened(row.module or ""),
-            f"{row.count / table.steps:g}",
-            _ms(table, row.total_s),
-            f"{row.total_s / max(row.count, 1) * 1e6:,.1f}",
-            f"{row.total_s / table.window_s:.1%}",
+            *(shortened(_NOISE.sub("", row.name)), row.phase, row.kind.replace("_", " ")),
+            *(shortened(_NOISE.sub("", row.operator or ""), 32), shortened(row.module or "")),
+            *(f"{row.count / table.steps:g}", _ms(table, row.total_s)),
+            *(f"{row.total_s / max(row.count, 1) * 1e6:,.1f}", f"{row.total_s / table.window_s:.1%}"),
         ]
         for row in table.rows[:_LARGEST]
     ]
@@ -232,10 +199,6 @@ def _largest(table: KernelTable) -> Table:
         below = [f"{left} smaller rows are not shown, {_ms(table, total_s)} ms"]
     titles = [name, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
     return text_table(titles, rows, left=5, below=below)
-
-
-def _cells(table: KernelTable, *seconds: float) -> list[str]:
-    return [_ms(table, value) if value else "" for value in seconds]
 
 
 def _ms(table: KernelTable, seconds: float) -> str:

@@ -1,25 +1,18 @@
-"""The tables of a plan: the planned memory of each phase, and settings that would need less."""
+"""Tables of memory: a plan's phases, settings that would need less, the largest allocations of a timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lm_profiler.analysis.plan.capacities import Capacity
-from lm_profiler.analysis.plan.planned import Planned, PlannedFloors, fits
+from lm_profiler.analysis.plan.planned import Capacity, Planned, PlannedFloors, fits
 from lm_profiler.analysis.remedies.remedy import Smaller
-from lm_profiler.record.quantities import (
-    FLOOR,
-    PARTS,
-    PLANNED_COLUMNS,
-    REMEDY_COLUMNS,
-    Quantity,
-    bytes_text,
-    with_prefix,
-)
-from lm_profiler.record.run import MemoryCauses
-from lm_profiler.report.run.phase_table import floor_texts
-from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of
+from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
+from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
+from lm_profiler.record.quantities import CAUSES, FLOOR, PARTS, PLANNED_COLUMNS, REMEDY_COLUMNS, Quantity
+from lm_profiler.record.run import MOMENTS
+from lm_profiler.report.run.sections import floor_texts
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
@@ -29,26 +22,24 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
     rows = []
     for phase in (part for part in PARTS if part in planned.peaks):
         floor = floors.by_phase.get(phase)
-        causes = _without(planned.causes.get(phase), planned.workspaces)
+        causes = planned.causes.get(phase)
+        if causes is not None and causes.activations_and_rest is not None:
+            rest = causes.activations_and_rest - (planned.workspaces or 0)
+            causes = causes.model_copy(update={"activations_and_rest": rest})
         values = {"phase": phase, "peak": planned.peaks[phase], "causes": causes, "workspaces": planned.workspaces}
         sent_s, least_s = floors.sent_s.get(phase), floors.of(phase)
         by_link = sent_s is not None and sent_s == least_s and sent_s > 0
-        least = TableCell(least_s, f"{_floor_ms(sent_s or 0.0)} sent" if by_link else floor_texts(floor)[0])
+        least = TableCell(least_s, f"{ms_text(sent_s or 0.0)} sent" if by_link else floor_texts(floor)[0])
         rows.append(_cells(PLANNED_COLUMNS, values, least))
     return Table(*_known(PLANNED_COLUMNS, rows), below=_plan_lines(planned, context, device, floors))
 
 
-def _without(causes: MemoryCauses | None, workspaces: int | None) -> MemoryCauses | None:
-    """Return ``causes`` with the workspaces taken out of the rest."""
-    if causes is None or causes.activations_and_rest is None:
-        return causes
-    return causes.model_copy(update={"activations_and_rest": causes.activations_and_rest - (workspaces or 0)})
-
-
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
-    """Return lines on whether it fits, the largest run that does, the floor, and what is not counted."""
     reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
-    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {_verdict(planned, device)}"]
+    # The same figure as in the table of remedies; less memory may do, down to the peak.
+    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
+    verdict = f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
+    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {verdict}"]
     largest = []
     if planned.largest is not None:
         of = "" if planned.context is None else f" of {planned.context:,} tokens"
@@ -84,15 +75,7 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     return [*lines, f"not counted: workspaces but cuBLAS's, the driver's context{others}"]
 
 
-def _verdict(planned: Planned, device: Capacity) -> str:
-    """Return whether the run fits, with the memory that surely holds it."""
-    # The same figure as in the table of remedies; less memory may do, down to the peak.
-    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
-    return f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
-
-
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
-    """Return lines on the least time of the step, and on the rates that it rests on."""
     if floors.seconds is None:
         return [f"floor of the step: unknown, as are the peaks of {device.name}"]
     rates = floors.rates
@@ -101,13 +84,8 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
         peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
     sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
     without = f", without {' and '.join(floors.unknown)} (unknown)" if floors.unknown else ""
-    at = f"{_floor_ms(floors.seconds)} ms at {', '.join(peaks)}{without}"
+    at = f"{ms_text(floors.seconds)} ms at {', '.join(peaks)}{without}"
     return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
-
-
-def _floor_ms(seconds: float) -> str:
-    """Return milliseconds with a digit behind the point, or three significant digits below 10 ms."""
-    return f"{seconds * 1e3:,.1f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
 def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
@@ -118,7 +96,7 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
     for remedy, planned, floors in tried:
         word = _FITS[fits(planned, device.bytes)]
         values = {"needs": planned.needs, "fits": word, "words": " ".join(remedy.words)}
-        least = TableCell(floors.seconds, "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}")
+        least = TableCell(floors.seconds, "" if floors.seconds is None else ms_text(floors.seconds))
         rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
     fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
     above = ["", "what would need less, each setting rehearsed by itself:"]
@@ -126,8 +104,6 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
 
 
 def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
-    """Return a cell for each column; empty where its value is unknown."""
-
     def cell(of: Quantity) -> TableCell:
         value = of.get(values)
         return floor if of.name == FLOOR.name else TableCell(value, "" if value is None else of.show(value))
@@ -138,6 +114,49 @@ def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableC
 def _known(
     columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[Heading], list[list[TableCell]]]:
-    """Return headings and rows without the columns that are empty in all rows."""
     told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
     return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]
+
+
+_ALLOCATION = [
+    *(Heading("bytes", "bytes", True), Heading("count", "count", True), Heading("cause", "cause")),
+    *(Heading("shape", "shape"), Heading("dtype", "dtype"), Heading("made_by", "made by")),
+]
+
+
+def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
+    """Yield tables of the largest allocations at the peak, of what is saved for backward, and of three moments."""
+    peak = f"peak {bytes_text(timeline.peak)} ({SOURCES[timeline.source]}); the largest allocations alive there:"
+    yield _table(timeline.largest, [peak], [])
+    if timeline.saved:
+        residual, below = timeline.residual, list[str]()
+        if residual is not None:
+            kind = f"{_shape(residual)}, {residual.dtype}"
+            below = [f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them"]
+        yield _table(timeline.saved, ["", f"saved for backward {bytes_text(timeline.saved_bytes)}, most of it:"], below)
+    if moments := timeline.moments():
+        headings = [Heading("moment", "moment"), *(Heading(name, title, True) for name, title in CAUSES.items())]
+        rows = [
+            [TableCell(name, MOMENTS[name]), *(TableCell(count, bytes_text(count)) for _, count in held)]
+            for name, held in moments.items()
+        ]
+        yield Table(headings, rows, above=["", "memory held at three moments:"])
+
+
+def _table(rows: Sequence[Allocation], above: list[str], below: list[str]) -> Table:
+    cells = []
+    for of in rows:
+        texts = (HELD.get(of.cause, of.cause), "" if of.shape is None else _shape(of), of.dtype or "", made_by(of))
+        figures = (TableCell(of.bytes, bytes_text(of.bytes)), TableCell(of.count, f"{of.count:,}"))
+        cells.append([*figures, *map(text_cell, texts)])
+    return Table(_ALLOCATION, cells, above=above, below=below)
+
+
+def _shape(of: Allocation) -> str:
+    return " × ".join(map(str, of.shape or ())) or "scalar"
+
+
+def made_by(of: Allocation) -> str:
+    """Return the tensor's name, or the operator with the module and the line that called it."""
+    operator = (of.name or "").removeprefix("aten.").removesuffix(".default")
+    return ", ".join(filter(None, (operator, of.module, of.line))) or "unknown"

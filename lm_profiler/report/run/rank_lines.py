@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import median
+from statistics import fmean, median
 
+from lm_profiler.record.figure import ms_text
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RANK_PARTS, Floor, RankFinding, Ranks, RankSpread, RunRecord, SlowRank
+from lm_profiler.record.run import RANK_PARTS, Ranks, RankSpread, RunRecord, SlowRank
 from lm_profiler.record.text import ranks_text
-from lm_profiler.report.run.phase_table import table_of
-from lm_profiler.report.tables.table import Table, ms_text
+from lm_profiler.report.run.sections import table_of
+from lm_profiler.report.tables.table import Table
 
 WAITING = "waiting"
 _NAMED = 16  # the most ranks that a line names one by one
@@ -26,10 +27,10 @@ def own_work_table(record: RunRecord) -> Table:
         spreads[WAITING] = waiting
     rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
     step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
-    floors = {
-        part: _of_own(floor, spreads[part].median_s)
-        for part, floor in record.floors.items()
-        if part in spreads and not record.contended
+    known = {} if record.contended else {part: of for part, of in record.floors.items() if part in spreads}
+    floors = {  # held against own work: a rank cannot wait faster
+        part: of.model_copy(update={"times": spreads[part].median_s / of.seconds if of.seconds else None})
+        for part, of in known.items()
     }
     return table_of(titles, [*rows, ("step", step)], floors)
 
@@ -39,11 +40,6 @@ def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
     middle, least, most = map(ms_text, (spread.median_s, spread.least_s, spread.largest_s))
     share = f"{spread.median_s / step_s:.1%}" if step_s else ""
     return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
-
-
-def _of_own(floor: Floor, own_s: float) -> Floor:
-    """Return ``floor`` against own work: a rank cannot wait faster."""
-    return floor.model_copy(update={"times": own_s / floor.seconds if floor.seconds else None})
 
 
 def waiting_of(ranks: Ranks) -> RankSpread | None:
@@ -63,13 +59,12 @@ def ranks_lines(record: RunRecord) -> list[str]:
 
 
 def communication_lines(ranks: Ranks) -> list[str]:
-    """Return a line on exposed communication, and the notes on the ranks."""
+    """Return lines on communication, and the notes on the ranks."""
     exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
     lines = []
     if exposed:
         told = ", ".join(f"{part} {ms_text(seconds)}" for part, seconds in exposed.items())
-        source = f" ({ranks.exposed_source})" if ranks.exposed_source else ""
-        lines.append(f"exposed communication: {told} ms a step{source}")
+        lines.append(f"exposed communication: {told} ms a step ({ranks.exposed_source or 'of an unknown source'})")
     if ranks.communication_s and ranks.exposed_communication_s is not None:
         exposed_s, share = ranks.exposed_communication_s, ranks.exposed_communication_s / ranks.communication_s
         took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
@@ -83,15 +78,13 @@ def who_waits(ranks: Ranks) -> str:
     waits = f"the mean rank waits {ms_text(ranks.waiting_share * ranks.step_s)} of {ms_text(ranks.step_s)} ms a step"
     if of.kind == "equal":
         return f"no rank is slower than the others; {waits}"
-    if of.kind == "turns":
-        saves = (
-            "" if of.saves_s is None else f"; were all as the median rank, a step would be {_ms(of.saves_s)} shorter"
-        )
-        return f"another rank is slow in {of.phase} each time; {waits}{saves}"
     if of.kind == "unsure":
         return f"{_doubted(ranks)}; {waits}"
     if of.saves_s is None:  # a kind that a later version has added
         return waits
+    if of.kind == "turns":
+        even = f"were all as the median rank, a step would be {_ms(of.saves_s)} shorter"
+        return f"another rank is slow in {of.phase} each time; {waits}; {even}"
     it = "it" if of.kind == "straggler" else "them"
     said = [_slow(ranks)]
     if of.others_wait_s is not None and (of.slow_ranks or 1) < ranks.heard:
@@ -103,56 +96,43 @@ def who_waits(ranks: Ranks) -> str:
     return "; ".join(said)
 
 
+_DOUBTS = {"shared machine": "which other programs on this machine may have done", "chance": "perhaps by chance"}
+
+
 def _doubted(ranks: Ranks) -> str:
     """Return which rank may be slow, and why that is not sure."""
     of = ranks.finding
-    reasons = {
-        "shared machine": "which other programs on this machine may have done",
-        "chance": "perhaps by chance",
-    }
-    why = reasons.get(of.doubt or "", f"too few steps{f' ({of.steps})' if of.steps else ''} to be sure")
-    if of.slow:
-        return f"{_slow(ranks)}, {why}"
-    if of.rank is not None:
-        return f"rank {of.rank} is slow in {of.phase} in some steps, {why}"
-    if of.phase is not None:
-        return f"another rank is slow in {of.phase} each time, {why}"
-    return f"who waits for whom is unknown: {why}"
+    why = _DOUBTS.get(of.doubt or "", f"too few steps ({of.steps}) to be sure")
+    if not of.slow and of.phase is None:
+        return f"who waits for whom is unknown: {why}"
+    who = "another rank" if of.rank is None else f"rank {of.rank}"
+    return f"{_slow(ranks) if of.slow else f'{who} is slow in {of.phase} in some steps'}, {why}"
 
 
 def _slow(ranks: Ranks) -> str:
-    """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same phases share a phrase."""
+    """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same steps of a phase share a phrase."""
     of = ranks.finding
-    by_rank: defaultdict[int, list[SlowRank]] = defaultdict(list)
-    for one in sorted(of.slow, key=lambda one: RANK_PARTS.index(one.phase) if one.phase in RANK_PARTS else 0):
-        by_rank[one.rank].append(one)
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, its in sorted(by_rank.items()):
-        where = ", ".join(f"{one.phase}{_when(one, of)}" for one in its)
-        alike[where if its[0].phase == RANK_PARTS[-1] else f"in {where}"].append(rank)
+    alike: defaultdict[str, list[SlowRank]] = defaultdict(list)
+    for one in of.slow:
+        whole = one.last_step - one.first_step + 1 >= (of.steps or 0)
+        where = one.phase if one.phase == RANK_PARTS[-1] else f"in {one.phase}"
+        alike[where if whole else f"{where} (steps {one.first_step} to {one.last_step})"].append(one)
     if not alike:  # a record of version 0.2, which names one rank or one host in one phase
-        who = f"rank {of.rank}" if of.rank is not None else "slow ranks" if of.host is None else f"host {of.host}"
+        who = f"rank {of.rank}" if of.rank is not None else f"host {of.host}"
         return f"{who}: {_ms(of.excess_s or 0.0)} slower" + (f" in {of.phase}" if of.phase else "")
-    told = []
-    for where, named in alike.items():
-        mean_s = sum(one.excess_s for rank in named for one in by_rank[rank]) / len(named)
-        who = _who(named, ranks, list(dict.fromkeys(by_rank[rank][0].host for rank in named)))
-        told.append(f"{who} {'is' if len(named) == 1 else 'are'} {_ms(mean_s)} slower {where}")
-    return "; ".join(told)
+    told = ((_who(its, ranks), _ms(fmean(one.excess_s for one in its)), where) for where, its in alike.items())
+    return "; ".join(f"{who} {more} slower {where}" for who, more, where in told)
 
 
-def _who(its: list[int], ranks: Ranks, hosts: list[str]) -> str:
+def _who(its: list[SlowRank], ranks: Ranks) -> str:
     """Return the ranks with their hosts; all ranks of a host by its name, and the first one of many."""
     if ranks.finding.kind == "host":
-        return f"the ranks of host {ranks.finding.host}"
-    count = len(its) if len(its) < len(ranks.finding.slow) else max(len(its), ranks.finding.slow_ranks or 0)
-    who = ranks_text(its) if count <= _NAMED else f"{count:,} of {ranks.world:,} ranks, {its[0]} the first,"
-    return f"{who} (host{'s' * (len(hosts) > 1)} {', '.join(hosts)})" if len(ranks.hosts) > 1 else who
-
-
-def _when(one: SlowRank, of: RankFinding) -> str:
-    whole = one.last_step - one.first_step + 1 >= (of.steps or 0)
-    return "" if whole else f" (steps {one.first_step} to {one.last_step})"
+        return f"the ranks of host {ranks.finding.host} are"
+    named, hosts = sorted(one.rank for one in its), sorted({one.host for one in its})
+    count = max(len(named), (ranks.finding.slow_ranks or 0) if its == ranks.finding.slow else 0)
+    who = ranks_text(named) if count <= _NAMED else f"{count:,} of {ranks.world:,} ranks, {named[0]} the first,"
+    where = f" (host{'s' * (len(hosts) > 1)} {', '.join(hosts)})" if len(ranks.hosts) > 1 else ""
+    return f"{who}{where} {'is' if count == 1 else 'are'}"
 
 
 def _ms(seconds: float) -> str:

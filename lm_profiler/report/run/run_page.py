@@ -5,88 +5,49 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from lm_profiler.record.figure import ms_text
 from lm_profiler.record.files import from_here
-from lm_profiler.record.quantities import (
-    GROUPS,
-    MEMORY,
-    MFU,
-    QUANTITIES,
-    TIMES,
-    counted,
-    with_prefix,
-)
-from lm_profiler.record.run import (
-    NumericsFacts,
-    OwnedTime,
-    RunRecord,
-)
+from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, counted, with_prefix
+from lm_profiler.record.run import NumericsFacts, RunRecord
 from lm_profiler.record.text import short_path
-from lm_profiler.report.run.phase_table import phase_table, step_line
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
-from lm_profiler.report.run.sections import list_table, sections, shown
-from lm_profiler.report.run.slack_lines import slack_lines
-from lm_profiler.report.run.verdict import findings_lines, odd_lines, step_lines, verdict_lines
+from lm_profiler.report.run.sections import list_table, phase_table, sections, shown, step_line
+from lm_profiler.report.run.verdict import findings_lines, odd_lines, percent, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall_text import why_lines
-from lm_profiler.report.tables.table import Table, ms_text, text_table
+from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.report.tables.table_columns import device_of
 
 _WAITS_SHOWN = 2
+_ACTIONS_SHOWN = 4
 _SAID = 0.05  # the share of the step from which ``other`` is broken down at a run's end
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
-    """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died.
-
-    With ``verbose`` the table has all lines of ``summary_lines``, without only those of ``end_lines``.
-    """
+    """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died."""
     audit = Table()
     if record.numerics is not None:
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
-    table = time_table(record)
-    if not verbose:
-        table = replace(table, below=end_lines(record))
+    table = time_table(record) if verbose else replace(time_table(record), below=end_lines(record))
     where = from_here(folder)
     more = "" if verbose or not record.time else f"; all of it: lm_profiler report {where}"
-    return [
-        Table(above=[] if verbose else verdict_lines(record)),
-        table,
-        audit,
-        Table(above=[f"written to {where}{more}"]),
-    ]
+    verdict = Table(above=[] if verbose else verdict_lines(record))
+    return [verdict, table, audit, Table(above=[f"written to {where}{more}"])]
 
 
 def end_lines(record: RunRecord) -> list[str]:
     """Return the lines below the table of a run's end, each where there is something to say."""
-    rates = [*_rates(record), *_utilisation(record)]
+    spread = [] if record.ranks is None else [step_line(record)]
     other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
-    steps = step_lines(record) if record.ranks is None else [step_line(record), *step_lines(record)]
-    waits = ranks_lines(record)
-    return [
-        *steps,
-        *([", ".join(rates)] if rates else []),
-        *_memory(record)[:1],
-        *waits,
-        *other,
-        *slack_lines(record),  # who asked for delays wants to see them
-        *odd_lines(record)[:1],
-        *(f"note: {note}" for note in record.notes),
-        *failure_lines(record),
-    ]
+    lines = [*spread, *step_lines(record), *_rates(record), *_memory(record)[:1], *ranks_lines(record), *other]
+    return [*lines, *odd_lines(record)[:1], *(f"note: {note}" for note in record.notes), *failure_lines(record)]
 
 
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """Return everything in a run's record, in sections; what is unknown is left out."""
-    said = [
-        *failure_lines(record),
-        *verdict_lines(record),
-        *step_lines(record),
-        *ranks_lines(record),
-        *why_lines(record),
-        *(f"note: {note}" for note in record.notes),
-    ]
-    rows = [line.partition(": ")[::2] for line in [*said, f"folder: {from_here(folder)}"]]
+    said = [*failure_lines(record), *verdict_lines(record), *step_lines(record), *ranks_lines(record)]
+    said += [*why_lines(record), *(f"note: {note}" for note in record.notes), f"folder: {from_here(folder)}"]
+    head = text_table(("", ""), [line.partition(": ")[::2] for line in said], left=2, title=headline(record))
     command = Table(above=record.command.splitlines(), verbatim=True, title="Command")
-    head = text_table(("", ""), rows, left=2, title=headline(record))
     return [head, *sections(record), *([command] if record.command else [])]
 
 
@@ -113,30 +74,19 @@ def headline(record: RunRecord) -> str:
 def summary_lines(record: RunRecord) -> list[str]:
     """Return a line each on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
     # The table of own work has no columns for the step's spread.
-    lines = [step_line(record)] if record.ranks is not None and record.time else []
-    if rates := [*_rates(record), *_utilisation(record)]:
-        lines.append(", ".join(rates))
-    lines += [
-        *_memory(record),
-        *_planned(record),
-        *verdict_lines(record),
-        *step_lines(record),
-        *ranks_lines(record),
-        *why_lines(record),
-        *slack_lines(record),
-        *_waits(record),
-        *odd_lines(record),
-        *other_lines(record),
-    ]
-    if record.first_step_s is not None:
-        lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
+    spread = [step_line(record)] if record.ranks is not None and record.time else []
+    first = [] if record.first_step_s is None else [f"first step {TIMES['step'].show(record.first_step_s)}"]
     of_why = [] if record.waterfall is None else [f"why: {note}" for note in record.waterfall.notes]
-    notes = [*record.notes, *record.details, *of_why]
-    return [*lines, *findings_lines(record), *(f"note: {note}" for note in notes), *failure_lines(record)]
+    return [
+        *(*spread, *_rates(record), *_memory(record), *_planned(record), *verdict_lines(record), *step_lines(record)),
+        *(*ranks_lines(record), *why_lines(record), *_waits(record), *odd_lines(record), *other_lines(record), *first),
+        *findings_lines(record),
+        *(f"note: {note}" for note in (*record.notes, *record.details, *of_why)),
+        *failure_lines(record),
+    ]
 
 
 def _memory(record: RunRecord) -> list[str]:
-    """Return the peaks of the run, the peak of each phase where the device tells, and the causes of the highest."""
     of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
     at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"
     causes = [of for of in GROUPS["Memory by cause"] if of.of == at and of.get(record)]
@@ -150,7 +100,6 @@ def _memory(record: RunRecord) -> list[str]:
 
 
 def _planned(record: RunRecord) -> list[str]:
-    """Return the planned peak, and how the measured one compares."""
     if record.planned is None:
         return []
     if record.planned.peak is None:
@@ -168,7 +117,6 @@ def _planned(record: RunRecord) -> list[str]:
 
 
 def _waits(record: RunRecord) -> list[str]:
-    """Return a line on the code that makes the host wait for the device, the most frequent first."""
     waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
     told = [
         f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]
@@ -189,28 +137,23 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def _rates(record: RunRecord) -> list[str]:
-    """Return tokens/s with their interval, or samples/s where tokens are unknown."""
+    """Return a line with tokens/s, or samples/s where tokens are unknown, and with the utilisation."""
+    parts = list[str]()
     for what in ("tokens", "samples"):
         rate, count = QUANTITIES[f"{what}_per_s"], QUANTITIES[f"{what}_per_step"].get(record)
-        if count is not None:
+        if count is not None and not parts:
             known = shown(rate, record) if rate.get(record) is not None else f"unknown {what}/s"
-            return [f"{known} ({count:,} a step)"]
-    return []
-
-
-def _utilisation(record: RunRecord) -> list[str]:
-    """Return the utilisation against the datasheet and against the measured matmul rate; none on a shared machine."""
+            parts.append(f"{known} ({count:,} a step)")
     use = record.utilisation
-    if use is None or record.contended:
-        return []
-    parts = [f"MFU {MFU.show(use.mfu)}"]
-    if use.peak_flops_per_s is not None:
-        parts[0] += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
-    if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
-        own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-        reached = "less than 1%" if use.of_ceiling < 0.01 else f"{use.of_ceiling:.0%}"
-        parts.append(f"{reached} of the matmul rate measured here ({own})")
-    return parts
+    if use is not None and not record.contended:  # on a shared machine it says nothing
+        peak = (
+            "" if use.peak_flops_per_s is None else f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
+        )
+        parts.append(f"MFU {MFU.show(use.mfu)}{peak}")
+        if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
+            own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
+            parts.append(f"{percent(use.of_ceiling)} of the matmul rate measured here ({own})")
+    return [", ".join(parts)] if parts else []
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
@@ -223,26 +166,19 @@ def numerics_headline(audit: NumericsFacts) -> str:
     return f"{text}; loss of the first {counted(len(steps), 'step')} from {steps[0]} to {steps[-1]}" if steps else text
 
 
-_ACTIONS_SHOWN = 4
-
-
 def other_lines(record: RunRecord) -> list[str]:
-    """Return a line with the measured ``other``, and with what it was while each action was timed, by its actions.
-
-    The actions add up to the second figure: timing each of them takes some time itself.
-    """
+    """Return a line with the measured ``other``, and with what it was while each action was timed, by its actions."""
     owned = record.other_by_owner
     if owned is None or not owned.actions:
         return []
     rank = " of rank 0" * (len(record.rank_step_s) > 1)
+    # The actions add up to this figure: timing each of them takes some time itself.
     total = f"{ms_text(owned.seconds)} ms while each action of {counted(owned.steps, 'step')} was timed"
     whole = total if owned.measured_s is None else f"{ms_text(owned.measured_s)} ms, {total}"
-    said = [_action_text(action, owned.steps) for action in owned.actions[:_ACTIONS_SHOWN]]
+    said = []
+    for of in owned.actions[:_ACTIONS_SHOWN]:
+        often = "" if of.in_steps == owned.steps else f" (in {of.in_steps} of {owned.steps} steps)"
+        said.append(f"{of.name} {ms_text(of.seconds)}{often}")
     if rest := owned.actions[_ACTIONS_SHOWN:]:
         said.append(f"{len(rest)} more {ms_text(sum(action.seconds for action in rest))}")
     return [f"other{rank}: {whole}: {', '.join(said)}"]
-
-
-def _action_text(action: OwnedTime, steps: int) -> str:
-    often = "" if action.in_steps == steps else f" (in {action.in_steps} of {steps} steps)"
-    return f"{action.name} {ms_text(action.seconds)}{often}"

@@ -1,101 +1,75 @@
-"""The sections of a run's page, a group of the registry each: its facts, and tables of its lists."""
+"""The rows of a run's phases, and the sections of its page: the facts and the lists of each group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
-from lm_profiler.record.run import MOMENTS, RunRecord, Term, Waterfall
-from lm_profiler.report.run.waterfall_text import ceiling_text, step_text, term_texts, title_in, unsure
-from lm_profiler.report.tables.table import (
-    Heading,
-    Table,
-    TableCell,
-    digits_of,
-    fact_text,
-    headings_of,
-    ms_text,
-    text_table,
-)
-
-_MOST_CONTRIBUTORS = 5
-_CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
+from lm_profiler.analysis.hardware.roofline import LEAST_S
+from lm_profiler.record.figure import digits_of, ms_text, share_text
+from lm_profiler.record.quantities import FLOOR, GROUPS, LISTS, PARTS, TIMES, TIMES_FLOOR, Quantity
+from lm_profiler.record.run import MOMENTS, Floor, RunRecord
+from lm_profiler.report.run.waterfall_text import waterfall_tables
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, headings_of, text_cell, text_table
 
 
-def waterfall_tables(record: RunRecord) -> list[Table]:
-    """Return tables of the terms and of the largest contributors of each; none without a waterfall."""
-    fall = record.waterfall
-    return [] if fall is None else [table for table in (_terms_table(fall), _largest_contributors(fall)) if table.rows]
+def phase_table(record: RunRecord) -> Table:
+    """Return a row for each phase that occurred, then forward + backward, and the step."""
+    host = record.environment is not None and record.environment.device_type != "cpu"
+    titles = ["phase", "mean [95 % interval] (ms)", "std", "CV", "median", "p95", "share", *["host (ms)"] * host]
+    rows = []
+    for part in (*PARTS, "forward_backward", "step"):
+        # Phases that this verb or loop lacks have no time. Without backward the sum would repeat the forward pass.
+        of = "backward" if part == "forward_backward" else part
+        if part == "step" or any(clock[of].max for clock in (record.time, record.host_time) if of in clock):
+            rows.append((part, _of_phase(record, part, host)))
+    # On a shared machine the times say nothing about how far they are from a floor.
+    return table_of(titles, rows, {} if record.contended else record.floors)
 
 
-def _terms_table(fall: Waterfall) -> Table:
-    """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
-    name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
-    ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # one traced step, or an older record
-    occurring = {
-        part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)
-    }
-    headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
-    headings += headings_of((*ends, at_most, *occurring.values()))
-    digits, texts, rows = digits_of(fall.step_s), term_texts(fall), []
-    for term in fall.terms:
-        told = [TableCell(term.seconds, texts[term.name]), _share(term.seconds, fall.step_s)]
-        if term.name in fall.untold:
-            told = [TableCell(text="unknown"), TableCell()]
-        told += [_ms(of.get(term), digits) for of in ends]
-        ceiling = TableCell(term.at_most_s, ceiling_text(fall, term))
-        by_phase = [_ms(term.phases.get(part), digits) for part in occurring]
-        rows.append([_text(title_in(fall, term.name)), *told, ceiling, *by_phase])
-    step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
-    rows.append(
-        [TableCell(cell.value, cell.text, style="bold") for cell in step]
-        + [_text("")] * (len(ends) + len(occurring) + 1)
-    )
-    below = [
-        f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}",
-        *(f"note: {note}" for note in fall.notes),
-    ]
-    return Table(headings, rows, below=below)
+def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]) -> Table:
+    """Return a table of the texts of each part, the last row bold, with the floors of the parts where any is known."""
+    known = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
+    shown = [text + floor_texts(floors.get(part)) * known for part, text in rows]
+    cells = [[text_cell(text, "bold" if row is shown[-1] else "") for text in row] for row in shown]
+    floor_titles = [of.heading for of in (FLOOR, TIMES_FLOOR)] * known
+    return Table([Heading(title, title, figures=title != "phase") for title in (*titles, *floor_titles)], cells)
 
 
-def _largest_contributors(fall: Waterfall) -> Table:
-    """Return the largest contributors of each term, behind its title."""
-    rows, left = [], 0
-    for term in fall.terms:
-        of_term = contributors(term, fall).rows
-        left += len(of_term[_MOST_CONTRIBUTORS:])
-        rows += [[_text(title_in(fall, term.name)), *row] for row in of_term[:_MOST_CONTRIBUTORS]]
-    headings = [Heading("term", "term"), *headings_of(_CONTRIBUTOR)]
-    return Table(headings, rows, below=[f"and {left:,} smaller ones"] if left else [])
+def step_line(record: RunRecord) -> str:
+    """Return the measured step, its interval and its spread in a line, for tables without such columns."""
+    _, mean, std, cv, median, p95, *_ = _of_phase(record, "step", host=False)
+    spread = {"std": std, "CV": cv, "median": median, "p95": p95}
+    return ", ".join([f"step: {mean} ms", *(f"{name} {value}" for name, value in spread.items() if value)])
 
 
-def contributors(term: Term, fall: Waterfall) -> Table:
-    """Return the contributors of ``term``, the largest first."""
-    digits = digits_of(fall.step_s)
-    ranked = sorted(term.contributors, key=lambda of: -of.seconds)
-    count = [TableCell(of.count, f"{of.count:,g}") for of in ranked]
-    rows = [
-        [_text(of.module), _text(of.what), times, _ms(of.seconds, digits), _text(of.detail)]
-        for of, times in zip(ranked, count, strict=True)
-    ]
-    return Table(headings_of(_CONTRIBUTOR), rows)
+def _of_phase(record: RunRecord, part: str, host: bool) -> list[str]:
+    """Return the texts of the row of ``part``; with ``host``, the last one is the time on the host's clock."""
+    time, step_s = record.time[part], record.time["step"].mean
+    mean_s = time.mean or 0.0
+    digits = max(digits_of(mean_s), 1)
+
+    def show(value: float | None) -> str:
+        return "unknown" if value is None else ms_text(value, digits)
+
+    mean = show(time.mean)
+    if time.mean_low is not None:
+        mean += f" [{show(time.mean_low)}, {show(time.mean_high)}]"
+    spread = ["" if time.std is None else show(time.std), share_text(time.cv), show(time.median), show(time.p95)]
+    share = share_text(record.shares.get(part, mean_s / step_s if step_s else None))
+    return [TIMES[part].title, mean, *spread, share, *([show(record.host_time[part].mean)] if host else [])]
 
 
-def _text(text: str | None) -> TableCell:
-    return TableCell(text, text or "")
-
-
-def _ms(seconds: float | None, digits: int) -> TableCell:
-    return TableCell(seconds, ms_text(seconds, digits) if seconds else "")
-
-
-def _share(seconds: float, step_s: float) -> TableCell:
-    share = seconds / step_s if step_s else None
-    return TableCell(share, "" if share is None else f"{share:.1%}")
+def floor_texts(floor: Floor | None) -> list[str]:
+    """Return the least time of a phase with what bounds it, and how many times as long the phase took."""
+    if floor is None or floor.seconds is None or floor.seconds < LEAST_S:
+        return ["", ""]
+    of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
+    times = "" if floor.times is None else f"{floor.times:,.{0 if floor.times >= 100 else 1}f}"
+    return [ms_text(floor.seconds) + of, times]
 
 
 _LISTS_OF = {
@@ -107,15 +81,13 @@ _LISTS_OF = {
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank", "ranks.collectives"),
-    "Slack": ("slack.places", "slack.savings"),
 }
-_STEPS = ("odd_steps", "step_counters")
 # the lists whose columns are left out where no row has a value
-_SPARSE = (*_STEPS, "ranks.by_rank", "findings", "other_by_owner.actions")
+_SPARSE = ("odd_steps", "step_counters", "ranks.by_rank", "findings", "other_by_owner.actions")
 # the lists of bare figures: what numbers their rows, and the first number
 _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
-_TERMS = "Terms of the waterfall"  # `waterfall_tables` shows them
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
+_ELSEWHERE = (*_TIMES, "Terms of the waterfall")  # groups that tables of their own show
 _MOST_ROWS = 64
 # the rows of families, each with its title
 _KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")} | MOMENTS
@@ -131,12 +103,12 @@ def sections(record: RunRecord) -> list[Table]:
     """Return all figures of ``record``: times by phase, then a section for each group; empty ones are left out."""
     times = [of for title in _TIMES for of in GROUPS[title]]
     device, host = ([of for of in times if of.path.startswith("host_") is on_host] for on_host in (False, True))
-    tables = [_families(record, device, "Time of a step (ms)")]
-    tables.insert(0, replace(list_table(record, "findings"), title="What could be saved"))
+    tables = [replace(list_table(record, "findings"), title="What could be saved")]
+    tables.append(_families(record, device, "Time of a step (ms)"))
     if record.environment is not None and record.environment.device_type != "cpu":  # elsewhere the two clocks are one
         tables.append(_families(record, host, "Time on the host's clock (ms)"))
     for title, of in GROUPS.items():
-        if title not in (*_TIMES, _TERMS):
+        if title not in _ELSEWHERE:
             tables += _section(record, title, of)
     return [table for table in tables if table.rows]
 
@@ -144,9 +116,11 @@ def sections(record: RunRecord) -> list[Table]:
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
     """Return the tables of one group: its facts with their meanings, its lists, and its families."""
     alone = [of for of in group if of.of is None]
-    several = _families(record, [of for of in group if of.of is not None])
+    part: BaseModel | None = {"Model": record.model, "Machine": record.environment}.get(title)
+    said = {} if part is None else {name: _said(value) for name, value in part.model_dump().items()}
+    words = [[name.replace("_", " "), text, ""] for name, text in said.items() if text]
     lists = [list_table(record, path) for path in _LISTS_OF.get(title, ())]
-    tables = [known_table(record, alone, _words(record, title)), *lists, several]
+    tables = [known_table(record, alone, words), *lists, _families(record, [of for of in group if of.of is not None])]
     tables += waterfall_tables(record) if title == "Waterfall" else []
     tables = [table for table in tables if table.rows]
     # The first table carries the title of the section, whichever it is.
@@ -157,13 +131,6 @@ def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Se
     """Return the known figures of ``group`` with their meanings, and then the rows of ``words``."""
     rows = [[of.title, shown(of, record), of.meaning] for of in group if of.get(record) is not None]
     return text_table(("", "", ""), [*rows, *words], left=3)
-
-
-def _words(record: RunRecord, title: str) -> list[list[str]]:
-    """Return rows of what the record says of the model and the machine in words."""
-    part: BaseModel | None = {"Model": record.model, "Machine": record.environment}.get(title)
-    said = {} if part is None else {name: _said(value) for name, value in part.model_dump().items()}
-    return [[name.replace("_", " "), text, ""] for name, text in said.items() if text]
 
 
 def _said(value: Any) -> str:
@@ -185,8 +152,15 @@ def list_table(record: RunRecord, path: str) -> Table:
     # Steps show only what this machine counts, ranks only the phases that occur: there 0 is nothing too.
     nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
     columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
+
+    def cell(of: Quantity, row: Any) -> TableCell:
+        value = of.get(row)
+        if value is None and path in _SPARSE:  # the row of counters without a step holds the usual ones
+            return TableCell(None, "median" if of.name == "step" else "")
+        return TableCell(value, of.show(value, unit=False))
+
     headings = headings_of(columns)
-    rows = [[_list_cell(path, of, row) for of in columns] for row in items[:_MOST_ROWS]]
+    rows = [[cell(of, row) for of in columns] for row in items[:_MOST_ROWS]]
     if path in _NUMBERED:
         of_each, first = _NUMBERED[path]
         headings = [Heading(of_each, of_each, True), *headings]
@@ -195,30 +169,16 @@ def list_table(record: RunRecord, path: str) -> Table:
     return Table(headings, rows, below=[f"and {more:,} more"] if more > 0 else [])
 
 
-def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
-    """Return the cell of one column in one row of the list at ``path``."""
-    value = of.get(row)
-    if value is None and path in _SPARSE:  # the row of counters without a step holds the usual ones
-        return TableCell(None, "median" if of.name == "step" else "")
-    return TableCell(value, of.show(value, unit=False))
-
-
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
     """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
     cells: dict[str, dict[str, str]] = {}
     for of in group:
-        part = of.of or of.path.split(".")[1]
+        part, value = of.of or of.path.split(".")[1], of.get(record)
+        if value is None or (not value and of.shown_unit):  # no time and no memory are left out
+            continue
         name = of.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
-        if text := _cell(record, of):
-            cells.setdefault(name or "mean [95 % interval]", {})[part] = text
+        text = of.rounded(value, *(of.interval(record) or ())) if of.unit == "s" else of.fit(value)
+        cells.setdefault(name or "mean [95 % interval]", {})[part] = text
     parts = [part for part in _KEYS if any(part in column for column in cells.values())]
     rows = [[_KEYS[part], *(column.get(part, "") for column in cells.values())] for part in parts]
     return text_table(["moment" if {*parts} & {*MOMENTS} else "phase", *cells], rows, title=title)
-
-
-def _cell(record: RunRecord, of: Quantity) -> str:
-    """Return one figure of a family: times with four digits in the title's unit; empty for no time and no memory."""
-    value = of.get(record)
-    if value is None or (not value and of.shown_unit):
-        return ""
-    return of.rounded(value, *(of.interval(record) or ())) if of.unit == "s" else of.fit(value)

@@ -4,91 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
 
+from lm_profiler.record import watch_files
+from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
-from lm_profiler.record.watch_files import (
-    STATUS,
-    Sketch,
-    WatchEvent,
-    WatchStatus,
-    WatchWindow,
-    ranks_watched,
-    read_events,
-    read_status,
-    read_windows,
-)
+from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow
 from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12
 
 
 def is_watched(folder: Path) -> bool:
-    """Return whether the run in ``folder`` was watched."""
-    return (folder / STATUS).exists()
+    return (folder / watch_files.STATUS).exists()
 
 
 def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
-    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks.
-
-    Raises:
-        RecordError: a file of it is damaged.
-    """
-    status, windows, told = read_status(folder), read_windows(folder), read_events(folder)
-    ranks = [read_status(folder, rank) for rank in ranks_watched(folder)]
+    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks."""
+    status, told = watch_files.read_status(folder), watch_files.read_events(folder)
+    windows = [*watch_files.read_windows(folder), *([] if status.window is None else [status.window])]
+    ranks = [watch_files.read_status(folder, rank) for rank in watch_files.ranks_watched(folder)]
+    last = [[_clock(of.at_s), f"{of.step:,}", event_text(of, status.world_size)] for of in told[-events:]]
     return [
-        Table(title="Watch", above=[_state(status), *_memory(status, windows)]),
+        Table(title="Watch", above=_state(status, windows)),
         _ledger(status),
-        *_phases([*windows, *([status.window] if status.window is not None else [])]),
+        *([_phases(windows)] if windows else []),
         *([_ranks(ranks)] if len(ranks) > 1 else []),
         Table(above=[f"{counted(len(told), 'event')}{', the last of them:' if told else ''}"]),
-        *([_events(told[-events:], status.world_size)] if told else []),
+        *([text_table(("when", "step", "what"), last, left=3)] if told else []),
     ]
 
 
-def _state(status: WatchStatus) -> str:
+def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
     good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
     how = "ended" if status.ended else f"in {status.phase} at {_clock(status.written_s)}"
     resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
     if status.repeated is not None:
         resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
-    return f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}{resumed}"
-
-
-def _memory(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
-    held = [each.held_bytes for each in windows if each.held_bytes is not None]
+    state = f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}{resumed}"
     if status.held_bytes is None:
-        return []
-    since = f", {bytes_text(held[0])} in the first thousand steps" if held else ""
-    return [f"held between steps: {bytes_text(status.held_bytes)}{since}"]
+        return [state]
+    held = [each.held_bytes for each in windows if each.held_bytes is not None]
+    since = f", {bytes_text(held[0])} in the first thousand steps" if len(windows) > 1 and held else ""
+    return [state, f"held between steps: {bytes_text(status.held_bytes)}{since}"]
 
 
 def _ledger(status: WatchStatus) -> Table:
-    """Return the terms of the wall time, the largest first."""
-    rows = [
-        [what, f"{seconds:,.1f}", f"{seconds / status.wall_s:.1%}" if status.wall_s else ""]
-        for what, seconds in sorted(status.ledger.items(), key=lambda each: -each[1])
-    ]
-    return text_table(("where the time went", "s", "share"), [*rows, ["wall time", f"{status.wall_s:,.1f}", "100.0%"]])
+    terms = [*sorted(status.ledger.items(), key=lambda each: -each[1]), ("wall time", status.wall_s)]
+    rows = [[what, f"{s:,.1f}", share_text(s / status.wall_s if status.wall_s else None)] for what, s in terms]
+    return text_table(("where the time went", "s", "share"), rows)
 
 
-def _phases(windows: Sequence[WatchWindow]) -> list[Table]:
+def _phases(windows: Sequence[WatchWindow]) -> Table:
     """Return the step and its parts over all windows, and the mean of the first and the last of them."""
-    if not windows:
-        return []
     rows = []
     for part in TIMED:
         sketches = [each.seconds.get(part, Sketch()) for each in windows]
-        whole = Sketch()
-        for each in sketches:
-            whole = whole.merged(each)
-        if whole.count:
+        if (whole := reduce(Sketch.merged, sketches)).count:
             quantiles = (whole.quantile(0.5), whole.quantile(0.99))
             figures = (whole.mean, *quantiles, whole.max, sketches[0].mean, sketches[-1].mean)
             rows.append([part, *("" if each is None else f"{each * 1e3:,.3f}" for each in figures)])
-    titles = ("ms", "mean", "median", "p99", "longest", "first window", "last window")
-    return [text_table(titles, rows)]
+    return text_table(("ms", "mean", "median", "p99", "longest", "first window", "last window"), rows)
 
 
 def _ranks(ranks: Sequence[WatchStatus]) -> Table:
@@ -100,27 +78,21 @@ def _ranks(ranks: Sequence[WatchStatus]) -> Table:
     return text_table(("rank", "steps", "now"), rows)
 
 
-def _events(events: Sequence[WatchEvent], world_size: int) -> Table:
-    rows = [[_clock(event.at_s), f"{event.step:,}", event_text(event, world_size)] for event in events]
-    return text_table(("when", "step", "what"), rows, left=3)
-
-
 def event_text(event: WatchEvent, world_size: int = 1) -> str:
-    """Return an event of a run of so many ranks in a sentence."""
     part = "" if event.part is None else f" in {event.part}"
-    against = "" if event.against is None else f", not {duration_text(event.against)}"
-    words = {
-        "slow step": f"slow step: {duration_text(event.now)}{against}{part}",
-        "stall": f"stalled for {duration_text(event.now)}{part}",
-        "memory": f"memory grows by {bytes_text(round(event.now))} an hour" if event.kind == "memory" else "",
-        "silent rank": f"no report: stalled{part} since {_clock(event.at_s - event.now)}",
-        "rank late": f"{'always' if event.chronic else 'once'} late{part}: {duration_text(event.now)}{against}",
-    }
-    text = words.get(event.kind, f"{event.kind}: {duration_text(event.now)}{against}{part}")
-    if event.kind == "level" and event.ratio is not None:
+    took = duration_text(event.now) + ("" if event.against is None else f", not {duration_text(event.against)}")
+    text = f"{event.kind}: {took}{part}"
+    if event.kind == "stall":
+        text = f"stalled for {took}{part}"
+    elif event.kind == "memory":
+        text = f"memory grows by {bytes_text(round(event.now))} an hour"
+    elif event.kind == "silent rank":
+        text = f"no report: stalled{part} since {_clock(event.at_s - event.now)}"
+    elif event.kind == "rank late":
+        text = f"{'always' if event.chronic else 'once'} late{part}: {took}"
+    elif event.kind == "level" and event.ratio is not None:
         change = "slower" if event.ratio > 1 else "faster"
-        since = f"since step {event.since_step:,}"
-        text = f"{abs(event.ratio - 1):.1%} {change} {since}: {duration_text(event.now)}{against}{part}"
+        text = f"{abs(event.ratio - 1):.1%} {change} since step {event.since_step:,}: {took}{part}"
     if event.full_in_s is not None:
         text += f": full in {duration_text(event.full_in_s)}"
     if event.cost_s is not None:
@@ -130,7 +102,8 @@ def event_text(event: WatchEvent, world_size: int = 1) -> str:
     elif event.beside:
         text += f" ({event.beside})"
     times = f" ({event.times} times)" if event.times > 1 else ""
-    rank = f", rank {event.rank}{f' of {world_size}' if world_size > 1 else ''}" if world_size > 1 or event.rank else ""
+    of_ranks = f" of {world_size}" if world_size > 1 else ""
+    rank = f", rank {event.rank}{of_ranks}" if world_size > 1 or event.rank else ""
     return f"{text}{times}{rank}{f'; trace: {event.trace}' if event.trace else ''}"
 
 

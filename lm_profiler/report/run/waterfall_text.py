@@ -1,4 +1,4 @@
-"""The waterfall in words: why a step takes as long as it does, what could be saved, or why that is unknown."""
+"""The waterfall in words and tables: why a step takes as long as it does, and what could be saved."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm_profiler.record.quantities import PARTS, TIMES, term_title
-from lm_profiler.record.run import Contributor, RunRecord, Term, Waterfall
-from lm_profiler.record.text import shortened
-from lm_profiler.report.tables.table import digits_of, ms_text
+from lm_profiler.record.figure import digits_of, ms_text, share_text
+from lm_profiler.record.quantities import LISTS, PARTS, TIMES, term_title
+from lm_profiler.record.run import RunRecord, Term, Waterfall
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
-# the share of the step below which terms are summed up on the terminal, and are not named as places to save
+# the share of the step below which terms are summed up on the terminal
 _SMALL = 0.01
 _NOTHING = 1e-3  # the share of a term below which what no phase is known of is rounding
-_MOST_NAMED = 2
 # The share of the step that may be unexplained. Beyond it any term may be longer than the trace shows: no ceilings.
 _UNSURE = 0.1
+_ENDS = ("ideal", "unexplained")  # always shown, first and last
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A term as it is drawn: it begins ``start_s`` after the step begins, where the term before it ends.
-
-    ``text`` is its time in ms, rounded so that all of them add up to the step's own text.
-    """
+    """A term as it is drawn: it begins ``start_s`` after the step begins, where the term before it ends."""
 
     term: Term
     start_s: float
-    text: str
+    text: str  # its time in ms, rounded so that all of them add up to the step's own text
     title: str
 
     @property
@@ -46,32 +43,15 @@ class Rung:
 
 def rungs(fall: Waterfall) -> list[Rung]:
     """Return the terms whose text is not 0, in the record's order, and always the ideal and the unexplained."""
-    texts = term_texts(fall)
     drawn, start_s = [], 0.0
-    for term in fall.terms:
-        text = texts[term.name]
-        if not _is_nought(text) or term.name in ("ideal", "unexplained"):
+    for term, text in zip(fall.terms, _term_texts(fall), strict=True):
+        if text.strip("-0.,") or term.name in _ENDS:
             drawn.append(Rung(term, start_s, text, title_in(fall, term.name)))
         start_s += term.seconds
     return drawn
 
 
-def not_drawn(fall: Waterfall) -> str:
-    """Return a sentence on the terms that have no bar; empty where all have one."""
-    drawn = {rung.term.name for rung in rungs(fall)}
-    without = [term.name for term in fall.terms if term.name not in drawn]
-    nothing = [title_in(fall, name) for name in without if name not in fall.untold]
-    unknown = [title_in(fall, name) for name in without if name in fall.untold]
-    told = {"No time in": nothing, "Unknown, and part of the next term": unknown}
-    return " ".join(f"{words}: {', '.join(titles)}." for words, titles in told.items() if titles)
-
-
-def _is_nought(text: str) -> bool:
-    return not text.strip("-0.,")
-
-
 def title_in(fall: Waterfall, name: str) -> str:
-    """Return the title of a term in this waterfall."""
     # Without a known bandwidth the two terms of memory-bound kernels are one.
     unknown = name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None
     return "memory-bound" if unknown else term_title(name)
@@ -89,64 +69,45 @@ def of_the_step(record: RunRecord) -> dict[str, float]:
 
 def step_text(fall: Waterfall) -> str:
     """Return the step in ms with its interval, to four digits, as ``report`` shows it everywhere."""
-    return TIMES["step"].rounded(fall.step_s, *interval_of(fall))
+    ends = () if fall.ci_low is None or fall.ci_high is None else (fall.ci_low, fall.ci_high)
+    return TIMES["step"].rounded(fall.step_s, *ends)
 
 
-def interval_of(fall: Waterfall) -> tuple[float, float] | tuple[()]:
-    """Return the 95 % interval of the step; empty where there is none."""
-    return () if fall.ci_low is None or fall.ci_high is None else (fall.ci_low, fall.ci_high)
-
-
-def term_texts(fall: Waterfall) -> dict[str, str]:
-    """Return the time of each term in ms, by its name, rounded so that all of them add up to the step's text."""
-    texts = _adding_up([term.seconds for term in fall.terms], fall.step_s)
-    return dict(zip((term.name for term in fall.terms), texts, strict=True))
-
-
-def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
-    """Return ``seconds`` in ms with as many digits as ``total_s``; the texts add up to that of ``total_s``."""
+def _term_texts(fall: Waterfall) -> list[str]:
+    """Return the time of each term in ms with the step's digits; the texts add up to that of the step."""
     # The largest-remainder method: round all down, then give the missing units to those that lost most.
-    digits = digits_of(total_s)
-    units = [value * TIMES["step"].scale * 10**digits for value in seconds]
+    digits, scale = digits_of(fall.step_s), TIMES["step"].scale
+    units = [term.seconds * scale * 10**digits for term in fall.terms]
     whole = [math.floor(unit) for unit in units]
-    missing = round(total_s * TIMES["step"].scale * 10**digits) - sum(whole)
+    missing = round(fall.step_s * scale * 10**digits) - sum(whole)
     if not 0 <= missing <= len(units):  # a foreign record, whose terms do not add up
-        return [ms_text(value, digits) for value in seconds]
+        return [ms_text(term.seconds, digits) for term in fall.terms]
     for at in sorted(range(len(units)), key=lambda at: whole[at] - units[at])[:missing]:
         whole[at] += 1
     return [f"{unit / 10**digits:,.{digits}f}" for unit in whole]
 
 
 def why_lines(record: RunRecord) -> list[str]:
-    """Return the mean step as a sum in one line, and the places where most could be saved in another.
-
-    A run that planned a trace and has no waterfall gets the reason; other runs without one get no line.
-    """
+    """Return the mean step as a sum in one line: the ideal, the others by their size, the small ones as one."""
     fall = record.waterfall
-    if fall is not None and record.contended:
-        return ["why: not told, because other programs lengthened what it is taken apart from"]
     if fall is None or not fall.terms:
         asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
         return [f"why: unknown: {_missing(record)}"] if asked else []
-    (first, ideal), *others = _small_together(fall)
-    terms = [f"{ideal} {first}"]
-    terms += [f"{'-' if text.startswith('-') else '+'} {text.removeprefix('-')} {title}" for title, text in others]
-    shown, bracket, interval = step_text(fall).partition(" [")
-    return [f"why: {shown} ms{bracket}{interval} = {' '.join(terms)}", *_to_win(fall)]
-
-
-def _small_together(fall: Waterfall) -> list[tuple[str, str]]:
-    """Return titles and ms: the ideal, the others by their size, the small ones as one, and the unexplained."""
-    between = [rung for rung in rungs(fall) if rung.term.name not in ("ideal", "unexplained")]
-    small = [rung for rung in between if rung.term.seconds < _SMALL * fall.step_s]
-    ranked = sorted((r for r in between if len(small) < 2 or r not in small), key=lambda rung: -rung.term.seconds)
-    told = [(rung.title, rung.text) for rung in ranked]
-    if len(small) > 1:
-        total = sum(float(rung.text.replace(",", "")) for rung in small)
+    if record.contended:
+        return ["why: not told, because other programs lengthened what it is taken apart from"]
+    drawn = rungs(fall)
+    between = [of for of in drawn if of.term.name not in _ENDS]
+    small = [of for of in between if of.term.seconds < _SMALL * fall.step_s]
+    small = small if len(small) > 1 else []
+    told = [(of.title, of.text) for of in sorted(between, key=lambda of: -of.term.seconds) if of not in small]
+    if small:
+        total = sum(float(of.text.replace(",", "")) for of in small)
         told.append(("smaller terms", f"{total:,.{digits_of(fall.step_s)}f}"))
-    texts = term_texts(fall)
-    ends = [[(term_title(name), texts[name])] if name in texts else [] for name in ("ideal", "unexplained")]
-    return [*ends[0], *told, *ends[1]]
+    first, *last = ((of.title, of.text) for of in drawn if of.term.name in _ENDS)
+    signed = ((text.startswith("-"), text.removeprefix("-"), title) for title, text in [*told, *last])
+    terms = [f"{first[1]} {first[0]}", *(f"{'+-'[negative]} {text} {title}" for negative, text, title in signed)]
+    shown, bracket, interval = step_text(fall).partition(" [")
+    return [f"why: {shown} ms{bracket}{interval} = {' '.join(terms)}"]
 
 
 def ceiling_text(fall: Waterfall, term: Term) -> str:
@@ -154,40 +115,17 @@ def ceiling_text(fall: Waterfall, term: Term) -> str:
     if not term.at_most_s or unsure(fall):
         return ""
     whole = math.isclose(term.at_most_s, term.seconds)  # then both are printed alike
-    return term_texts(fall)[term.name] if whole else ms_text(term.at_most_s, digits_of(fall.step_s))
+    return _term_texts(fall)[fall.terms.index(term)] if whole else ms_text(term.at_most_s, digits_of(fall.step_s))
 
 
 def unsure(fall: Waterfall) -> str:
     """Return why no ceiling is shown; empty where ceilings are shown."""
-    rest = sum(term.seconds for term in fall.terms if term.name == "unexplained")
-    if abs(rest) <= _UNSURE * fall.step_s:
+    rest = sum(term.seconds for term in fall.terms if term.name == "unexplained") / (fall.step_s or 1.0)
+    if abs(rest) <= _UNSURE:
         return ""
     if rest < 0:
-        return f"unknown, as the traced steps took {-rest / fall.step_s:.0%} more than the measured"
-    return f"unknown, as {rest / fall.step_s:.0%} of the step is unexplained"
-
-
-def _to_win(fall: Waterfall) -> list[str]:
-    """Return a line with the one or two highest ceilings, each with its largest contributor; none where all are low."""
-    if reason := unsure(fall):
-        return [f"could save: {reason}"]
-    ceilings = [(term.at_most_s, term) for term in fall.terms if term.at_most_s is not None]
-    high = sorted((of for of in ceilings if of[0] >= _SMALL * fall.step_s), key=lambda of: -of[0])
-    digits = digits_of(fall.step_s)
-    places = []
-    for _, term in high[:_MOST_NAMED]:
-        largest = max(term.contributors, key=lambda of: of.seconds, default=None)
-        told = "" if largest is None else f" ({_told(largest, digits)})"
-        places.append(f"at most {ceiling_text(fall, term)} ms in {title_in(fall, term.name)}{told}")
-    return [f"could save: {'; '.join(places)}"] if places else []
-
-
-def _told(of: Contributor, digits: int) -> str:
-    """Return a contributor in words: ``model.blocks.*.attn 38.0 ms: 21 ms in 96 elementwise kernels``."""
-    # Without a module it is often a call of the driver within an operator, whose own name is the news.
-    name = shortened(of.module) if of.module else shortened(of.what, 72)
-    told = f"{name} {ms_text(of.seconds, digits)} ms"
-    return told if of.detail is None else f"{told}: {of.detail.partition('; ')[0]}"
+        return f"unknown, as the traced steps took {-rest:.0%} more than the measured"
+    return f"unknown, as {rest:.0%} of the step is unexplained"
 
 
 def no_waterfall(record: RunRecord) -> str:
@@ -197,37 +135,83 @@ def no_waterfall(record: RunRecord) -> str:
 
 def _missing(record: RunRecord) -> str:
     """Return the first thing that a waterfall would have needed, and how to get it."""
+    use, failed = record.utilisation, record.failure
     if record.status != "ok":
-        failed = record.failure
         why = f": {failed.type} in {failed.where}" if failed is not None else ""
         return f"the run ended before it could be taken apart ({record.status}{why})."
     if not record.steps.get("trace"):
         planned = record.steps_planned.get("trace")
-        if planned and any(note.startswith("the loop ended in stage ") for note in record.notes):
-            stages = sum(record.steps_planned.values())
-            return f"the loop ended before the trace. Let it run for all stages: {stages} steps or more."
-        return f"no step was traced{f', of {planned} planned' if planned else ''}. Run it again with --trace.steps=2."
-    use = record.utilisation
+        stages = f"Let the loop run for all stages: {sum(record.steps_planned.values())} steps or more."
+        return f"no step was traced, of {planned} planned. {stages}" if planned else _TRACE
     if use is None:
-        return f"the FLOPs of a step are unknown{_why_no_flops(record)}"
+        return "the FLOPs of a step are unknown; a note says why, or run it again with --memory.steps=1."
     if use.dtype is None:
-        return "the dtype of its matrix products is unknown."
+        return "the dtype of its matmuls is unknown."
     if use.peak_flops_per_s is None and use.ceiling_flops_per_s is None:
-        noted = "; a note says why none was measured" if _noted(record, "ceiling") else ""
-        return f"no peak is known for this device{noted}. Run it again with --peak_tflops, from its datasheet."
-    if _noted(record, "trace", "waterfall", "rates"):
-        return "a note of the run says why."
-    return "an earlier version ran it, or its trace says too little. Run it again with --trace.steps=2."
+        return "no peak is known for this device. Run it again with --peak_tflops, from its datasheet."
+    return "a note of the run says why, or an earlier version ran it."
 
 
-def _why_no_flops(record: RunRecord) -> str:
-    if _noted(record, "FLOPs", "utilisation"):
-        return "; a note of the run says why."
-    if not record.steps.get("memory"):
-        return ": no step was looked at for them. Run it again with --memory.steps=1."
-    return "."
+_TRACE = "no step was traced. Run it again with --trace.steps=2."
+
+_MOST_CONTRIBUTORS = 5
+_CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 
 
-def _noted(record: RunRecord, *subjects: str) -> bool:
-    """Return whether a note says that one of ``subjects`` is unknown, and why."""
-    return any(note.startswith(f"{subject} unknown: ") for note in record.notes for subject in subjects)
+def waterfall_tables(record: RunRecord) -> list[Table]:
+    """Return tables of the terms and of the largest contributors of each; none without a waterfall."""
+    fall = record.waterfall
+    return [] if fall is None else [table for table in (_terms_table(fall), _largest_contributors(fall)) if table.rows]
+
+
+def _terms_table(fall: Waterfall) -> Table:
+    """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
+    name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
+    ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # one traced step, or an older record
+    occurring = {
+        part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)
+    }
+    headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
+    headings += headings_of((*ends, at_most, *occurring.values()))
+    digits, rows = digits_of(fall.step_s), []
+    for term, text in zip(fall.terms, _term_texts(fall), strict=True):
+        told = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
+        if term.name in fall.untold:
+            told = [TableCell(text="unknown"), TableCell()]
+        told += [_ms(of.get(term), digits) for of in ends]
+        ceiling = TableCell(term.at_most_s, ceiling_text(fall, term))
+        by_phase = [_ms(term.phases.get(part), digits) for part in occurring]
+        rows.append([text_cell(title_in(fall, term.name)), *told, ceiling, *by_phase])
+    step = [text_cell("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
+    bold: Sequence[TableCell] = [TableCell(cell.value, cell.text, style="bold") for cell in step]
+    rows.append([*bold, *[text_cell("")] * (len(headings) - len(step))])
+    below = [f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}", *(f"note: {n}" for n in fall.notes)]
+    return Table(headings, rows, below=below)
+
+
+def _largest_contributors(fall: Waterfall) -> Table:
+    rows, left = [], 0
+    for term in fall.terms:
+        of_term = contributors(term, fall).rows
+        left += len(of_term[_MOST_CONTRIBUTORS:])
+        rows += [[text_cell(title_in(fall, term.name)), *row] for row in of_term[:_MOST_CONTRIBUTORS]]
+    headings = [Heading("term", "term"), *headings_of(_CONTRIBUTOR)]
+    return Table(headings, rows, below=[f"and {left:,} smaller ones"] if left else [])
+
+
+def contributors(term: Term, fall: Waterfall) -> Table:
+    digits = digits_of(fall.step_s)
+    rows = []
+    for of in sorted(term.contributors, key=lambda of: -of.seconds):
+        times = TableCell(of.count, f"{of.count:,g}")
+        rows.append([text_cell(of.module), text_cell(of.what), times, _ms(of.seconds, digits), text_cell(of.detail)])
+    return Table(headings_of(_CONTRIBUTOR), rows)
+
+
+def _ms(seconds: float | None, digits: int) -> TableCell:
+    return TableCell(seconds, ms_text(seconds, digits) if seconds else "")
+
+
+def _share(seconds: float, step_s: float) -> TableCell:
+    share = seconds / step_s if step_s else None
+    return TableCell(share, share_text(share))

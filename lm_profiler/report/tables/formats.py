@@ -1,43 +1,37 @@
-"""A table as text, Markdown, LaTeX, Typst, CSV, JSON or Parquet; no name or reason in it can break any of them."""
+"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet; no text in it can break or control any."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, TextIO
 
-from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import plain, terminal
+from rich.cells import cell_len, chop_cells
+
+from lm_profiler.record.text import printable
+from lm_profiler.report.tables.table import Table, TableCell
 
 SUFFIXES = {
-    ".txt": "terminal",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".json": "json",
-    ".tex": "latex",
-    ".typ": "typst",
-    ".parquet": "parquet",
-    ".html": "html",
-}
+    ".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".typ": "typst",
+    ".parquet": "parquet", ".html": "html",
+}  # fmt: skip
 # the formats that carry SI values, with the ends of intervals in columns of their own
 FOR_PROGRAMS = ("csv", "json", "parquet")
 
 # the beginning of a heading, a quotation or a list, up to where a backslash makes it plain text
 _LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
-_LATEX = str.maketrans(
-    {
-        **{c: f"\\{c}" for c in "&%$#_{}"},
-        "~": r"\textasciitilde{}",
-        "^": r"\^{}",
-        "\\": r"\textbackslash{}",
-        "<": r"\ensuremath{<}",
-        ">": r"\ensuremath{>}",
-    }
-)
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_WORDS = {"~": r"\textasciitilde{}", "^": r"\^{}", "\\": r"\textbackslash{}"}
+_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _WORDS | {c: rf"\ensuremath{{{c}}}" for c in "<>"})
+# what a spreadsheet takes for a formula: one of these at the beginning, and no number
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
 _MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
 # characters that JSON leaves as they are, and that a terminal or an editor would obey or hide
 _HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -46,11 +40,7 @@ _OPENS = re.compile(r"&(?=#?\w+;)|<")
 
 
 def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> str:
-    """Return ``tables`` one below the other in the format ``kind``, a blank line before each title.
-
-    Raises:
-        KeyError: it is no format of text.
-    """
+    """Return ``tables`` one below the other in the format ``kind``, a blank line before each title."""
     if kind == "terminal":
         return "".join("\n" * bool(at and table.title) + terminal(table, file) for at, table in enumerate(tables))
     return "\n".join(_TEXT[kind](table) for table in tables)
@@ -74,7 +64,6 @@ def _piped(table: Table) -> list[str]:
 
 
 def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
-    """Return the titles and the rows, escaped and padded to the widths of their columns."""
     texts = [[escape(heading.title) for heading in table.headings]]
     texts += [[escape(cell.text) for cell in row] for row in table.rows]
     widths = [max(len(column[0]) + 2, *map(len, column)) for column in zip(*texts, strict=True)]
@@ -83,13 +72,11 @@ def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
 
 
 def _markdown(text: str) -> str:
-    """Return ``text`` with everything escaped that Markdown would read as markup."""
     # Angle brackets become entities: not every Markdown takes a backslash before one.
     return _OPENS.sub(lambda match: _ENTITIES[match[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
 
 
 def _listed(lines: Sequence[str]) -> list[str]:
-    """Return ``lines`` as a list, in which lines that begin with blanks are one level deeper."""
     shown = [
         " " * 4 * line[:1].isspace() + "- " + _LEADS.sub(r"\1\\", _markdown(line.strip())) for line in lines if line
     ]
@@ -106,97 +93,66 @@ def fenced(lines: Sequence[str]) -> list[str]:
 
 def latex(table: Table) -> str:
     """Return a ``tabular`` for the booktabs package, for use with ``\\input``; the lines around it are comments."""
-    above, below = ([f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
     sides = "".join("r" if heading.figures else "l" for heading in table.headings)
-    shown = [" " + " & ".join(row) + r" \\" for row in _form(table, _latex)]
+    head, *shown = [" " + " & ".join(row) + r" \\" for row in _form(table, _latex)]
     top, bottom = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"], [r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*above, *top, shown[0], r"\midrule", *shown[1:], *bottom, *below]) + "\n"
+    return _commented("%", table, [*top, head, r"\midrule", *shown, *bottom])
+
+
+def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
+    above, below = ([f"{mark} {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
+    return "\n".join([*above, *body, *below]) + "\n"
 
 
 def _latex(text: str) -> str:
-    """Return ``text`` with everything escaped that LaTeX would read as markup."""
     text = plain(text).translate(_LATEX)
     # At the beginning of a row, after two backslashes or a rule, a bracket would open an argument.
     return f"{{[}}{text[1:]}" if text.startswith("[") else text
 
 
 def typst(table: Table) -> str:
-    """Return a ``table``, for use with ``#include``; the lines around it are comments.
-
-    Cells are strings and not markup: only quotation marks and backslashes mean something in them.
-    """
-    above, below = ([f"// {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
+    """Return a ``table``, for use with ``#include``; the lines around it are comments."""
     titles, *rows = (f"{', '.join(row)}" for row in _form(table, _typst))
     sides = ", ".join("right" if heading.figures else "left" for heading in table.headings)
-    return (
-        "\n".join(
-            [
-                *above,
-                "#table(",
-                f"  columns: {len(table.headings)}, align: ({sides},), stroke: none,",
-                f"  table.hline(), table.header({titles}), table.hline(stroke: 0.5pt),",
-                *(f"  {row}," for row in rows),
-                "  table.hline(),",
-                ")",
-                *below,
-            ]
-        )
-        + "\n"
-    )
+    body = [
+        "#table(",
+        f"  columns: {len(table.headings)}, align: ({sides},), stroke: none,",
+        f"  table.hline(), table.header({titles}), table.hline(stroke: 0.5pt),",
+        *(f"  {row}," for row in rows),
+        "  table.hline(),",
+        ")",
+    ]
+    return _commented("//", table, body)
 
 
 def _typst(text: str) -> str:
+    # cells are strings and not markup: only quotation marks and backslashes mean something in them
     escaped = plain(text).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
 
 
 def csv_text(table: Table) -> str:
-    """Return a header and a line for each row.
-
-    Text that a spreadsheet would take for a formula, because it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
-    carriage return and is no number, has an apostrophe before it, as is usual (OWASP, "CSV Injection").
-    """
+    """Return a header and a line for each row; text like a formula has an apostrophe before it."""
+    # An apostrophe is what spreadsheets expect (OWASP, "CSV Injection").
     fields = table.fields()
     text = io.StringIO()
     # csv quotes a field for the characters of its line's end only: with CRLF a bare carriage return is quoted as well.
-    writer = csv.writer(_Lines(text), lineterminator="\r\n")
+    writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(list(map(_harmless, fields)))
     writer.writerows([_harmless(_scalar(value)) for value in row] for row in zip(*fields.values(), strict=True))
-    return text.getvalue()
-
-
-class _Lines:
-    """A file for whole rows that end in CRLF, which writes them with a line feed alone."""
-
-    def __init__(self, to: TextIO) -> None:
-        self._to = to
-
-    def write(self, row: str) -> int:
-        return self._to.write(row[:-2] + "\n")
+    return text.getvalue().replace("\r\n", "\n")
 
 
 def _harmless(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value):
-        return f"'{value}"
-    return value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def json_text(table: Table) -> str:
-    """Return a list of objects, one for each row."""
     text = json.dumps(table.records(), indent=1, ensure_ascii=False) + "\n"
     return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def parquet(table: Table) -> bytes:
-    """Return the content of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
@@ -207,14 +163,88 @@ def parquet(table: Table) -> bytes:
 
 
 def _scalar(value: Any) -> Any:
-    """Return ``value``; lists and mappings, which an option may be, become JSON."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
 
 
 def _one_type(values: list[Any]) -> list[Any]:
-    """Return ``values``, as text where they are of several types, which a column of Parquet cannot hold."""
     types = {type(value) for value in values if value is not None}
     return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
 
 
 _TEXT = {"markdown": markdown, "latex": latex, "typst": typst, "csv": csv_text, "json": json_text}
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+_GAP = 2
+_LEAST = 16  # the least width of a column of text that is narrowed to keep a table in one piece
+_BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
+
+
+def plain(text: str) -> str:
+    """Return ``text`` on one line, without anything that a terminal would obey."""
+    return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
+
+
+def terminal(table: Table, file: TextIO | None = None) -> str:
+    """Return the table as the terminal behind ``file`` shows it; without a terminal, as wide as it needs to be."""
+    screen = file is not None and file.isatty()
+    most = shutil.get_terminal_size().columns if screen else sys.maxsize
+    coloured = screen and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return "".join(f"{line}\n" for line in lines(table, most, coloured))
+
+
+def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iterator[str]:
+    """Yield the lines of ``table``, no wider than ``most`` if its figures allow it; figures are never shortened."""
+    if table.title:
+        yield _styled(plain(table.title), "bold", coloured)
+    yield from (plain(line).rstrip() for line in table.above)
+    titles = [TableCell(text=title, style="bold") for title in table.titles]
+    rows = [*([titles] if titles else []), *table.rows]
+    texts = [[plain(cell.text) for cell in row] for row in rows]
+    right = [heading.figures for heading in table.headings]
+    widths = _narrowed([max(map(cell_len, column)) for column in zip(*texts, strict=True)], right, most)
+    for shown in _pieces(widths, most):
+        for row, text in zip(rows, texts, strict=True):
+            for pieces in zip_longest(*(_fold(text[at], widths[at]) for at in shown), fillvalue=""):
+                padded = []
+                for at, piece in zip(shown, pieces, strict=True):
+                    blank = " " * (widths[at] - cell_len(piece))
+                    styled = _styled(piece, row[at].style, coloured)
+                    padded.append(blank + styled if right[at] else styled + blank)
+                yield (" " * _GAP).join(padded).rstrip()
+    yield from (plain(line).rstrip() for line in table.below)
+
+
+def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
+    narrower, text = list(widths), [at for at, figures in enumerate(right) if not figures]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - most
+    while excess > 0 and any(narrower[at] > _LEAST for at in text):
+        narrower[max(text, key=narrower.__getitem__)] -= 1
+        excess -= 1
+    if excess <= 0:
+        return narrower
+    return [width if figures else min(width, most // 2) for width, figures in zip(widths, right, strict=True)]
+
+
+def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
+    shown = [0] if widths else []
+    for at in range(1, len(widths)):
+        if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
+            yield shown
+            shown = [0]
+        shown.append(at)
+    if shown:
+        yield shown
+
+
+def _fold(text: str, width: int) -> list[str]:
+    if cell_len(text) <= width:
+        return [text]
+    # textwrap counts characters, not cells: text with wide letters is cut anywhere instead of at spaces.
+    return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
+
+
+def _styled(text: str, style: str, coloured: bool) -> str:
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if coloured and style and text else text

@@ -1,38 +1,43 @@
-"""Layouts of tables: pivots, and those of published reports with their names of columns."""
+"""Layouts of tables: pivots, those of published reports with their names of columns, and those of recorded steps."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
-from lm_profiler.record.entry import Entry
+from lm_profiler.analysis.steps.summaries import Steps, steps_after
+from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, by_facts, distinct, fact, how_many, status
-from lm_profiler.report.tables.rows import apart_by, called, cell, fact_cell, heading, naming, notes, same_in_all, told
-from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
+from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.tables import rows as merged
+from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, figure
 from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
+
+_STEP = TIMES["step"]
 
 
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
-    """Return ``value`` of the runs by the facts ``down`` and ``across``.
-
-    A cell says in a word why it has no figure; a combination that was not planned is empty.
-    """
+    """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
     rows, columns = by_facts(entries, down), by_facts(entries, across)
     cells = by_facts(entries, [*down, *across])
-    titles = [" ".join(fact_text(fact(group, of)) for of in across) or "unknown" for group in columns.values()]
+    titles = [" ".join(fact_text(merged.fact(group, of)) for of in across) or "unknown" for group in columns.values()]
     named = [heading(of, list(rows.values())) for of in down]
-    taken = _apart([*(of.name for of in named), *titles])[len(named) :]
-    headings = [*named, *(Heading(title, title, figures=True) for title in taken)]
-    body = []
-    for row, group in rows.items():
-        values = (value_cell(cells.get((*row, *key), ()), value) for key in columns)
-        body.append([*(fact_cell(group, of) for of in down), *values])
+    taken = [*(of.name for of in named), *titles]  # facts of different types may read alike: those have numbers
+    titles = [t if taken.index(t) == at else f"{t} ({at})" for at, t in enumerate(titles, len(named))]
+    headings = [*named, *(Heading(title, title, figures=True) for title in titles)]
+    body = [
+        [*(fact_cell(group, of) for of in down), *(value_cell(cells.get((*row, *key), ()), value) for key in columns)]
+        for row, group in rows.items()
+    ]
     shown = heading(value, []).title
-    merged = any(len(group) > 1 for group in cells.values())
-    above = [f"{shown}: {HOW_MERGED}" if merged else f"{shown}: mean [95 % interval]" if value.quantity else shown]
-    return Table(headings, body, above, notes(list(cells.values()), [*down, *across]))
+    how = ": mean [95 % interval]" if value.quantity else ""
+    if any(len(group) > 1 for group in cells.values()):
+        how = f": {merged.HOW_MERGED}"
+    return Table(headings, body, [shown + how], merged.notes(list(cells.values()), [*down, *across]))
 
 
 def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
@@ -44,18 +49,12 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
     good = [entry for entry in group if entry.status == "ok"]
     ran = [entry for entry in group if entry.status != "not run"]
     if not good:
-        word = distinct(entry.status for entry in (ran or group))[0]
-        return TableCell(text=WORDS.get(word, word), status=status(ran or group))
-    typical = cell(good, value, interval)
+        word = merged.distinct(entry.status for entry in (ran or group))[0]
+        return TableCell(text=merged.WORDS.get(word, word), status=merged.status(ran or group))
+    typical = merged.cell(good, value, interval)
     n = f" n={len(good)}" if len(good) > 1 else ""
     failed = [entry for entry in ran if entry.status != "ok"]
-    rest = f" ({how_many(failed)})" if failed else ""
-    return replace(typical, text=typical.text + n + rest)
-
-
-def _apart(titles: Sequence[str]) -> list[str]:
-    """Return ``titles`` with numbers behind repeated ones: facts of different types may read alike."""
-    return [title if titles.index(title) == at else f"{title} ({at})" for at, title in enumerate(titles)]
+    return replace(typical, text=typical.text + n + (f" ({merged.how_many(failed)})" if failed else ""))
 
 
 _OF_MODEL = ("size", *DIMENSIONS, "parameters")
@@ -73,89 +72,12 @@ def model_name(entry: Entry) -> str:
 
 def names(entries: Sequence[Entry]) -> list[str]:
     """Return a name for each entry: its model, the other facts that tell it apart, and its run if they do not."""
-    apart = [of for of in apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
-    labels = [
-        ", ".join([model_name(entry), *filter(None, (told(of, of.get(entry)) for of in apart))]) for entry in entries
-    ]
+    apart = [of for of in merged.apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
+    facts = ([merged.told(of, of.get(entry)) for of in apart] for entry in entries)
+    labels = [", ".join(filter(None, [model_name(of), *told])) for of, told in zip(entries, facts, strict=True)]
     alike = Counter(labels)
-    return [
-        f"{name}, {entry.name}" if alike[name] > 1 and name != entry.name else name
-        for name, entry in zip(labels, entries, strict=True)
-    ]
-
-
-def wide(entries: Sequence[Entry]) -> Table:
-    """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone.
-
-    A sweep's repeats are rows of their own, and so are training and the forward pass alone, and each cut of the steps
-    after another warm-up.
-    """
-    types = device_names(entries)
-    # Attention alone has a width and no size.
-    alone = all(COLUMNS["size"].get(of) is None and COLUMNS["d_model"].get(of) is not None for of in entries)
-    verbs = ["verb"] * (len({entry.verb for entry in entries}) > 1)
-    cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
-    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    body = []
-    for entry in entries:
-        row = _wide_facts(entry, types, alone) | _facts(entry, (*verbs, *cut)) | _wide_times(entry)
-        row |= (_held(entry) if alone else {}) | {"status": TableCell(entry.status, entry.status)}
-        body.append(row | _facts(entry, repeat))
-    words = ("device", "compile", "model", "dtype", "verb", "status")
-    headings = [Heading(title, title, title not in words) for title in body[0]]
-    each = [[entry] for entry in entries]
-    return Table(headings, [list(row.values()) for row in body], below=notes(each, called(naming(each))))
-
-
-def _facts(entry: Entry, names: Sequence[str]) -> dict[str, TableCell]:
-    return {name: fact_cell([entry], COLUMNS[name]) for name in names}
-
-
-def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, TableCell]:
-    device, compiled = types[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
-    model = fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)
-    return {
-        "device": TableCell(device, device),
-        **_facts(entry, ["batch_size"]),
-        "compile": TableCell(compiled, "" if compiled is None else str(compiled)),  # as a frame prints it
-        "model": TableCell(model, model),
-        **_facts(entry, [*["d_model"] * alone, "context_length"]),
-        "dtype": fact_cell([entry], COLUMNS["precision"]),
-    }
-
-
-def _wide_times(entry: Entry) -> dict[str, TableCell]:
-    parts = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
-    return {
-        f"{title} {word} (sec)": six_figures(COLUMNS[f"{part}{statistic}_s"].get(entry))
-        for part, title in parts.items()
-        for statistic, word in (("", "avg"), ("_std", "std"))
-    }
-
-
-def _held(entry: Entry) -> dict[str, TableCell]:
-    """Return the memory of the module, after forward and after backward, and what each of the two added."""
-    held = {title: COLUMNS[name].get(entry) for title, name in _HELD.items()}
-    return {title: TableCell(n, "" if n is None else _mib(n)) for title, n in held.items()}
-
-
-def _mib(count: float) -> str:
-    """Return bytes in MiB, to a kilobyte where there are few."""
-    return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
-
-
-_HELD = {
-    "model mem": "held_start_bytes",
-    "model+fwd mem": "held_forward_bytes",
-    "model+fwd+back mem": "held_backward_bytes",
-    "fwd mem": "saved_bytes",
-    "back mem": "backward_added_bytes",
-}
-
-
-def six_figures(value: float | None) -> TableCell:
-    """Return a cell of seconds with six significant digits, as pandas prints them."""
-    return TableCell(value, "" if value is None else f"{value:.6g}")
+    told = zip(labels, entries, strict=True)
+    return [f"{name}, {of.name}" if alike[name] > 1 and name != of.name else name for name, of in told]
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
@@ -166,17 +88,81 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     return {name: kind if kinds.count(kind) == 1 or name is None else name for name, kind in types.items()}
 
 
-def devices(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and devices across: the mean forward pass, and forward with backward.
+CellOf = Callable[[Entry], TableCell]
+_HELD = {
+    "model mem": "held_start_bytes",
+    "model+fwd mem": "held_forward_bytes",
+    "model+fwd+back mem": "held_backward_bytes",
+    "fwd mem": "saved_bytes",
+    "back mem": "backward_added_bytes",
+}
+_PASSES = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
+_WORDS = ("device", "compile", "model", "dtype", "verb", "status")  # columns of words
 
-    Where a size ran the forward pass alone as well, `forward` is that; training's forward pass is left out.
-    """
-    cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
-    down = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)]
-    rows, across = by_facts(entries, down), by_facts(entries, [COLUMNS["device"]])
-    cells = by_facts(entries, [*down, COLUMNS["device"]])
+
+def wide(entries: Sequence[Entry]) -> Table:
+    """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
+    # Repeats are rows of their own, and so are training and the forward pass alone, and each cut of the steps.
     types = device_names(entries)
-    titles = [_short(types[fact(group, COLUMNS["device"])]) for group in across.values()]
+    # Attention alone has a width and no size.
+    alone = all(COLUMNS["size"].get(of) is None and COLUMNS["d_model"].get(of) is not None for of in entries)
+    told = ["verb"] * (len({entry.verb for entry in entries}) > 1)
+    told += ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
+    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
+    statistics = [(name, part, of) for part, name in _PASSES.items() for of in ("avg", "std")]
+    seconds = {f"{name} {of} (sec)": f"{part}{'_std' * (of == 'std')}_s" for name, part, of in statistics}
+    times = {title: _figure(name, "{:.6g}".format) for title, name in seconds.items()}
+    columns: dict[str, CellOf] = {
+        "device": lambda entry: _word(types[COLUMNS["device"].get(entry)]),
+        "batch_size": _fact("batch_size"),
+        "compile": lambda entry: _word(COLUMNS["compile"].get(entry)),  # as a frame prints it: True, not true
+        "model": lambda entry: _word(fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)),
+        **{name: _fact(name) for name in [*["d_model"] * alone, "context_length"]},
+        "dtype": _fact("precision"),
+        **{name: _fact(name) for name in told},
+        **times,
+        **({title: _figure(name, _mib) for title, name in _HELD.items()} if alone else {}),
+        "status": lambda entry: _word(entry.status),
+        **{name: _fact(name) for name in repeat},
+    }
+    headings = [Heading(title, title, title not in _WORDS) for title in columns]
+    each = [[entry] for entry in entries]
+    body = [[cell_of(entry) for cell_of in columns.values()] for entry in entries]
+    return Table(headings, body, below=merged.notes(each, merged.called(naming(each))))
+
+
+def _word(value: object) -> TableCell:
+    return TableCell(value, "" if value is None else str(value))
+
+
+def _fact(name: str) -> CellOf:
+    return lambda entry: fact_cell([entry], COLUMNS[name])
+
+
+def _figure(name: str, show: Callable[[float], str]) -> CellOf:
+    def cell_of(entry: Entry) -> TableCell:
+        value = COLUMNS[name].get(entry)
+        return TableCell(value, "" if value is None else show(value))
+
+    return cell_of
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
+
+
+_DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["forward_backward_s"]}
+
+
+def devices(entries: Sequence[Entry]) -> Table:
+    """Return sizes down and devices across: the mean forward pass, and forward with backward."""
+    cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
+    down, device = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)], COLUMNS["device"]
+    rows, across = by_facts(entries, down), by_facts(entries, [device])
+    cells = by_facts(entries, [*down, device])
+    types = device_names(entries)
+    kinds = [types[merged.fact(group, device)] for group in across.values()]
+    titles = [kind.upper() if kind in ("cpu", "cuda", "mps", "xpu") else kind for kind in kinds]
     headings = [
         *(Heading(name, name, figures=name != "Size") for name in ("Size", *DIMENSIONS, *cut)),
         Heading("num_params", "num_params"),
@@ -184,43 +170,48 @@ def devices(entries: Sequence[Entry]) -> Table:
     ]
     body = []
     for row, group in rows.items():
-        of_device = (cells.get((*row, *key), ()) for key in across)
+        of_device = [cells.get((*row, *key), ()) for key in across]
         times = (_milliseconds(runs, of) for runs in of_device for of in _DEVICE_TIMES.values())
         body.append([*(fact_cell(group, of) for of in down), _parameters(group), *times])
     groups = list(cells.values())
-    shown = [*down, COLUMNS["device"]]
-    how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "means"]
-    same = same_in_all(groups, [*shown, COLUMNS["parameters"]])
-    return Table(headings, body, same, [*how, *notes(groups, shown)])
+    shown = [*down, device]
+    how = [merged.HOW_MERGED if any(len(group) > 1 for group in groups) else "means"]
+    same = merged.same_in_all(groups, [*shown, COLUMNS["parameters"]])
+    return Table(headings, body, same, [*how, *merged.notes(groups, shown)])
+
+
+def _milliseconds(group: Merged, of: Column) -> TableCell:
+    trained = [entry for entry in group if entry.verb == "fit"]
+    # Where a size ran the forward pass alone as well, that is its forward pass.
+    alone = [entry for entry in group if entry.verb != "fit" and of.name == "forward_s"]
+    cell = value_cell(alone or trained, of, interval=False)
+    return cell if cell.value is None else replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms")
+
+
+def _parameters(group: Merged) -> TableCell:
+    counts = merged.distinct(parameters(entry, embedding=False) for entry in group)
+    if len(counts) != 1:
+        return TableCell()
+    return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")
 
 
 # how much of a step a run does, by the part whose time is its figure
 MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
+_NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
 
 
 def modes(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps.
-
-    A mode is timed by the runs that do no more than that: forward alone is `validate`, forward + backward has no
-    optimizer. Where none does, it is that part of a longer step.
-    """
-    apart = apart_by([[entry] for entry in entries])
-    told = [of for of in apart if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
-    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    down = list(dict.fromkeys((COLUMNS["size"], COLUMNS["parameters"], *told, *(COLUMNS[name] for name in repeat))))
-    rows = by_facts(entries, down)
-    unit = TIMES["step"].shown_unit
-    headings = [heading(of, list(rows.values())) for of in down]
-    headings += [Heading(f"{part}_s", f"{title} ({unit})", True) for part, title in MODES.items()]
-    body = [
-        [*(fact_cell(group, of) for of in down), *(_mode_cell(group, part) for part in MODES)]
-        for group in rows.values()
-    ]
-    above = ["mean ± standard deviation of the steps", *same_in_all(list(rows.values()), [*down, *_NOT_OF_MODES])]
-    return Table(headings, body, above, notes([[entry] for entry in entries], called(naming([[e] for e in entries]))))
-
-
-_NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
+    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
+    each = [[entry] for entry in entries]
+    told = [of for of in merged.apart_by(each) if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
+    repeat = [COLUMNS["repeat"]] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
+    down = list(dict.fromkeys((COLUMNS["size"], COLUMNS["parameters"], *told, *repeat)))
+    rows = list(by_facts(entries, down).values())
+    headings = [heading(of, rows) for of in down]
+    headings += [Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", True) for part, title in MODES.items()]
+    body = [[*(fact_cell(group, of) for of in down), *(_mode_cell(group, part) for part in MODES)] for group in rows]
+    above = ["mean ± standard deviation of the steps", *merged.same_in_all(rows, [*down, *_NOT_OF_MODES])]
+    return Table(headings, body, above, merged.notes(each, merged.called(naming(each))))
 
 
 def _mode(entry: Entry) -> str:
@@ -230,37 +221,141 @@ def _mode(entry: Entry) -> str:
 
 
 def _mode_cell(group: Merged, part: str) -> TableCell:
+    # A mode is timed by the runs that do no more than that; where none does, it is that part of a longer step.
     order = list(MODES)[list(MODES).index(part) :]
     does = sorted((entry for entry in group if _mode(entry) in order), key=lambda entry: order.index(_mode(entry)))
     if not does:
         return TableCell()
     mean, std = (COLUMNS[f"{part}{which}_s"].get(does[0]) for which in ("", "_std"))
     if mean is None:
-        return TableCell(text=WORDS.get(does[0].status, does[0].status), status=does[0].status)
-    shown = [TIMES["step"].show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None]
+        return TableCell(text=merged.WORDS.get(does[0].status, does[0].status), status=does[0].status)
+    shown = [_STEP.show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None]
     others = f" (of {len(same)})" if (same := [of for of in does if _mode(of) == _mode(does[0])])[1:] else ""
     return TableCell(mean, " ± ".join(shown) + others)
 
 
-_DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["forward_backward_s"]}
+_TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
+_SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
+_SHARED = ("device", "verb", "batch_size", "context_length", "precision")  # what a banner tells
 
 
-def _short(device: str) -> str:
-    """Return a type of device as people write it: CPU, CUDA, MPS."""
-    return device.upper() if device in ("cpu", "cuda", "mps", "xpu") else device
+def blocks(entries: Sequence[Entry]) -> Table:
+    """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
+    above: list[str] = []
+    rows = []
+    ordered = sorted(entries, key=lambda entry: merged.rank(COLUMNS["warmup_steps"].get(entry)))
+    for cut, group in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
+        named = list(group)
+        above += _banner([entry for entry, _ in named], cut)
+        for entry, name in named:
+            steps = steps_after(entry) if entry.shows_steps else None
+            above += [*_block(entry, name, steps), ""]
+            rows.append(_row(entry, name, steps))
+    headings = [Heading(title, title, title == "Params") for title in _SUMMARY]
+    return Table(headings, rows, above, verbatim=True)
 
 
-def _milliseconds(group: Merged, of: Column) -> TableCell:
-    trained = [entry for entry in group if entry.verb == "fit"]
-    alone = [entry for entry in group if entry.verb != "fit"]
-    cell = value_cell((alone if of.name == "forward_s" else []) or trained, of, interval=False)
-    if cell.value is None:
-        return cell
-    return replace(cell, text=f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms")
+def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
+    given = {} if cut is None else {"warm-up": cut.warmup, "steps": cut.steps}
+    facts = [f"{title} {value}" for title, value in given.items() if value is not None]
+    for of in map(COLUMNS.__getitem__, _SHARED):
+        values = [of.get(entry) for entry in entries]
+        if None not in values and len(merged.distinct(values)) == 1:
+            facts.append(merged.told(of, values[0]))
+    text = ", ".join(facts)
+    rule = "=" * min(len(text), 80)
+    return [rule, text, rule, ""]
 
 
-def _parameters(group: Merged) -> TableCell:
-    counts = distinct(parameters(entry, embedding=False) for entry in group)
-    if len(counts) != 1:
-        return TableCell()
-    return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")
+def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
+    size = str(COLUMNS["size"].get(entry) or entry.name)
+    params = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
+    lines = [f"{size.upper()} MODEL{name[len(size) :]}", f"Parameters: {params}"]
+    if entry.status != "ok":
+        word = merged.WORDS.get(entry.status, entry.status)
+        lines.append(f"{word}: {entry.reason}" if entry.reason else word)
+    if steps is None:
+        return lines
+    for part, title in _TITLES.items():
+        if part == "forward" or steps.times["backward"].max:
+            lines += _pass(part, title, steps)
+    forward_s, backward_s = steps.times["forward"].mean, steps.times["backward"].mean
+    if backward_s:
+        ratio = f" ({backward_s / forward_s:.2f}x forward)" if forward_s else ""
+        lines.append(f"  Backward-only: {backward_s:.6f} seconds{ratio}")
+    return lines
+
+
+def _pass(part: str, title: str, steps: Steps) -> list[str]:
+    before = _steps("Warm-up", "Warm-up", steps.left_out, part) if steps.left_out else []
+    time = steps.times[part]
+    cv = "" if time.cv is None else f" (CV: {time.cv:.2%})"
+    mean = f"  Mean: {_mean_std(time, ' ± ')} seconds{cv}" if time.n else "  no steps left"
+    return [f"{title}:", *before, *_steps("Measurement", "Step", steps.rows, part), mean]
+
+
+def _steps(which: str, each: str, rows: Sequence[StepRow], part: str) -> list[str]:
+    shown = (f"    {each} {number}: {row.time(part):.6f} seconds" for number, row in enumerate(rows, 1))
+    return [f"  {which} steps:", *shown]
+
+
+def _mean_std(time: TimeSummary, sign: str) -> str:
+    return f"{time.mean:.6f}" + (f"{sign}{time.std:.6f}" if time.std is not None else "")
+
+
+def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
+    facts = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
+    if steps is None:
+        return [*facts, *[TableCell(text=merged.WORDS.get(entry.status, entry.status), status=entry.status)] * 2]
+    times = (steps.times[part] for part in ("forward", "backward"))
+    return [*facts, *(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell() for time in times)]
+
+
+# -- the same steps after each setting of warm-up ----------------------------------------------------------------------
+
+_PARTS = ("forward", "backward", "forward_backward", "step")
+_MEANING = "warm-up: how many of the first recorded steps are left out; the run is the same"
+_HEADINGS = (
+    Heading("warmup_steps", "warm-up", figures=True),
+    Heading("steps", "steps", figures=True),
+    Heading("mean_s", f"mean [95 % interval] ({_STEP.shown_unit})", figures=True),
+    *(Heading(f"{name}_s", f"{name} ({_STEP.shown_unit})", figures=True) for name in ("std", "median")),
+    Heading("cv", "CV", figures=True),
+)
+Cuts = Sequence[tuple[Entry, Sequence[int]]]  # each run with its settings of warm-up
+
+
+def warmups(runs: Cuts, count: int | None = None) -> Table:
+    """Return rows for each entry and part: the same steps after each of its settings of warm-up."""
+    alone = [[entry] for entry, _ in runs]
+    apart = naming(alone)
+    body = []
+    for at, part, setting, time in _cuts(runs, _PARTS, count):
+        mean = figure(_STEP, time.mean, time.mean_low, time.mean_high)
+        std, median = (figure(_STEP, value) for value in (time.std, time.median))
+        cv = TableCell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
+        facts = [*(fact_cell(alone[at], of) for of in apart), TableCell(part, TIMES[part].title)]
+        body.append([*facts, _word(setting), _word(time.n), mean, std, median, cv])
+    headings = [*(heading(of, alone) for of in apart), Heading("part", "part"), *_HEADINGS]
+    return Table(headings, body, merged.same_in_all(alone, apart), [_MEANING])
+
+
+def warmup_rows(runs: Cuts, count: int | None = None) -> Table:
+    """Return the same for each pass as published reports have it: the mean seconds and their standard deviation."""
+    titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
+    headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
+    called = names([entry for entry, _ in runs])
+    body = []
+    for at, part, setting, time in _cuts(runs, ("forward", "forward_backward"), count):
+        facts = [_word(fact) for fact in (called[at], part == "forward", setting, time.n)]
+        body.append([*facts, *(TableCell(s, "" if s is None else f"{s:.6g}") for s in (time.mean, time.std))])
+    return Table(headings, body)
+
+
+def _cuts(runs: Cuts, parts: Sequence[str], count: int | None) -> Iterator[tuple[int, str, int, TimeSummary]]:
+    """Yield each part that occurred, by the place of its run, after each setting; forward + backward where both did."""
+    for at, (entry, settings) in enumerate(runs):
+        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
+        for part in parts:
+            if any(times["backward" if part == "forward_backward" else part].max for _, times in cuts):
+                yield from ((at, part, setting, times[part]) for setting, times in cuts)

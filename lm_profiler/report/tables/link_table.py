@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm_profiler.record.figure import UNITS
-from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.figure import Figure
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.report.tables.table import Table, TableCell, figure, headings_of
 
-_RATE = (*UNITS["GB/s"][:3], 3)
-SIZE = Quantity("size_bytes", "size", "bytes", "MB", 1e-6, 3, "bytes of all ranks' parts together")
-MEDIAN = Quantity("median_s", "median", *UNITS["ms"], "median of the repeats, each the slowest rank's")
-MEAN = Quantity("mean_s", "mean", *UNITS["ms"], "mean of the repeats with its 95 % interval")
-ALGORITHM = Quantity("algbw_bytes_per_s", "algbw", *_RATE, "size over the median")
-BUS = Quantity("busbw_bytes_per_s", "busbw", *_RATE, "algbw times what nccl-tests says a link carries")
-_REPEATS = Quantity("repeats", "repeats", *UNITS["count"], "how often it was timed")
-_FACTS = tuple(Quantity(name, name, *UNITS["text"], "") for name in ("backend", "processes", "collective"))
+SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
+MEDIAN = Figure("median", "ms", "median of the repeats, each the slowest rank's", "median_s")
+MEAN = Figure("mean", "ms", "mean of the repeats with its 95 % interval", "mean_s")
+ALGORITHM = Figure("algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s")
+BUS = Figure("busbw", "GB/s of a link", "algbw times what nccl-tests says a link carries", "busbw_bytes_per_s")
+_REPEATS = Figure("repeats", "count", "how often it was timed", "repeats")
+_FACTS = tuple(Figure(name, "text", "", name) for name in ("backend", "processes", "collective"))
 _IN_PARTS = ("all_gather", "reduce_scatter")
 
 
@@ -37,17 +35,14 @@ class LinkFigures:
 
     @property
     def algorithm_bandwidth(self) -> float | None:
-        """The size of all ranks' parts together, over the median time."""
         return None if not self.time.median else self.size_bytes / self.time.median
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """What the slowest link carries, whatever the number of ranks."""
         return None if self.algorithm_bandwidth is None else self.algorithm_bandwidth * bus_factor(self.op, self.ranks)
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if op in _IN_PARTS else 1.0
@@ -62,16 +57,10 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
 
 def _cells(row: LinkFigures) -> list[TableCell]:
     facts = [TableCell(value, str(value)) for value in (row.backend, row.ranks, row.op)]
-    time = row.time
+    time, size = row.time, figure(SIZE, row.size_bytes)
     median = figure(MEDIAN, time.median)
     if row.unknown is not None:
         median = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
-    return [
-        *facts,
-        figure(SIZE, row.size_bytes),
-        median,
-        figure(MEAN, time.mean, time.mean_low, time.mean_high),
-        figure(ALGORITHM, row.algorithm_bandwidth),
-        figure(BUS, row.bus_bandwidth),
-        TableCell(time.n or None, str(time.n or "")),
-    ]
+    mean = figure(MEAN, time.mean, time.mean_low, time.mean_high)
+    bandwidths = (figure(ALGORITHM, row.algorithm_bandwidth), figure(BUS, row.bus_bandwidth))
+    return [*facts, size, median, mean, *bandwidths, TableCell(time.n or None, str(time.n or ""))]

@@ -1,24 +1,164 @@
-"""The table of runs: a row for each run, cell with its repeats, or group; a column for each fact or figure."""
+"""The table of runs: a row for each run, cell with its repeats, or group; a column for each fact or figure.
+
+Below it stand commands for runs that did not fit, and the best of a sweep's checkpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
 
-from lm_profiler.record.quantities import MEMORY, Place
-from lm_profiler.report.tables import merged
-from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, distinct, fact, status
+from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
+from lm_profiler.record.calls import command_line
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, bytes_text
+from lm_profiler.record.run import RecordError, Status
+from lm_profiler.record.secrets import masked_line
+from lm_profiler.record.sweep import CellStatus
+from lm_profiler.report.tables import table_columns
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
-from lm_profiler.report.tables.table_columns import COLUMNS, FACTS, Column, column, figures, peak_memory
+from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, FACTS, Column, column, figures, preset_of
+from lm_profiler.usage_error import UsageError
+
+Merged = Sequence[Entry]  # the entries of one row: at least one
+
+HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
+WORDS = {"oom": "OOM"}
+_STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of ``n`` runs in SI: one run's with its 95 % interval, or the median of several with the extremes."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+
+def counted(row: Merged) -> Merged:
+    """Return the runs that figures are of: those that ended well, or a single one however it ended."""
+    return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
+
+
+def estimated(row: Merged, of: Column) -> Estimate:
+    known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
+    if not known:
+        return Estimate()
+    if len(known) == 1:
+        [(entry, value)] = known
+        low, high = of.interval(entry) or (None, None)
+        return Estimate(value, low, high, 1)
+    values = [value for _, value in known]
+    return Estimate(statistics.median(values), min(values), max(values), len(values))
+
+
+def fact(row: Merged, of: Column) -> Any:
+    """Return the value that the entries share; where they differ, their values as text; None where none is known."""
+    values = distinct(map(of.get, row))
+    if len(values) > 3:
+        return f"{values[0]} and {len(values) - 1} more"
+    return values[0] if len(values) == 1 else ", ".join(map(str, values)) or None
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return the known ones of ``values``, each once, in order."""
+    # By repr: options may be lists and mappings, which cannot be hashed.
+    return list({repr(value): value for value in values if value is not None}.values())
+
+
+def alone(entries: Iterable[Entry]) -> list[Merged]:
+    return [[entry] for entry in entries]
+
+
+def differs(rows: Sequence[Merged], of: Column) -> bool:
+    """Return whether ``rows`` differ in a fact; rows with the same mixture of values do not."""
+    known = distinct(fact(row, of) for row in rows)
+    return len(known) > 1 or (bool(known) and any(fact(row, of) is None and unset(row[0], of) for row in rows))
+
+
+def set_apart(entries: Merged) -> list[str]:
+    """Return the options that all configs have, but not all with the same value."""
+    configs = [flat(entry.config) for entry in entries if entry.config is not None]
+    shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
+    told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
+    return [path for path in told if any(config[path] != configs[0][path] for config in configs)]
+
+
+def unset(entry: Entry, of: Column) -> bool:
+    """Return whether ``of`` is an option that the run is known not to have set."""
+    return of.option is not None and entry.config is not None and of.get(entry) is None
+
+
+def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
+    """Return whether ``of`` is a dimension that follows from the size of a preset, which has a column of its own."""
+    if of.name == "parameters":
+        return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
+    pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
+    return of.name in DIMENSIONS and all(value == getattr(preset_of(size), of.name, None) for size, value in pairs)
+
+
+def status(row: Merged, words: Mapping[str, str] = {}) -> str:
+    """Return ``ok``, or how many ended in which way; ``words`` replace statuses for people."""
+    endings = {words.get(entry.status, entry.status) for entry in row}
+    return endings.pop() if len(endings) == 1 else how_many(row, words)
+
+
+def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
+    """Return how many ended in which way, for people, the good ones first: ``1 OOM, 2 failed``."""
+    counts = Counter(entry.status for entry in row)
+    in_order = sorted(sorted(counts), key=lambda of: _STATUSES.index(of) if of in _STATUSES else len(_STATUSES))
+    return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in in_order)
+
+
+def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
+    """Return a row for each cell of a sweep with all its repeats, and one for each run elsewhere."""
+    cells: dict[object, list[Entry]] = {}
+    for entry in entries:
+        key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
+        cells.setdefault(key, []).append(entry)
+    return list(cells.values())
+
+
+def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
+    """Group the entries by their values of ``columns``, in the order of these."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
+        # Options may be lists and mappings, which cannot be keys.
+        groups.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
+    return groups
+
+
+def rank(value: Any) -> tuple[int, float, str]:
+    """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
+    if isinstance(value, (int, float)):
+        return 0, value, ""
+    if (size := preset_of(value)) is not None:
+        return 1, size.num_parameters(), value
+    return (3, 0, "") if value is None else (2, 0, str(value))
+
+
+def unlike(row: Merged) -> list[str]:
+    """Return the titles of the facts that figures depend on and in which the entries differ."""
+    if len(row) < 2:
+        return []
+    given = [name for entry in row for name in entry.overrides]
+    facts = [*table_columns.COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
+    columns = {of.name: of for of in facts}
+    return [of.title for of in columns.values() if differs(alone(row), of)]
+
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
 
 def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
-    """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended.
-
-    ``by`` are the facts that the entries were grouped by. What all rows share is shown once, above.
-    """
+    """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended."""
     usual = _figures(groups)
     main = [of for of in usual if _known(groups, of)]
     names = by or naming(groups)
@@ -26,12 +166,14 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     table = _table(groups, shown, () if columns else main[1:])
     unknown = [of.title for of in usual if of not in main and not _is_time(of)] if columns is None else []
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
-    return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
+    how = [HOW_MERGED] if any(len(group) > 1 for group in groups) else []
+    if not how and any("[" in cell.text and cell.low for row in table.rows for cell in row):
+        how = ["[ ]: 95 % interval of the mean"]
+    return Table(table.headings, table.rows, above, [*how, *notes(groups, by or called(names))])
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
-    """Return the facts that tell the rows apart."""
-    return [of for of in _known_facts(groups) if merged.differs(groups, of) and not merged.told_by_size(groups, of)]
+    return [of for of in _known_facts(groups) if differs(groups, of) and not told_by_size(groups, of)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
@@ -53,7 +195,7 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """Return a line of the facts that are the same in all rows, and one of those that only some rows know."""
     everything = [entry for group in groups for entry in group]
-    facts = [of for of in _known_facts(groups) if of not in shown and not merged.differs(merged.alone(everything), of)]
+    facts = [of for of in _known_facts(groups) if of not in shown and not differs(alone(everything), of)]
     lines: dict[str, list[str]] = {"in all rows": [], "where known": []}
     for of in facts:
         text = f"{of.title} {_text(fact(everything, of), of)}"
@@ -86,7 +228,6 @@ def told(of: Column, value: Any) -> str:
 
 
 def fact_cell(group: Merged, of: Column) -> TableCell:
-    """Return the cell of a fact of ``group``."""
     if of.name == "status":
         word = status(group)
         return TableCell(word, status(group, WORDS), style=STATUS_STYLES.get(word, ""))
@@ -102,7 +243,7 @@ def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
     """Return the cell of a fact or figure; empty where the run did not get that far or has no such phase."""
     if of.quantity is None:
         return fact_cell(group, of)
-    typical = merged.estimated(group, of)
+    typical = estimated(group, of)
     if typical.value is None:
         return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (typical.low, typical.high) if interval else (None, None)
@@ -121,9 +262,12 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     """Return notes for the reader: which rows mix unlike runs, and why some have no figures."""
     mixed: dict[str, list[str]] = {}
     for group in groups:
-        if differ := merged.unlike(group):
+        if differ := unlike(group):
             mixed.setdefault(", ".join(differ), []).append(label(group, apart))
-    lines = [f"note: runs that differ in {facts} share a row: {_some(rows)}" for facts, rows in mixed.items()]
+    lines = []
+    for facts, rows in mixed.items():
+        others = f" and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else ""
+        lines.append(f"note: runs that differ in {facts} share a row: {'; '.join(rows[:_MOST_NAMES])}{others}")
     ended = [(label(group, apart), entry) for group in groups for entry in group if entry.reason is not None]
     reasons = list(dict.fromkeys(f"{row}: {WORDS.get(of.status, of.status)}: {of.reason}" for row, of in ended))
     if len(reasons) > _MOST_REASONS:
@@ -132,25 +276,18 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     return lines + reasons
 
 
-def _some(words: Sequence[str]) -> str:
-    more = len(words) - _MOST_NAMES
-    return "; ".join(words[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
 def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
-    """Return the table of these groups and columns; ``short`` figures are shown without their interval."""
     headings = [heading(of, groups) for of in columns]
     cells = [[cell(group, of, of not in short) for of in columns] for group in groups]
     if any(len(group) > 1 for group in groups):
         headings.append(Heading("n", "n", figures=True))
         for group, row in zip(groups, cells, strict=True):
-            n = sum(entry.status == "ok" for entry in merged.counted(group))
+            n = sum(entry.status == "ok" for entry in counted(group))
             row.append(TableCell(n, str(n)))
     return Table(headings, cells)
 
 
 def _known_facts(groups: Sequence[Merged]) -> list[Column]:
-    """Return the facts that any run has, swept options among them."""
     swept = [column(name) for name in dict.fromkeys(name for group in groups for e in group for name in e.overrides)]
     *usual, last = FACTS
     own = [of for of in swept if of.name not in COLUMNS]
@@ -158,17 +295,15 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
 
 
 def _figures(groups: Sequence[Merged]) -> list[Column]:
-    """Return the main figures, with the host's peak of memory as well where a run has no device."""
     entries = [entry for group in groups for entry in group]
     allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
-    memory = [peak_memory(entries)]
+    memory = [table_columns.peak_memory(entries)]
     if any(entry.status == "ok" and allocated.get(entry) is None for entry in entries):
         memory = list(dict.fromkeys((*memory, resident)))
     return [of for of in figures(Place.TABLE) if of not in (allocated, resident)] + memory
 
 
 def _is_time(of: Column) -> bool:
-    """Return whether None means that a run has no such phase, rather than unknown."""
     return of.quantity is not None and of.quantity.unit == "s"
 
 
@@ -176,9 +311,85 @@ def _known(groups: Sequence[Merged], of: Column) -> bool:
     return any(of.get(entry) is not None for group in groups for entry in group)
 
 
-def _how(groups: Sequence[Merged], table: Table) -> list[str]:
-    """Return a line on how runs were merged, or on what the intervals are."""
-    if any(len(group) > 1 for group in groups):
-        return [HOW_MERGED]
-    intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)
-    return ["[ ]: 95 % interval of the mean"] * intervals
+# -- below the table ---------------------------------------------------------------------------------------------------
+
+_MOST = 5  # the most runs that a table gives advice for
+
+
+def remedies(entries: Sequence[Entry]) -> list[str]:
+    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options."""
+    advice: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        if lines := tuple(_remedies(entry)):
+            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end alike and are told once
+    shown = [line for lines in list(advice.values())[:_MOST] for line in lines]
+    return shown + [f"{len(advice) - _MOST} more did not fit"] * (len(advice) > _MOST)
+
+
+def _remedies(entry: Entry) -> Iterator[str]:
+    if entry.status not in ("oom", "refused"):
+        return
+    command = "" if entry.record is None else entry.record.command
+    if entry.cell is not None:  # on its own, without the options that a sweep adds to keep its cells apart
+        own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
+        command = command_line(masked_line(own))
+    failure = entry.record.failure if entry.record is not None else None
+    if failure is not None and failure.remedies:
+        first, *others = failure.remedies
+        yield f"  would fit, as planned: {command} {first}"
+        if others:
+            yield f"  or instead: {' or '.join(others)}"
+    elif " -m lm_profiler fit " in command:
+        yield f"  what would fit: {command.replace(' -m lm_profiler fit ', ' -m lm_profiler plan ', 1)}"
+
+
+_EVERY = "model.checkpoint_every"
+
+# cells that differ in nothing else, by the blocks of a checkpoint and those nested in it; () is none
+Checkpoints = Mapping[tuple[int, ...], Sequence[Entry]]
+
+
+def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
+    """Return, for cells of a sweep that differ in their checkpoints alone, a line that names the smallest peak."""
+    alike: dict[tuple[Path | None, str], dict[tuple[int, ...], list[Entry]]] = {}
+    for entry in entries:
+        if entry.cell is not None and _EVERY in entry.overrides:
+            rest = ", ".join(f"{name}={value}" for name, value in entry.overrides.items() if name != _EVERY)
+            every = entry.option(_EVERY)
+            key = (every,) if isinstance(every, int) else tuple(every or ())
+            alike.setdefault((entry.sweep, rest), {}).setdefault(key, []).append(entry)
+    lines = {rest: _best(checkpoints) for (_, rest), checkpoints in alike.items()}
+    return [f"{rest}: " * (len(alike) > 1) + line for rest, line in lines.items() if line]
+
+
+def _best(checkpoints: Checkpoints) -> str | None:
+    which, peaks = "", dict[tuple[int, ...], int]()
+    for word, name in {"planned": "planned_peak_bytes", "measured": "allocated_peak_bytes"}.items():
+        get = QUANTITIES[name].get
+        known = {every: [get(of.record) or 0 for of in cells if of.record] for every, cells in checkpoints.items()}
+        if found := {every: max(of_cells) for every, of_cells in known.items() if any(of_cells)}:
+            which, peaks = word, found
+    tried = sorted(peaks)
+    if len(tried) < 2:
+        return None
+    best = min(tried, key=lambda every: peaks[every])  # of equal ones the first, which is none where that is as good
+    at = tried.index(best)
+    others = [every for every in tried[max(at - 1, 0) : at + 2] if every not in (best, ())]
+    beside = [f"{_named(every)} {bytes_text(peaks[every])}" for every in [()] * (best != () in peaks) + others]
+    line = f"checkpoint_every={_named(best)} has the smallest peak ({which}), {bytes_text(peaks[best])}"
+    return f"{line}; {', '.join(beside)}{_cost(checkpoints, best)}"
+
+
+def _named(every: tuple[int, ...]) -> str:
+    return "null" if not every else str(every[0]) if len(every) == 1 else str([*every])
+
+
+def _cost(checkpoints: Checkpoints, best: tuple[int, ...]) -> str:
+    good = {every: [cell for cell in checkpoints.get(every, ()) if cell.status == "ok"] for every in ((), best)}
+    if not best or not all(good.values()):
+        return ""
+    try:
+        ratio = compare(good[()], good[best]).step.interval
+    except (RecordError, UsageError):
+        return ""
+    return "" if ratio is None else f"; its step takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of null's"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_profiler.record.quantities import TIMES, Quantity
+from lm_profiler.record.quantities import Quantity
 
 STATUS_STYLES = {
     "ok": "green",
@@ -72,25 +72,22 @@ class Table:
         return fields
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the same as ``fields``, as a mapping for each row."""
         fields = self.fields()
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
 
 def _unicode(value: Any) -> Any:
-    """Return ``value`` such that UTF-8 can hold it: a folder's name may be of bytes that are no text."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
-    """Return the headings of ``columns`` of the registry."""
     return [Heading(of.name, of.heading, not of.is_text) for of in columns]
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:
     """Return a table of texts; the first ``left`` columns are left-aligned, the others figures."""
     headings = [Heading(title, title, at >= left) for at, title in enumerate(titles)]
-    return Table(headings, [[TableCell(text, text) for text in row] for row in rows], **of_table)
+    return Table(headings, [list(map(text_cell, row)) for row in rows], **of_table)
 
 
 def fact_text(value: Any) -> str:
@@ -110,14 +107,5 @@ def figure(of: Quantity, value: float | None, low: float | None = None, high: fl
     return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)
 
 
-def digits_of(step_s: float) -> int:
-    """Return how many digits behind the point show this step in ms with four significant digits."""
-    return len(TIMES["step"].rounded(step_s).partition(".")[2])
-
-
-def ms_text(seconds: float, digits: int | None = None) -> str:
-    """Return a time in ms without its unit; without ``digits``, to a microsecond or three significant digits."""
-    if digits is None:
-        ms = abs(seconds * TIMES["step"].scale)
-        digits = 3 if ms < 1 else 2 if ms < 10 else 1
-    return TIMES["step"].show(seconds, unit=False, digits=digits)
+def text_cell(text: str | None, style: str = "") -> TableCell:
+    return TableCell(text, text or "", style=style)

@@ -57,26 +57,17 @@ def preset_of(size: Any) -> TransformerConfig | None:
 
 
 def _dimension(name: str) -> Callable[[Entry], Any]:
-    """Return a function that reads a dimension of the model: the config's, or else the preset's."""
-
     def get(entry: Entry) -> Any:
         given = entry.option(f"model.{name}")
-        if given is not None:
-            return given
-        return getattr(preset_of(entry.option("model.size")), name, None)
+        return given if given is not None else getattr(preset_of(entry.option("model.size")), name, None)
 
     return get
 
 
 def device_of(environment: Environment | None) -> str | None:
-    """Return the name of the device, and how many there were."""
     if environment is None:
         return None
     return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
-
-
-def _device(entry: Entry) -> str | None:
-    return device_of(entry.environment)
 
 
 def _precision(entry: Entry) -> str | None:
@@ -121,7 +112,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
     ),
     "What ran": (
         Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
-        Column("device", "device", _device, "name of the device, and how many", compared=True),
+        Column("device", "device", lambda of: device_of(of.environment), "its name, and how many", compared=True),
         _option("size", "size", "model.size", "preset of the model"),
         *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
         Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
@@ -141,14 +132,12 @@ _FACTS: dict[str, tuple[Column, ...]] = {
 }
 
 
-def _of_figure(of: Quantity) -> Column:
-    quantity = None if of.is_text else of
-    return Column(of.name, of.title, _of_record(of.get), of.meaning, of.group, of.place, quantity=quantity)
-
-
+# every column that has a name of its own: facts first, then figures
 COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts}
-COLUMNS |= {name: _of_figure(of) for name, of in QUANTITIES.items() if name not in COLUMNS}
-"""Every column that has a name of its own: facts first, then figures."""
+for _name, _of in QUANTITIES.items():
+    _shown = None if _of.is_text else _of
+    _column = Column(_name, _of.title, _of_record(_of.get), _of.meaning, _of.group, _of.place, quantity=_shown)
+    COLUMNS.setdefault(_name, _column)
 
 # the columns of facts that an option sets, by that option
 OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
@@ -172,21 +161,15 @@ def peak_memory(entries: Sequence[Entry]) -> Column:
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
-    """Return the columns called ``names``: facts, figures, or options of ``entries``.
-
-    Raises:
-        UsageError: there is no such column, and no run has such an option.
-    """
+    """Return the columns called ``names``: facts, figures, or options of ``entries``."""
     columns = [column(name) for name in names]
     asked = [of.name for of in columns if of.name not in COLUMNS]
     known = {path for entry in entries for path in _paths(entry)} if asked else set()
-    for name in asked:
-        if name not in known:
-            near = difflib.get_close_matches(name, [*COLUMNS, *sorted(known)], n=1)
-            remedy = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(
-                f"column: expected a name such as step_s, or an option that these runs have, given {name!r}{remedy}"
-            )
+    for name in (name for name in asked if name not in known):
+        near = difflib.get_close_matches(name, [*COLUMNS, *sorted(known)], n=1)
+        remedy = f"; did you mean {near[0]}?" if near else ""
+        expected = "a name such as step_s, or an option that these runs have"
+        raise UsageError(f"column: expected {expected}, given {name!r}{remedy}")
     return columns
 
 
@@ -205,7 +188,6 @@ def every_column() -> list[Table]:
 
 
 def _paths(entry: Entry) -> Iterator[str]:
-    """Yield the path of each option that was given or is in the config, and the paths above it."""
     yield from entry.overrides
     for path in flat(entry.config or {}):
         yield from itertools.accumulate(path.split("."), "{}.{}".format)

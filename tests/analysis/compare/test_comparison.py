@@ -27,7 +27,7 @@ from lm_profiler.record.run import (
     Throughput,
 )
 from lm_profiler.report.run.comparison_table import comparison_table
-from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -292,65 +292,11 @@ def test_a_mean_step_that_is_slower_by_every_fifth_is_slower() -> None:
     assert compare(a, c, ProcessSpread(0.01, 4)).step.verdict == "SLOWER"
 
 
-# --- compiled against eager
-
-
-def ran(folder: str, compiled: bool | None, first_s: float, scale: float, config: Any = CONFIG) -> Entry:
-    """A first step of ``first_s`` before steady ones of 10 ms times ``scale``."""
-    steps = rows({"forward": [scale * s for s in TEN_MS]}, warmup_s=[first_s, scale * 0.01])
-    model = MODEL.model_copy(update={"compiled": compiled})
-    return entry(folder, steps, model=model, config=config)
-
-
-def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
-    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.108, 0.8)])
-    compilation = found.compilation
-    assert compilation is not None
-    assert compilation.compiled == "B"
-    assert compilation.cost_s == pytest.approx(30.1 - 0.1)
-    assert compilation.saved_s == pytest.approx(0.002)
-    assert found.step.interval is not None
-    ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
-    assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
-
-
-def test_the_compiled_side_may_be_the_first() -> None:
-    turned = compare([ran("a", True, 30.108, 0.8)], [ran("b", False, 0.11, 1.0)]).compilation
-    assert turned is not None
-    assert turned.compiled == "A"
-    assert turned.paid_back_steps is not None
-    assert turned.paid_back_steps[0] == pytest.approx(15_000)
-    assert turned.paid_back_steps[1] < 15_000 < turned.paid_back_steps[2]
-
-
-@pytest.mark.parametrize("scale", [1.0, 1.2])
-def test_what_saves_nothing_is_not_paid_back(scale: float) -> None:
-    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, scale)])
-    assert found.compilation is not None
-    assert found.compilation.paid_back_steps is None
-
-
-@pytest.mark.parametrize("a, b", [(True, True), (False, False), (None, None), (None, True)])
-def test_of_equal_or_unknown_sides_nothing_is_said(a: bool | None, b: bool | None) -> None:
-    found = compare([ran("a", a, 0.11, 1.0)], [ran("b", b, 30.0, 0.8)])
-    assert found.compilation is None
-
-
-def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None:
-    configs = [
-        {**CONFIG, "model": {"class_path": "LM", "init_args": {"compile": compiled}}} for compiled in (False, True)
-    ]
-    found = compare([ran("a", None, 0.11, 1.0, configs[0])], [ran("b", None, 30.0, 0.8, configs[1])])
-    assert found.compilation is not None
-    assert found.compilation.compiled == "B"
+# --- what is printed
 
 
 def test_what_is_printed_of_two_sides_is_as_stored() -> None:
     cases = {
-        "compiled, and paid back": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.108, 0.8)]),
-        "compiled, and never paid back": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, 1.2)]),
-        "compiled elsewhere": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 0.05, 0.8)]),
-        "both compiled": ([ran("a", True, 0.11, 1.0)], [ran("b", True, 30.0, 0.8)]),
         "surroundings that a killed run did not tell": ([one("a")], [one("b", environment=None)]),
         "other options": ([one("a")], [one("b", config=with_options(attention="math"))]),
     }

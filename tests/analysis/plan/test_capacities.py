@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
-from lm_profiler.analysis.plan.capacities import capacity, largest_that_fits
+from lm_profiler.analysis.plan.planned import capacity, largest_that_fits
 from lm_profiler.usage_error import UsageError
 
 # What torch says of the GPU, in GiB; capacities.py says which were seen in public.

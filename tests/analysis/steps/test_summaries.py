@@ -9,7 +9,6 @@ import pytest
 
 from lm_profiler.analysis.steps.step_model import plain
 from lm_profiler.analysis.steps.summaries import (
-    lag,
     mean_over_ranks,
     model_of,
     rank_medians,
@@ -19,7 +18,7 @@ from lm_profiler.analysis.steps.summaries import (
     throughput,
 )
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import TimeSummary, Verb
+from lm_profiler.record.run import TimeSummary
 from lm_profiler.record.steps import UNKNOWN, StepRow
 
 
@@ -116,7 +115,7 @@ def test_what_is_unknown_is_no_scalar() -> None:
 
 def test_throughput_is_all_tokens_over_all_time() -> None:
     rows = [row(1, tokens=100), row(2, 43.0, tokens=130), row(3, tokens=100)]
-    found = throughput(rows, times_of(rows))
+    found = throughput(rows, times_of(rows)["step"].mean)
     assert found.tokens_per_step == 110
     assert found.tokens_per_s == pytest.approx(330 / 70e-3)
 
@@ -146,17 +145,8 @@ def test_odd_steps_are_told_with_the_part_that_differs_most_the_farthest_first()
     assert found[0].excess_s == pytest.approx(20e-3, rel=0.02)
 
 
-@pytest.mark.parametrize("verb, until_s", [("validate", 3 * 20e-3), ("fit", 3 * 15e-3)])
-def test_ranks_that_do_not_wait_for_each_other_are_done_when_the_slowest_is(verb: Verb, until_s: float) -> None:
-    """Three steps of two ranks, 10 and 20 ms. In a fit such steps would have been equal; there the mean counts."""
-    rows = [row(step, ms, tokens=100, rank=rank) for step in (1, 2, 3) for rank, ms in enumerate((3.0, 13.0))]
-    steps = mean_over_ranks(rows)
-    known = throughput(steps, times_of(steps), None, lag(verb, rank_medians(rows)))
-    assert known.tokens_per_s == pytest.approx(3 * 2 * 100 / until_s)
-
-
 def test_unknown_tokens_have_no_throughput() -> None:
     rows = [row(1), row(2)]
-    found = throughput(rows, times_of(rows))
+    found = throughput(rows, times_of(rows)["step"].mean)
     assert found.tokens_per_step is None
     assert found.tokens_per_s is None

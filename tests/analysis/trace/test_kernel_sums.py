@@ -217,17 +217,6 @@ def test_a_trace_of_another_project_may_lack_categories_and_arguments(step: Kern
     assert kernel_table(odd + cuda_step()) == step
 
 
-def test_a_trace_of_an_early_torch_has_other_names_for_its_categories(step: KernelTable) -> None:
-    """ProfilerStep was an operator then."""
-    early = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "cuda_driver": "Runtime", "kernel": "Kernel"}
-    early |= {"gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}
-    events = [{**event, "cat": early.get(event.get("cat", ""), event.get("cat"))} for event in cuda_step()]
-    for event in events:
-        if event["name"].startswith("ProfilerStep") and event["cat"] == "user_annotation":
-            event["cat"] = "Operator"
-    assert kernel_table(events) == step
-
-
 @pytest.mark.parametrize("on_device", [True, False])
 def test_table_and_waterfall_walk_over_the_trace_once(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Trace()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, Ledger, NamedSpan, passed
 from lm_profiler.record.parts import TIMED
 
 S = 1_000_000_000
@@ -35,13 +35,14 @@ def test_every_second_has_one_name(late: bool) -> None:
         NamedSpan(8 * S, 19 * S, "validation"),
         NamedSpan(21 * S, 22 * S, "callback: B"),
         NamedSpan(26 * S, 27 * S, "callback: C"),  # after the last step
+        *passed([(8 * S, VALIDATION), (20 * S, EPOCH)]),
     ]
     rows = host((1, 2), (1, 1), (1, 0))
     if late:  # the device had not reached the last steps when their spans came
-        ledger.add(begin[:1], end[:1], rows[:1], spans, [20 * S], [8 * S])
-        ledger.add(begin[1:], end[1:], rows[1:], [], [], [])
+        ledger.add(begin[:1], end[:1], rows[:1], spans)
+        ledger.add(begin[1:], end[1:], rows[1:], [])
     else:
-        ledger.add(begin, end, rows, spans, [20 * S], [8 * S])
+        ledger.add(begin, end, rows, spans)
     ledger.close(30 * S)
     assert ledger.terms(30 * S) == pytest.approx(
         {
@@ -64,8 +65,8 @@ def test_every_second_has_one_name(late: bool) -> None:
 def test_a_gap_without_a_name_is_unexplained_and_ours_only_what_was_timed() -> None:
     ledger = Ledger(0)
     spans = [NamedSpan(2 * S, 3 * S, "own instruments"), NamedSpan(6 * S, 6 * S + S // 2, "own instruments")]
-    ledger.add(np.array([0, 4]) * S, np.array([2, 6]) * S, host((2, 0), (2, 0)), spans, [], [])
-    ledger.add(np.array([9]) * S, np.array([10]) * S, host((1, 0)), [], [], [])
+    ledger.add(np.array([0, 4]) * S, np.array([2, 6]) * S, host((2, 0), (2, 0)), spans)
+    ledger.add(np.array([9]) * S, np.array([10]) * S, host((1, 0)), [])
     assert ledger.terms(10 * S) == pytest.approx(
         {"step: forward": 5.0, "own instruments": 1.5, "unexplained": 3.5}, abs=1e-6
     )

@@ -117,7 +117,7 @@ def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -
     for bandwidth in (None, 3.35e12):
         step = Step(
             step_s=step_s, ci_low=None, ci_high=None, input_s=0.1 * step_s, ideal_s=0.1 * step_s, recomputed_share=0.1,
-            rates=Rates(flops=peaks, bytes_per_s=bandwidth), dtype="bfloat16", multiprocessors=132,
+            rates=Rates(flops=peaks, bytes_per_s=bandwidth), dtype="bfloat16",
         )  # fmt: skip
         fall = waterfall(step, traced)
         assert sum(term.seconds for term in fall.terms) == pytest.approx(step_s, rel=1e-9)

@@ -39,19 +39,6 @@ def test_each_gap_is_told_what_the_host_was_doing() -> None:
     }
 
 
-def test_a_call_that_the_profiler_has_no_name_for_is_told_by_its_number() -> None:
-    """What torch 2.11 makes of CUDA 13's launches."""
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 1000)
-    for start, cbid in ((0, 505), (300, 9999)):
-        trace.operator("aten::mm", start, start + 200)
-        trace.complete("cuda_runtime", "INVALID", start, start + 200, MAIN, correlation=cbid, cbid=cbid)
-        trace.complete("kernel", GEMM, start + 200, start + 300, 7, correlation=cbid)
-    gaps = [gap.what for gap in traced_of(traced_work(Packed(trace.events))).gaps]
-    assert [gap.rpartition(" ")[2] for gap in gaps] == ["aten::mm", "aten::mm", "loop"]
-    assert ["cudaLaunchKernel" in gap for gap in gaps] == [True, False, False]
-
-
 def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs() -> None:
     """Whether the kernel behind it is the batch's copy, or another's."""
     trace = Trace()

@@ -14,9 +14,8 @@ from stored_texts import assert_stored
 
 from lm_profiler.analysis.trace.pieces import Piece, traced_work
 from lm_profiler.analysis.trace.walk import Packed
-from lm_profiler.analysis.why.contributors import contributors, ms
 from lm_profiler.analysis.why.traced import Traced, traced_of
-from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
+from lm_profiler.analysis.why.waterfall_terms import Step, contributors, ms, waterfall
 from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
 
 US = 1e-6
@@ -31,7 +30,7 @@ def rates(bandwidth: float | None = BANDWIDTH, float32: float = PEAK) -> Rates:
 def step(step_us: float = STEP, **facts: Any) -> Step:
     known: dict[str, Any] = {
         "ci_low": None, "ci_high": None, "input_s": 0.0, "ideal_s": 0.0, "recomputed_share": 0.0,
-        "rates": rates(), "dtype": "bfloat16", "multiprocessors": plant.PROCESSORS,
+        "rates": rates(), "dtype": "bfloat16",
     }  # fmt: skip
     return Step(step_s=step_us * US, **{**known, **facts})
 
@@ -92,12 +91,11 @@ def test_contributors_and_phases_of_a_term_add_up_to_it(fall: Waterfall) -> None
             assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
 
 
-def test_a_slow_product_is_told_its_module_its_shape_and_its_waves(fall: Waterfall) -> None:
+def test_a_slow_product_is_told_its_module_and_its_shape(fall: Waterfall) -> None:
     (part,) = term(fall, "slow_products").contributors
     assert (part.module, part.what, part.count) == ("model.blocks.*.attention", "aten::mm", 10)
-    # 32 by 16 tiles on 132 multiprocessors: the fourth wave has 116 of its 132 places taken.
     assert part.detail is not None
-    assert all(figure in part.detail for figure in ("m 4096", "512 tiles", "128×256", "3.88 waves", "132"))
+    assert "m 4096" in part.detail
 
 
 @pytest.mark.parametrize(
@@ -139,9 +137,9 @@ def test_what_rounding_leaves_is_not_unexplained(traced: Traced) -> None:
     draw, left = random.Random(0), []
     for _ in range(200):
         pieces = [(piece, own * draw.uniform(0.98, 1.0)) for piece, own in traced.pieces]
-        ended = step(STEP, ci_low=0.0, ci_high=1.0, input_s=(plant.WAIT + plant.COPY) * US)
-        left.append(term(waterfall(ended, replace(traced, pieces=pieces, scatter=0.05)), "unexplained"))
-    assert {(one.seconds, one.low_s, one.high_s) for one in left} == {(0.0, 0.0, 0.0)}
+        ended = step(STEP, input_s=(plant.WAIT + plant.COPY) * US)
+        left.append(term(waterfall(ended, replace(traced, pieces=pieces)), "unexplained"))
+    assert {one.seconds for one in left} == {0.0}
 
 
 def test_kernels_that_took_longer_while_traced_leave_less_than_nothing(traced: Traced) -> None:
@@ -168,13 +166,6 @@ def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) ->
     assert terms(fall)["bandwidth"] == 0.0
     assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
     assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
-
-
-def test_memory_traffic_that_beat_the_bandwidth_is_said(traced: Traced) -> None:
-    """At half of it the additions should take 1.2 ms each, and took 1 and 0.8."""
-    fall = waterfall(step(rates=rates(bandwidth=BANDWIDTH / 2)), traced)
-    assert terms(fall)["bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN)
-    assert_stored("analysis/notes: beat the bandwidth", {"notes": fall.notes})
 
 
 @pytest.mark.parametrize(
@@ -276,7 +267,7 @@ def cpu_step() -> list[dict[str, Any]]:
 
 def test_operators_take_the_kernels_place_on_the_cpu() -> None:
     fall = waterfall(
-        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6), multiprocessors=None),
+        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6)),
         traced_of(traced_work(Packed(cpu_step()))),
     )
     assert fall.source == "operators"
@@ -356,7 +347,7 @@ def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percen
     assert abs(terms(fall)["unexplained"]) < 0.03 * step_us
 
 
-# -- how sure -----------------------------------------------------------------------------------------------------
+# -- unlike steps -----------------------------------------------------------------------------------------------------
 
 
 def products(*took: int) -> list[dict[str, Any]]:
@@ -368,21 +359,6 @@ def products(*took: int) -> list[dict[str, Any]]:
         trace.range("phase: forward", begin, begin + 1000)
         trace.operator("aten::mm", begin, begin + us)
     return trace.events
-
-
-def test_terms_have_the_interval_of_students_t_over_the_traced_steps() -> None:
-    traced = traced_of(traced_work(Packed(products(400, 500, 600))))
-    slow = term(waterfall(step(1000, ci_low=990 * US, ci_high=1010 * US), traced), "slow_products")
-    half = 4.303 * 100 / 3**0.5  # two degrees of freedom, 100 the standard deviation
-    assert slow.seconds / US == pytest.approx(500)
-    assert (slow.low_s / US, slow.high_s / US) == pytest.approx((500 - half, 500 + half), rel=1e-3)
-    gaps = term(waterfall(step(1000, ci_low=990 * US, ci_high=1010 * US), traced), "gaps")
-    assert (gaps.high_s - gaps.seconds) / US == pytest.approx((half**2 + 10**2) ** 0.5, rel=1e-3)
-
-
-def test_of_one_traced_step_no_interval_is_known() -> None:
-    slow = term(waterfall(step(1000), traced_of(traced_work(Packed(products(400))))), "slow_products")
-    assert (slow.low_s, slow.high_s) == (None, None)
 
 
 def test_traced_steps_in_which_more_ran_are_scaled_down_and_no_ceiling_is_told() -> None:

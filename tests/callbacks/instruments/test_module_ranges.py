@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
+from lm_profiler.callbacks.instruments.tracer import ModuleRanges
 
 
 class Block(nn.Module):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from flight_ring import Ring
 
 from lm_profiler.callbacks.instruments import ranks
-from lm_profiler.callbacks.instruments.ranks import RanksWatch
+from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
+from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.collective_calls import Stand, StreamWaits
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -111,7 +114,7 @@ def test_steps_without_a_collective_are_told_of() -> None:
     rank.watch.rank = 0
     rank.train([0] * 6)
     (told,) = rank.told
-    assert "flight recorder" in told
+    assert "recorder" in told
     assert rank.watch.facts == {}
 
 
@@ -145,3 +148,101 @@ def test_a_recorder_that_is_off_is_told_so(room: int) -> None:
     (told,) = rank.told
     assert "TORCH_FR_BUFFER_SIZE=2000" in told
     assert rank.watch.facts == {}
+
+
+def test_a_module_that_calls_collectives_of_its_own_amid_backward_makes_the_waiting_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten in each step, all amid its backward; without them DDP has one for each bucket."""
+    for buckets, known in ((10, True), (9, False)):
+        monkeypatch.setattr(ranks, "most_reductions", lambda wrapped, most=buckets: most)
+        rank = Rank(400)
+        rank.watch.rank = 0
+        rank.train([10] * 8)
+        assert bool(rank.watch.facts) is known
+        assert len(rank.told) == (not known)
+
+
+HOST_NS, DEVICE_NS = 1_000_000, 4_000_000
+
+
+class Stream:
+    """Its events are their instants, in nanoseconds."""
+
+    def seconds(self, start: int, end: int) -> float:
+        return (end - start) * 1e-9
+
+
+class Waits:
+    """In every step the computing stream stands for 0.5 ms; the host asks for that right after its call on another."""
+
+    def __init__(self) -> None:
+        self.stands = []
+        for step in range(1, 100):
+            since = step * DEVICE_NS + 1_200_000  # of a backward from 1 to 3 ms
+            self.stands.append(Stand(step * HOST_NS + 600_001, cast("Any", since), cast("Any", since + 500_000)))
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+
+    def beside(self, at_ns: int) -> bool:
+        return at_ns % HOST_NS == 600_000
+
+
+def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, list[str]]:
+    """Steps of 1 ms on the host and 4 ms on the device, with a collective in the middle of backward on the host."""
+    ring, told = Ring(1000), []
+    stream = cast("EventStream", Stream())
+    watch = StreamRanksWatch(ring.arrivals(), 1, stream=stream, waits=cast("StreamWaits | None", waits))
+    watch.part = Guard("who waits for whom", told.append)
+    ring.call(5)
+    watch.begin("measure")
+    watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 9], [0, 9]))
+    watch.end("measure")
+    watch.begin("collectives")
+    for step in range(1, steps + 1):
+        host, device = step * HOST_NS, step * DEVICE_NS
+        ring.call(host + 600_000)
+        ring.entries[-1]["duration_ms"] = 0.25 * step
+        marks = StepMarks(
+            [DATA, BACKWARD, OTHER],
+            [host, host + 400_000, host + 800_000],
+            [device, device + 1_000_000, device + 3_000_000],
+        )
+        watch.look(step)
+        watch.keep("collectives", step, marks)
+    watch.end("collectives")
+    return watch, told
+
+
+def test_marks_and_calls_stand_where_the_stream_comes_to_them() -> None:
+    watch, told = watch_of(2)
+    (timeline,) = watch.facts["timelines"]
+    assert told == []
+    assert timeline.steps.tolist() == [1, 2]
+    # The second step cannot begin on the stream before the first has ended there, at 4 ms.
+    assert timeline.host_ns.tolist() == [0, 1_000_000, 3_000_000, 3_000_000, 4_000_000, 6_000_000]
+    # Half of backward's own work, which is 2 ms less the collective, lies before it.
+    assert timeline.arrivals_ns.tolist()[-2:] == [1_875_000, 4_750_000]
+    assert timeline.waited_ns is not None
+    assert timeline.waited_ns.tolist()[-2:] == [250_000, 500_000]
+
+
+def test_of_calls_on_another_stream_the_computing_ones_waits_hold_the_rank() -> None:
+    waits = Waits()
+    watch, told = watch_of(STEPS, waits)
+    (timeline,) = watch.facts["timelines"]
+    assert told == []
+    assert not waits.running
+    held = [(c.group, c.number, c.name) for c in timeline.collectives if c.name != "gloo:all_reduce"]
+    assert held == [(f"streams, step {step}", 0, "wait_event") for step in range(1, STEPS + 1)]
+    # What was called in the steps is left out; the one before them is not.
+    assert len(timeline.collectives) == STEPS + 1
+    assert timeline.waited_ns is not None
+    assert timeline.waited_ns.tolist()[1:] == [500_000] * STEPS
+    begins = timeline.host_ns[timeline.first[:-1]]
+    assert (timeline.arrivals_ns[1:] - begins).tolist() == [1_200_000] * STEPS

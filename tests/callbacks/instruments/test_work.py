@@ -23,7 +23,7 @@ from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
-from lm_profiler.report.run.phase_table import phase_table
+from lm_profiler.report.run.sections import phase_table
 from lm_profiler.training import FakeTokens, LanguageModel
 
 BATCH, CONTEXT = 2, 8

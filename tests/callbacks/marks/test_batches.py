@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from zoo import GraphNet, Masked, batches
 
-from lm_profiler.callbacks.marks.batches import Samples, Tokens, samples_in
+from lm_profiler.callbacks.marks.batches import Samples, Tokens
 from lm_profiler.record.run import RunRecord, read_run
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -46,7 +46,7 @@ def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> 
     ],
 )
 def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, samples: int | None) -> None:
-    assert samples_in(batch, combined=False) == samples
+    assert Samples(combined=False)(batch) == samples
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, samples: i
     ],
 )
 def test_samples_of_several_loaders_add_up(batch: Any, samples: int | None) -> None:
-    assert samples_in(batch, combined=True) == samples
+    assert Samples(combined=True)(batch) == samples
 
 
 def run(module: Any, folder: Path, **options: Any) -> RunRecord:

@@ -15,7 +15,7 @@ from compared import rows, write
 
 from lm_profiler.analysis.compare.ratio import change
 from lm_profiler.cli.main import main
-from lm_profiler.cli.verbs import ab
+from lm_profiler.cli.verbs import compare as ab
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.quantities import TIMES

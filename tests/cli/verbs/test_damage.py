@@ -39,7 +39,7 @@ TABLES = (
     ["--kernels"],
     ["--kernels", "--format", "csv"],
 )
-PICTURES = ("phases", "steps", "memory", "mfu", "html")
+PICTURES = ("phases", "memory", "mfu", "html")
 EVIL = "\x1b]0;evil\x07\x9b31m\u202e"
 VALUES: tuple[Any, ...] = (
     *(0, -1, 1, 2.5, 1e308, -1e308, 10**400, 2**63, -0.0, 5e-324, None, True, "", "x", EVIL, "0"),
@@ -175,8 +175,6 @@ def test_a_damaged_search_hides_no_run(logs: Path, tmp_path: Path, capsys: pytes
         ):
             out = shown(logs, options, capsys)
             assert options or all(name in out for name in ("first", "second")), path.read_text()
-        if round_ % 12 == 0:
-            shown(logs, ["--plot", "improve", "--output", str(tmp_path / "way.svg")], capsys)
 
 
 @pytest.mark.parametrize(

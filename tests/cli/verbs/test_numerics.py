@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.cli.main import main
-from lm_profiler.cli.verbs.numerics import sums
+from lm_profiler.cli.verbs.selftest import sums
 
 pytestmark = pytest.mark.usefixtures("no_preflight")
 

@@ -17,8 +17,7 @@ import torch
 from scripts import SUPPORT
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
-from lm_profiler.callbacks.admission import Admission
-from lm_profiler.callbacks.shortcut import admitted_callbacks
+from lm_profiler.callbacks.shortcut import Admission, admitted_callbacks
 from lm_profiler.cli.main import main
 from lm_profiler.external_callbacks import VARIABLE, external_callbacks
 from lm_profiler.record.run import read_run
@@ -124,36 +123,36 @@ def of(verb: str = "fit", barebones: bool = False, callbacks: Sequence[object] =
 
 def test_first_trainer_that_runs_the_verb_is_admitted_once(tmp_path: Path) -> None:
     first, second, third = (Admission(number, None, "fit", tmp_path) for number in (1, 2, 3))
-    assert not first.admits(of("validate"))
-    assert second.admits(of())
-    assert not second.admits(of())
-    assert not first.admits(of())
-    assert not third.admits(of())
+    assert not first(of("validate"))
+    assert second(of())
+    assert not second(of())
+    assert not first(of())
+    assert not third(of())
 
 
 def test_ranks_of_one_trainer_agree(tmp_path: Path) -> None:
     ranks = [Admission(2, None, "fit", tmp_path) for _ in range(3)]
-    assert all(rank.admits(of()) for rank in ranks)
+    assert all(rank(of()) for rank in ranks)
 
 
 def test_trainer_can_be_chosen_by_number(tmp_path: Path) -> None:
-    assert [Admission(number, 2, "fit", tmp_path).admits(of()) for number in (1, 2, 3)] == [False, True, False]
+    assert [Admission(number, 2, "fit", tmp_path)(of()) for number in (1, 2, 3)] == [False, True, False]
 
 
 def test_own_profiler_and_barebones_go_first(tmp_path: Path) -> None:
-    assert not Admission(1, None, "fit", tmp_path).admits(of(barebones=True))
-    assert not Admission(1, None, "fit", tmp_path).admits(of(callbacks=profiling_callbacks()))
+    assert not Admission(1, None, "fit", tmp_path)(of(barebones=True))
+    assert not Admission(1, None, "fit", tmp_path)(of(callbacks=profiling_callbacks()))
 
 
 def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(import_module("lm_profiler.callbacks.admission"), "_first", None)
+    monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_first", None)
     first, second = (Admission(number, None, "fit", tmp_path / "gone") for number in (4, 5))
-    assert first.admits(of())
-    assert not second.admits(of())
+    assert first(of())
+    assert not second(of())
 
 
 def test_options_of_the_variable_are_those_of_the_callback() -> None:
     [made] = admitted_callbacks('{"options": {"name": "night", "log_dir": "/x", "verb": "test"}, "trainer": 3}')
     assert isinstance(made, TrainingProfiler)
-    assert made.admission is not None
-    assert (made.admission.wanted, made.admission.verb) == (3, "test")
+    assert made.admits is not None
+    assert (made.admits.wanted, made.admits.verb) == (3, "test")

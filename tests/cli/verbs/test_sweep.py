@@ -88,7 +88,7 @@ REFUSED = [
 
 
 def test_a_wrong_call_is_told_as_stored_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "bad.yaml").write_text("grids: {}")
+    (here / "bad.yaml").write_text("grids: {a.b: [1]}")
     before = set(here.rglob("*"))
     assert_refused_as_stored("cli/sweep", REFUSED, capsys)
     assert set(here.rglob("*")) == before

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm_profiler.cli.main import main
-from lm_profiler.cli.verbs import trace, watch
+from lm_profiler.cli.verbs import watch
 from lm_profiler.cli.verbs.watch import watched_folder
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.kernels import KernelTable, Rest
@@ -102,7 +102,7 @@ def test_a_trace_of_another_rank_is_no_answer(
         )  # fmt: skip
         table.write(tmp_path / "trace" / "rank1.step9.kernels.json")
 
-    monkeypatch.setattr(trace.time, "sleep", rank_1_is_traced)
+    monkeypatch.setattr(watch.time, "sleep", rank_1_is_traced)
     assert main(["trace", str(left(tmp_path)), "--rank", str(rank), "--patience_s", "0.2"]) == code
 
 

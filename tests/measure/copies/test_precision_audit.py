@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.copies.module_copy import UncopyableError
-from lm_profiler.measure.copies.precision_audit import audit
+from lm_profiler.measure.copies.module_copies import UncopyableError, audit
 from lm_profiler.record.run import NumericsFacts, NumericsKind
 
 CPU = torch.device("cpu")

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from lm_profiler.measure.copies.module_copy import UncopyableError
-from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.copies.module_copies import UncopyableError
+from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.models.transformer import Transformer

@@ -1,17 +1,14 @@
-"""Collections of garbage are timed, and nothing that comes meanwhile is lost."""
+"""Collections of garbage are timed; ``test_step_reader`` has what comes meanwhile."""
 
 from __future__ import annotations
 
 import gc
-import signal
 from collections.abc import Iterator
-from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import pytest
 
-from lm_profiler.measure.counts.garbage import GarbageLog
+from lm_profiler.measure.counts.step_reader import GarbageLog
 
 NOW = [0]
 
@@ -76,30 +73,3 @@ def test_a_second_start_begins_anew() -> None:
     gc.collect(0)
     log.stop()
     assert [one.generation for one in log.collections] == [0]
-
-
-class StopError(Exception):
-    """What a handler of signals raises."""
-
-
-def test_what_a_handler_of_signals_raises_in_there_is_held() -> None:
-    """Python would drop it. The signal comes while C code runs, so that the callback is the next Python code."""
-
-    def handle(number: int, frame: Any) -> None:
-        raise StopError
-
-    before = signal.signal(signal.SIGALRM, handle)
-    log = started()
-    callback, info = gc.callbacks[-1], {"generation": 2}
-    steps = [
-        partial(signal.setitimer, signal.ITIMER_REAL, 1e-3),
-        partial(sum, range(10_000_000)),  # longer than that by far
-        partial(callback, "start", info),
-        partial(callback, "stop", info),
-    ]
-    try:
-        list(map(methodcaller("__call__"), steps))
-    finally:
-        log.stop()
-        signal.signal(signal.SIGALRM, before)
-    assert isinstance(log.held, StopError)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lm_profiler.measure.counts.ready_batches import ready_batches
+from lm_profiler.measure.counts.step_reader import ready_batches
 
 MAY_GO_ON = 3
 

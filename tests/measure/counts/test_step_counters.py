@@ -9,10 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import Raw
+from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, step_counters
 from lm_profiler.record.run import StepCounters
 
 MS = 1_000_000

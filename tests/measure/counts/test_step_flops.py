@@ -20,9 +20,7 @@ from warm import end, start
 
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import FlopCounter
-from lm_profiler.measure.counts.step_flops import StepFlops
+from lm_profiler.measure.counts.flops import FlopCounter, StepFlops, UncountableError
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import Flops

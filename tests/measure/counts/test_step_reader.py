@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.boundary import comes_from_outside
-from lm_profiler.measure.counts.step_counters import Beside, step_counters
-from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.counts.step_reader import Beside, StepReader, step_counters
 
 pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lm_profiler.measure.counts.thread_times import thread_times
+from lm_profiler.measure.counts.step_reader import thread_times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts how long a thread waits for a CPU")
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.analysis.hardware.contention_lines import contention_lines
-from lm_profiler.measure.device.contention import CpuUse, contention
-from lm_profiler.measure.device.cpu_reading import CpuReading, cpu_reading
+from lm_profiler.analysis.hardware.roofline import contention_lines
+from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention, cpu_reading
 from lm_profiler.record.run import GpuSharing
 
 START = CpuReading(

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from lm_profiler.measure.device import copy_rate as module
-from lm_profiler.measure.device.copy_rate import copy_rate
+from lm_profiler.measure.device import ceilings as module
+from lm_profiler.measure.device.ceilings import copy_rate
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -47,7 +47,7 @@ def test_the_process_grows_by_64_mib_at_most() -> None:
     code = """
 from resource import RUSAGE_SELF, getrusage
 import torch
-from lm_profiler.measure.device.copy_rate import copy_rate
+from lm_profiler.measure.device.ceilings import copy_rate
 copy_rate(torch.device("cpu"), buffer_bytes=4096)
 before = getrusage(RUSAGE_SELF).ru_maxrss
 assert copy_rate(torch.device("cpu")) > 0
@@ -67,10 +67,10 @@ def test_a_real_copy_on_the_cpu() -> None:
 
 @pytest.mark.gpu
 def test_a_real_copy_on_a_gpu_stays_below_its_datasheet() -> None:
-    from lm_profiler.analysis.hardware.device_rates import bandwidth
+    from lm_profiler.analysis.hardware.roofline import bandwidth
 
     device = torch.device("cuda", 0)
     rate, sheet = copy_rate(device), bandwidth(torch.cuda.get_device_name(device))
     assert rate is not None
     assert rate > 1e10
-    assert sheet is None or 0.5 * sheet.bytes_per_s < rate < 1.05 * sheet.bytes_per_s
+    assert sheet is None or 0.5 * sheet.per_s < rate < 1.05 * sheet.per_s

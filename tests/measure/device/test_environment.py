@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from lm_profiler.analysis.hardware.device_rates import peak
+from lm_profiler.analysis.hardware.roofline import peak
 from lm_profiler.measure.device.environment import device_name, environment, git_commit
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_an_apple_gpu_says_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M1 Max")
     found = peak(device_name(torch.device("mps")), "float32")
     assert found is not None
-    assert found.flops_per_s == pytest.approx(10.4e12)
+    assert found.per_s == pytest.approx(10.4e12)
 
 
 def test_flags_are_those_of_now() -> None:

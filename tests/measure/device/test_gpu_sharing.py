@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.device.gpu_sharing import gpu_sharing
-from lm_profiler.measure.device.nvml import Gpu, gpu_of
+from lm_profiler.measure.device.nvml import Gpu, gpu_of, gpu_sharing
 from lm_profiler.record.run import GpuSharing
 
 ME = os.getpid()
@@ -83,7 +82,7 @@ def test_what_nvml_does_not_tell_is_unknown(error: Exception) -> None:
 
 
 def test_an_nvml_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_profiler.measure.device.gpu_sharing._PATIENCE_S", 0.01)
+    monkeypatch.setattr("lm_profiler.measure.device.nvml._PATIENCE_S", 0.01)
     answered = threading.Event()
     nvml = FakeNvml({}, [])
     monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: answered.wait() and [])

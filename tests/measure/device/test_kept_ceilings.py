@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.device import kept_ceilings as module
-from lm_profiler.measure.device.kept_ceilings import known_ceiling, known_copy_rate
+from lm_profiler.measure.device import ceilings as module
+from lm_profiler.measure.device.ceilings import known_ceiling, known_copy_rate
 from lm_profiler.record.process_spread import cache_folder
 
 CPU = torch.device("cpu")

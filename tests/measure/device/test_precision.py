@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.analysis.hardware.device_rates import matmul_dtype
-from lm_profiler.measure.device.environment import environment
-from lm_profiler.measure.device.precision import Switches, float32_matmul_precision
+from lm_profiler.analysis.hardware.roofline import matmul_dtype
+from lm_profiler.measure.device.environment import Switches, environment, float32_matmul_precision
 
 BACKENDS: Any = torch.backends
 

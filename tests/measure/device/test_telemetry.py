@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.device import environment
-from lm_profiler.measure.device.nvml import Gpu, gpu_of
-from lm_profiler.measure.device.telemetry import TelemetrySampler, together
+from lm_profiler.measure.device.nvml import Gpu, TelemetrySampler, gpu_of, together
 from lm_profiler.record.run import Telemetry
 
 CUDA = torch.device("cuda", 1)

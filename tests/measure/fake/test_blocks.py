@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from lm_profiler.measure.fake.blocks import Blocks, MemoryBlock
+from lm_profiler.measure.fake.live import Blocks, MemoryBlock
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm_profiler.measure.fake.blocks import MIN_BLOCK
 from lm_profiler.measure.fake.cuda import _IN_FLOAT32
+from lm_profiler.measure.fake.live import MIN_BLOCK
 from lm_profiler.measure.fake.world import FakeWorld
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
@@ -35,7 +35,7 @@ def added(make: Callable[[], Any], work: Callable[[Any], Tensor], gpu: bool = Tr
 
 
 def _held(world: FakeWorld) -> int:
-    return world.live._now
+    return world.live.now
 
 
 def given(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lm_profiler.measure.fake.untouched import WouldChange, leave_files
+from lm_profiler.measure.fake.world import WouldChange, leave_files
 from lm_profiler.processes.child import Child
 
 

@@ -66,12 +66,6 @@ def test_master_weights_that_only_the_optimizer_knows_are_its_states() -> None:
     assert held == Holdings(200, 100 * FLOAT, 100 * FLOAT, 0)
 
 
-def test_sparse_gradients_count_by_indices_and_values() -> None:
-    module = nn.Embedding(1000, 8, sparse=True)
-    module(torch.tensor([1, 2, 3])).sum().backward()
-    assert holdings(module, [], CPU).gradients == 3 * 8 + 3 * 8 * FLOAT
-
-
 def test_what_lies_on_another_device_does_not_count() -> None:
     module = nn.Sequential(_linear(), _linear().to("meta"))
     assert holdings(module, [], CPU).parameters == 100 * FLOAT

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lm_profiler.measure.memory import limits
+from lm_profiler.measure.memory import peaks as limits
 
 MB = 10**6
 UNLIMITED = {1: "9223372036854771712", 2: "max"}

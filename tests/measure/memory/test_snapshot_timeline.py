@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, OPTIMIZER, OTHER
-from lm_profiler.measure.memory.snapshot_timeline import MarksHeard, timeline_of
-from lm_profiler.measure.memory.storage_notes import SeenTensor
+from lm_profiler.measure.memory.storage_notes import MarksHeard, SeenTensor, timeline_of
 
 WEIGHT, GRADIENT, STATE, HIDDEN, SCRATCH, OLD = (n << 20 for n in range(1, 7))
 """Addresses."""

@@ -174,7 +174,7 @@ def jittered(value: Any, by: random.Random) -> Any:
 def test_a_page_of_110_runs_takes_at_most_2_mb_and_leaves_no_run_out(tmp_path: Path) -> None:
     stored = Path(__file__).parents[2] / "stored" / "0.2" / "tiny" / "version_0"
     table = json.loads((stored / "trace" / "rank0.kernels.json").read_text())
-    record = {**WHOLE, "ranks": None, "slack": None, "numerics": None}  # twice the figures of most runs
+    record = {**WHOLE, "ranks": None, "numerics": None}  # twice the figures of most runs
     by = random.Random(0)
     for number in range(110):
         folder = tmp_path / "logs" / f"run_{number}" / "version_0"

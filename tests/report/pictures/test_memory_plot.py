@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from lm_profiler.record.memory_timeline import HELD
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
-from lm_profiler.report.pictures.memory_plot import memory_timelines, named
+from lm_profiler.report.pictures.over_time import memory_timelines, named
 from lm_profiler.report.pictures.plots import save_timelines
 from lm_profiler.usage_error import UsageError
 

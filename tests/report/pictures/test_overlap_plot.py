@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.report.pictures.overlap_plot import overlap
+from lm_profiler.report.pictures.over_time import overlap
 from lm_profiler.report.pictures.plots import save_figure
 from lm_profiler.usage_error import UsageError
 

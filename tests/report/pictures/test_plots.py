@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import WARMUP, made_entry, made_rows
-from made_waterfall import made_waterfall
+from made_runs import made_entry, made_rows
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -19,11 +18,11 @@ from matplotlib.figure import Figure
 from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading, OddStep
-from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot
-from lm_profiler.report.tables.merged import unlike
+from lm_profiler.report.tables.rows import unlike
 
 
 @pytest.fixture
@@ -112,74 +111,6 @@ def test_mfu_has_the_steps_interval_turned_over(tmp_path: Path) -> None:
     assert bar[:, 1] == pytest.approx([100 * ideal_s / step.mean_high, 100 * ideal_s / step.mean_low])
 
 
-def test_the_warm_up_is_shaded_and_what_was_found_to_belong_to_it(tmp_path: Path) -> None:
-    entry = made_entry(tmp_path / "run")
-    assert entry.record is not None
-    assert entry.record.steadiness is not None
-    steadiness = entry.record.steadiness.model_copy(update={"cut": 3})
-    cut = replace(entry, record=entry.record.model_copy(update={"steadiness": steadiness}))
-    [axes] = draw("steps", [cut]).axes
-    spans = [(box.get_x(), box.get_x() + box.get_width()) for box in axes.patches]
-    assert spans == [(0.5, WARMUP + 0.5), (WARMUP + 0.5, WARMUP + 3.5)]
-    [line] = axes.lines
-    assert list(line.get_xdata()) == list(range(1, 26))
-    assert list(line.get_ydata()) == pytest.approx([row.time("step") * 1e3 for row in made_rows()])
-    low, high = axes.get_ylim()
-    assert low < 9.9
-    assert high > 1008  # the first step took a second, and is shown
-    assert axes.get_yscale() == "log"
-    assert texts(axes.figure) == ["log scale"]
-
-
-def test_odd_steps_are_ringed_and_the_worst_three_told_with_their_cause(tmp_path: Path) -> None:
-    causes = ["garbage collection of generation 2", None, "page faults", "the loader"]
-    odd = [
-        OddStep(step=n, step_s=9e-3 + n * 1e-3, ratio=1.5, part="other", excess_s=5e-3, cause=cause, rank=0)
-        for n, cause in zip((20, 12, 18, 9), causes, strict=True)
-    ]
-    [axes] = draw("steps", [made_entry(tmp_path / "run", odd_steps=odd)]).axes
-    line, rings = axes.lines
-    assert line.get_marker() == "o"
-    assert list(rings.get_xdata()) == [20, 12, 18, 9]
-    assert list(rings.get_ydata()) == pytest.approx([29.0, 21.0, 27.0, 18.0])
-    said = [text for text in texts(axes.figure) if text != "log scale"]
-    assert said == [cause or "no cause seen" for cause in causes[:3]]
-
-
-def test_steps_are_counted_in_whole_numbers(tmp_path: Path) -> None:
-    entry = made_entry(tmp_path / "run")
-    write_steps(entry.folder / "steps.csv", [row for row in made_rows() if row.step <= 2])
-    [axes] = draw("steps", [entry]).axes
-    assert [tick for tick in axes.get_xticks() if tick != int(tick)] == []
-
-
-def test_steps_of_about_one_length_stand_on_an_axis_from_nought(tmp_path: Path) -> None:
-    entry = made_entry(tmp_path / "run")
-    write_steps(entry.folder / "steps.csv", [row for row in made_rows() if row.step > 1])
-    [axes] = draw("steps", [entry]).axes
-    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
-    assert axes.get_ylim()[1] > 10.03
-
-
-def test_of_more_runs_than_a_page_has_room_for_the_most_uneven_have_names(tmp_path: Path) -> None:
-    entries = [made_entry(tmp_path / str(n), name=f"run {n}", forward_s=(1 + n) * 1e-3) for n in range(40)]
-    entries[0] = made_entry(tmp_path / "died", status="failed")
-    late = [row if row.step != 20 else replace(row, seconds=(0.9, *row.seconds[1:-1], 1.0)) for row in made_rows()]
-    write_steps(tmp_path / "17" / "steps.csv", late)
-    figure = draw("steps", [replace(entry) for entry in entries])
-    [axes], [legend] = figure.axes, figure.legends
-    [grey] = axes.collections
-    named = axes.get_lines()
-    assert sorted(len(line) for line in grey.get_segments()) == [25] * 31
-    assert [len(line.get_xdata()) for line in named] == [25] * 8
-    assert max(named[0].get_ydata()[5:]) == pytest.approx(1000)
-    assert "run 17" in legend.get_texts()[0].get_text()
-    assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 8
-    assert axes.get_ylim()[1] > 1040
-    assert [word for word in axes.get_title(loc="left").split() if word.isdigit()] == ["39", "8", "31"]
-    assert "1 of" in axes.get_xlabel()
-
-
 def cells(top: Path) -> list[Entry]:
     """Precisions, compiled and not, at two lengths."""
     return [
@@ -199,8 +130,6 @@ def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
     assert names[0].split(", ") == ["32-true", "eager", "context 64"]
     assert ["bf16-mixed", "compiled", "context 256"] in [name.split(", ") for name in names]
     assert axes.get_ylabel() == ""
-    panels = draw("steps", cells(tmp_path)).axes
-    assert [panel.get_title(loc="left").replace("\n", " ") for panel in panels][-1] == names[-1]
     legend = draw("mfu", cells(tmp_path)).legends[0]
     assert [text.get_text() for text in legend.get_texts()][-1] == "bf16-mixed, compiled"
 
@@ -220,7 +149,7 @@ def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> 
     assert beside(figure) == ["8.7 ms"]
 
 
-@pytest.mark.parametrize("kind", ["steps", "phases", "mfu"])
+@pytest.mark.parametrize("kind", ["phases", "mfu"])
 def test_nothing_runs_off_the_edge(tmp_path: Path, kind: str) -> None:
     runs = [made_entry(tmp_path / n, name=f"{n} name of a run that is rather long " * 4) for n in "abc"]
     figure = draw(kind, runs, "name")
@@ -300,8 +229,7 @@ def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
     name = "</text><script>$x^{_$ & \\frac"
     held = MemoryLevels(start=1, forward=2, backward=2, source="allocator")
     memory = MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={}, held=held)
-    known = {"memory": memory, "waterfall": made_waterfall()}
-    runs = [made_entry(tmp_path / "run", name=name, **known), made_entry(tmp_path / "b")]
+    runs = [made_entry(tmp_path / "run", name=name, memory=memory), made_entry(tmp_path / "b")]
     save_plot(kind, runs, tmp_path / "a.svg", "name")
     drawn = ET.parse(tmp_path / "a.svg")  # it is XML still
     words = "".join(element.text or "" for element in drawn.iter()).replace(" ", "")
@@ -317,7 +245,7 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
             [run],
             "a.svg",
             None,
-            r"^plot: expected one of phases, waterfall, steps, memory, attention, tokens, mfu, overlap, given 'pie'",
+            r"^plot: expected one of phases, memory, attention, tokens, mfu, overlap, given 'pie'",
         ),
         ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, .html, given 'a.gif'"),
         ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),

@@ -11,7 +11,7 @@ from stored_texts import assert_stored
 
 from lm_profiler.record.improve import Final, Numerics
 from lm_profiler.report.run.improve_table import improve_table, numerics_text, saved_text, way_texts
-from lm_profiler.report.tables.terminal import lines
+from lm_profiler.report.tables.formats import lines
 
 
 def test_each_change_has_its_row_and_the_total_stands_below() -> None:

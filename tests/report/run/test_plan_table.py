@@ -1,7 +1,6 @@
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.plan.capacities import Capacity
-from lm_profiler.analysis.plan.planned import Planned, planned_floors
+from lm_profiler.analysis.plan.planned import Capacity, Planned, planned_floors
 from lm_profiler.report.run.plan_table import plan_table
 
 CASES = {

@@ -26,9 +26,9 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.run.phase_table import floor_texts
 from lm_profiler.report.run.run_page import end_tables, other_lines, summary_lines
-from lm_profiler.report.tables.terminal import lines
+from lm_profiler.report.run.sections import floor_texts
+from lm_profiler.report.tables.formats import lines
 
 NEVER = TimeSummary(
     n=10, mean=0.0, mean_low=0.0, mean_high=0.0, std=0.0, cv=None, median=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,

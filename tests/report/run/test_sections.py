@@ -16,8 +16,7 @@ from lm_profiler.record.run import MOMENTS, OddStep, RunRecord, StepCounters, Sy
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import odd_text
-from lm_profiler.report.tables.formats import render
-from lm_profiler.report.tables.terminal import lines
+from lm_profiler.report.tables.formats import lines, render
 
 
 def filled(kind: Any, numbers: Iterator[int]) -> Any:
@@ -47,7 +46,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 def full() -> RunRecord:
     """Every field set; a run on a device, so that there are two clocks."""
     record: RunRecord = filled(RunRecord, itertools.count(10_001))
-    names = ("warmup", "measure", "collectives", "whatif", "actions", "memory", "trace")
+    names = ("warmup", "measure", "collectives", "actions", "memory", "trace")
     stages = {stage: n for n, stage in enumerate(names, 20_001)}
     return record.model_copy(update={"steps": stages, "steps_planned": stages, "time": in_order(record.time)})
 

@@ -27,7 +27,7 @@ def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run() -> None:
     assert not any("floor" in title for title in time_table(shared).titles)
     assert any("MFU" in line for line in end_lines(alone))
     assert not any("MFU" in line for line in end_lines(shared))
-    assert len(why_lines(alone)) == 2
+    assert any(character.isdigit() for character in why_lines(alone)[0])
     assert [line.partition(":")[0] for line in why_lines(shared)] == ["why"]
     assert not any(character.isdigit() for line in why_lines(shared) for character in line)
 

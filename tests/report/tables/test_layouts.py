@@ -8,13 +8,12 @@ import pytest
 from stored_texts import assert_stored
 from tabled import run
 
-from lm_profiler.analysis.steps.cuts import cut_anew
+from lm_profiler.analysis.steps.summaries import cut_anew
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import devices, modes, wide
-from lm_profiler.report.tables.step_layouts import blocks, warmup_rows
+from lm_profiler.report.tables.layouts import blocks, devices, modes, warmup_rows, wide
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]

@@ -11,11 +11,10 @@ from tabled import run
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.sweep import Cell
-from lm_profiler.report.pictures.groups import grouped
+from lm_profiler.report.pictures.drawing import grouped
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import pivot
-from lm_profiler.report.tables.merged import by_facts, repeats_together
-from lm_profiler.report.tables.rows import raw_rows, rows
+from lm_profiler.report.tables.rows import by_facts, raw_rows, repeats_together, rows
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import column, columns_named
 

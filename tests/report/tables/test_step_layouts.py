@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tabled import run
 
-from lm_profiler.report.tables.step_layouts import warmups
+from lm_profiler.report.tables.layouts import warmups
 
 RNG = np.random.default_rng(0)
 WARMUP = [(3.0, 1.0), (0.5, 0.6)]

@@ -3,7 +3,6 @@ import { ask } from "./api.js";
 import { draw, plain } from "./charts.js";
 import { card, choose, copyButton, el, pill } from "./dom.js";
 import { owners } from "./owners.js";
-import { slack } from "./slack.js";
 import { sheet } from "./sheet.js";
 import { ms, number, unitOf } from "./units.js";
 
@@ -18,7 +17,6 @@ export async function show(root, { run, colours }) {
     el("div", { class: "beside" }, ...part(() => [summary(run, answer)]), ...part(times)),
     ...part(() => steps(answer.steps, colours)),
     ...part(() => owners(answer.owners, colours)),
-    ...part(() => slack(answer.slack, colours)),
     ...part(() => memory(answer.causes, colours)),
     ...part(() => sections(answer.sections, colours)),
     ...part(() => [card("Repeat it", command(answer.command))]),

@@ -31,7 +31,7 @@ export async function show(root, { run, colours }) {
         ...terms.map((term) => rung(term, scale, colours)),
         measured(step, scale, colours),
       ),
-      el("p", { class: "quiet" }, `Open a bar to see what it consists of. Could save at most: ${found.to_win}. ${found.not_drawn}`),
+      el("p", { class: "quiet" }, `Open a bar to see what it consists of. Could save at most: ${found.to_win}.`),
       ...notes.map((note) => el("p", { class: "quiet" }, `Note: ${note}`)),
     ),
     card("What it is measured against", sheet(facts, colours.parts)),

@@ -1,0 +1,182 @@
+"""Where figures go beside the run's folder: the Trainer's loggers; of a watched run, Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.callbacks.profiling_options import ExportOptions
+from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.clocks.steps import TimedSteps
+from lm_profiler.record.figure import Place
+from lm_profiler.record.parts import PARTS
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run import RunRecord
+from lm_profiler.record.steps import StepRow
+from lm_profiler.record.watch_files import of_rank
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
+_EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
+
+_SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
+
+
+def figures(record: RunRecord) -> dict[str, float]:
+    """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
+    known = {name: of.get(record) for name, of in QUANTITIES.items() if of.place <= Place.FILE and not of.is_text}
+    return {
+        f"lm_profiler/{name}": float(value)
+        for name, value in known.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def send_figures(loggers: Sequence[Any], record: RunRecord, step: int, report: Callable[[str], object]) -> None:
+    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``; reports what fails."""
+    for logger in loggers:
+        part = Guard(type(logger).__name__, report, outcome="did not take the figures")
+        part.run(lambda to: to.log_metrics(figures(record), step=step), logger)
+        part.run(logger.save)
+
+
+@dataclass(eq=False)
+class RunMetrics:
+    """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``."""
+
+    labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
+    tokens_per_step: float | None = None  # of this rank; None is unknown, and so is how many there were
+    mfu_seconds: float | None = None  # the model FLOPs utilization of a step of one second; None is unknown
+    epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
+    _lock: Lock = field(default_factory=Lock)
+    _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64))
+    _sums_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PARTS) + 1))
+    _last_ns: int | None = None
+    _mean_s: float | None = None
+    _bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, steps: TimedSteps, held_bytes: int | None) -> None:
+        seconds = np.nan_to_num(steps.seconds)
+        with self._lock:
+            if held_bytes is not None:
+                self._bytes = {"held": held_bytes, "peak": max(held_bytes, self._bytes.get("peak", 0))}
+            if len(seconds):
+                at = np.searchsorted(_EDGES_S, seconds[:, -1])
+                self._counts += np.bincount(at, minlength=len(self._counts))
+                self._sums_s += seconds.sum(axis=0)
+                self._last_ns, self._mean_s = int(steps.end_ns[-1]), float(seconds[:, -1].mean())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; ``prometheus_client`` calls this for each request."""
+        from prometheus_client import core
+        from prometheus_client.metrics_core import SummaryMetricFamily
+
+        with self._lock:
+            counts, sums_s, held = self._counts.copy(), self._sums_s.tolist(), dict(self._bytes)
+            last_ns, mean_s = self._last_ns, self._mean_s
+        names, values, steps = list(self.labels), list(self.labels.values()), int(counts.sum())
+        edges = [*(f"{edge:.4g}" for edge in _EDGES_S), "+Inf"]
+        step = core.HistogramMetricFamily("lm_profiler_step_seconds", "Duration of a training step.", labels=names)
+        step.add_metric(values, list(zip(edges, np.cumsum(counts).tolist(), strict=True)), sums_s[-1])
+        yield step
+        meaning = "Duration of a phase of a training step."
+        phase = SummaryMetricFamily("lm_profiler_phase_seconds", meaning, labels=[*names, "phase"])
+        for part, seconds in zip(PARTS, sums_s, strict=False):
+            phase.add_metric([*values, part], steps, seconds)
+        yield phase
+        if self.tokens_per_step is not None:
+            tokens = core.CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
+            tokens.add_metric(values, steps * self.tokens_per_step)
+            yield tokens
+        meaning = "Memory in use between two steps, now and at most."
+        memory = core.GaugeMetricFamily("lm_profiler_memory_bytes", meaning, labels=[*names, "kind"])
+        for kind, size in held.items():
+            memory.add_metric([*values, kind], size)
+        yield memory
+        mfu = self.mfu_seconds / mean_s if self.mfu_seconds is not None and mean_s else None
+        ended_s = None if last_ns is None else self.epoch_s + last_ns * 1e-9
+        for name, meaning, value in (
+            ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu),
+            ("lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970.", ended_s),
+        ):
+            gauge = core.GaugeMetricFamily(name, meaning, labels=names)
+            if value is not None:
+                gauge.add_metric(values, value)
+            yield gauge
+
+
+def metrics_of(
+    folder: Path, rank: int, rows: Sequence[StepRow], record: RunRecord | None, epoch_s: float
+) -> RunMetrics:
+    tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
+    mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
+    return RunMetrics(
+        {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"},
+        sum(tokens) / len(tokens) if tokens else None,
+        mfu * step_s if mfu and step_s else None,
+        epoch_s,
+    )
+
+
+def publish(
+    metrics: RunMetrics, options: ExportOptions, rank: int, local_rank: int, undo: ExitStack
+) -> Callable[[], object] | None:
+    """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one."""
+    write: Callable[[], object] | None = None
+    if options.prometheus is not None or options.textfile is not None:
+        from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        if options.prometheus is not None:
+            host, port = options.address()
+            server, thread = start_http_server(port + local_rank, host, registry)
+            undo.callback(thread.join, 5.0)
+            undo.callback(server.server_close)
+            undo.callback(server.shutdown)
+        if options.textfile is not None:
+            path = options.textfile.absolute().with_name(of_rank(options.textfile.name, rank))
+            write = partial(write_to_textfile, str(path), registry)
+            write()
+    if options.otlp:
+        _send(metrics, undo)
+    return write
+
+
+def _send(metrics: RunMetrics, undo: ExitStack) -> None:
+    """Send the sums by OTLP; the SDK reads where to and how often from ``OTEL_EXPORTER_OTLP_*`` and the like."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+
+    named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "lm_profiler"}
+    provider = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource=Resource.create(named))
+    meter = provider.get_meter("lm_profiler")
+    for family in metrics.collect():
+        make = meter.create_observable_gauge if family.type == "gauge" else meter.create_observable_counter
+        for suffix in _SUFFIXES[family.type]:  # sums alone: a histogram's buckets can only be recorded step by step
+            name = f"{family.name}{suffix}"
+            make(name, [partial(_observed, metrics, name)], description=family.documentation)
+    undo.callback(provider.shutdown, 5_000)
+
+
+def _observed(metrics: RunMetrics, name: str, _: Any) -> Iterator[Any]:
+    from opentelemetry.metrics import Observation
+
+    for family in metrics.collect():
+        for sample in family.samples:
+            if sample.name == name:
+                yield Observation(sample.value, sample.labels)

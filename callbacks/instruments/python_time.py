@@ -1,0 +1,155 @@
+"""Divides the time that Python runs in a step among the lines of the program's own code."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import PythonTime
+
+# Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
+MOST_EVENTS = 200_000
+
+_KEPT = 16  # most lines in the result
+_TORCH, _LIGHTNING = "library", "Lightning"
+_LIBRARIES = {
+    **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), _LIGHTNING),
+    "torchmetrics": _LIGHTNING,
+    "torch": _TORCH,
+    "lm_profiler": "lm_profiler",
+    "numpy": "numpy",
+}
+# folders of ours that belong to the program that is profiled, not to the profiler
+_PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
+
+_INSIDE = "torch in a library"
+Line = tuple[str, int, str]  # file, line and function
+
+
+@dataclass(eq=False)
+class PythonTimes:
+    """Follows calls and returns of one thread, from ``start`` to ``stop``, and leaves out what following takes.
+
+    The time between two events goes to the program's line that runs, and to one of: ``python``, its own code;
+    ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name; or a C
+    function by its name. A C function may wait, so its time is read from the clock; all other time is what the thread
+    ran, which other programs cannot lengthen.
+    """
+
+    phase: Callable[[], int]  # returns the part of the step that runs now, as an index of ``PARTS``
+    clock: Callable[[], int]  # returns nanoseconds
+    ran: Callable[[], int] = time.thread_time_ns  # returns the nanoseconds that this thread ran
+    part: Guard = UNGUARDED  # guards what training calls here
+    _ns: defaultdict[tuple[int, Line, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
+    _left: int = MOST_EVENTS
+    _last_ns: int = 0
+    _last_ran_ns: int = 0
+
+    def start(self) -> bool:
+        """Start to follow; returns False where another profiler already follows this thread."""
+        if sys.getprofile() is not None:
+            return False
+        self._last_ns, self._last_ran_ns = self.clock(), self.ran()
+        sys.setprofile(self._event)
+        return True
+
+    def stop(self) -> None:
+        if getattr(sys.getprofile(), "__self__", None) is self:
+            sys.setprofile(None)
+        self._stack.clear()
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        now_ns, ran_ns = self.clock(), self.ran()
+        try:
+            self._charge(now_ns - self._last_ns, ran_ns - self._last_ran_ns)
+            if event in ("call", "c_call"):
+                self._enter(frame, arg if event == "c_call" else None)
+            elif self._stack:  # functions that were entered before the start are not on the stack
+                self._stack.pop()
+            self._left -= 1
+            if self._left <= 0:
+                self.stop()
+            # Read again: what passed since the reading above is the cost of following.
+            self._last_ran_ns, self._last_ns = self.ran(), self.clock()
+        except BaseException as error:
+            self.stop()
+            self.part.failed(error)
+
+    def _enter(self, frame: FrameType, function: Any) -> None:
+        owner, inside = self._stack[-1] if self._stack else (None, "")
+        if function is not None:
+            what = _name_of(function) or inside
+            if what == "torch" and inside != "python":
+                what = _INSIDE if inside == _TORCH else inside
+        elif what := package_of(frame.f_code.co_filename):
+            pass
+        else:
+            what = "python"
+            if owner is None or not frame.f_code.co_name.startswith("<"):  # a lambda counts as the function it is in
+                owner = frame
+        self._stack.append((owner, what))
+        if owner is not None:
+            self._ns[self.phase(), _line_of(owner), what][1] += 1
+
+    def _charge(self, passed_ns: int, ran_ns: int) -> None:
+        if self._stack and (frame := self._stack[-1][0]) is not None:
+            what = self._stack[-1][1]
+            self._ns[self.phase(), _line_of(frame), what][0] += passed_ns if "." in what else ran_ns
+
+    def shares(self) -> list[PythonTime]:
+        """Return the lines with most time, the longest first, without the operators that torch's own modules call."""
+        rows = [
+            PythonTime(
+                phase=PARTS[phase], file=file, line=line, function=function, what=what, seconds=ns * 1e-9, calls=n
+            )
+            for (phase, (file, line, function), what), (ns, n) in self._ns.items()
+            if phase < len(PARTS) and what != _INSIDE and ns > 0
+        ]
+        return sorted(rows, key=lambda row: -row.seconds)[:_KEPT]
+
+
+_ROOT = Path(__file__).resolve().parents[2].as_posix()
+_OURS = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
+
+
+@cache
+def package_of(file: str) -> str:
+    """Return the package or library of ``file``; empty for the program that is profiled."""
+    path = Path(file).as_posix()
+    if any(folder in path for folder in _PROGRAMS):
+        return ""
+    if file.startswith("<"):
+        return "Python"
+    if "/site-packages/" in path:
+        return _LIBRARIES.get(path.rpartition("/site-packages/")[2].partition("/")[0], "")
+    if path.startswith(_OURS):
+        return "lm_profiler"
+    return path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py") if path.startswith(_STANDARD) else ""
+
+
+def _line_of(frame: FrameType) -> Line:
+    code = frame.f_code
+    name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+    return code.co_filename, frame.f_lineno or code.co_firstlineno, name
+
+
+def _name_of(function: Any) -> str:
+    """Return ``torch`` for operators and tensor methods, a name like ``time.sleep``, or nothing for builtins."""
+    owner = getattr(function, "__self__", None)
+    module = getattr(function, "__module__", None) or getattr(type(owner), "__module__", "") or ""
+    if "torch" in (module.partition(".")[0], type(owner).__module__.partition(".")[0]):
+        return "torch"
+    name = str(getattr(function, "__qualname__", None) or getattr(function, "__name__", "?"))
+    return "" if module in ("builtins", "") else f"{module}.{name}"

@@ -1,0 +1,276 @@
+"""The options of a profiled run, and how it was started. A docstring of an option is what ``--help`` shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, FINEST_TARGET
+from lm_profiler.record.calls import require
+from lm_profiler.record.run import PlannedMemory, Verb
+from lm_profiler.usage_error import UsageError, expect
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """How long to warm up and to measure.
+
+    Args:
+        warmup_steps: Steps before the measured ones; recorded, never summarised.
+        measure_steps: Steps to measure; 0 where a run is only watched.
+        until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
+            both sides of it, such as 0.005: after at least 10 steps, looking again after a quarter more.
+        max_steps: Most steps to measure under until_ci.
+        max_seconds: Most seconds to measure under until_ci.
+        stop_when_done: End the run when the stages are done. Otherwise training goes on without the instruments.
+    """
+
+    warmup_steps: int = 5
+    measure_steps: int = 40
+    until_ci: float | None = None
+    max_steps: int = 1000
+    max_seconds: float = 600.0
+    stop_when_done: bool = True
+
+    def __post_init__(self) -> None:
+        expect(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
+        expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
+        if self.until_ci is not None:
+            share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
+            expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
+        expect(self.max_steps >= FEWEST_STEPS, "stages.max_steps", f"{FEWEST_STEPS} or more", self.max_steps)
+        expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
+
+    @property
+    def planned_steps(self) -> int:
+        """Most steps to measure."""
+        return self.measure_steps if self.until_ci is None else self.max_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionsOptions:
+    """Whose the time is that no phase covers.
+
+    Args:
+        steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
+            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 nobody's is known. One
+            step more follows the program's Python by its lines.
+    """
+
+    steps: int = 3
+
+    def __post_init__(self) -> None:
+        expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """Peak memory by phase and by cause.
+
+    Args:
+        steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
+            timed. With 0, FLOPs are counted on shapes alone when the run is over, which takes some seconds; with
+            trace.steps=0 too, they are not.
+        history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
+    """
+
+    steps: int = 1
+    history: bool = False
+
+    def __post_init__(self) -> None:
+        expect(self.steps >= 0, "memory.steps", "0 or more", self.steps)
+        expect(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
+        if self.history and not torch.cuda.is_available():
+            raise UsageError("memory.history: expected a CUDA device, given none; leave the option out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """The PyTorch profiler's trace.
+
+    Args:
+        steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
+            0 for no trace.
+        record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and FLOPs.
+        with_stack: Keep the Python stacks (large).
+        profile_memory: Keep allocations (large).
+        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; of our own model with attention=math
+            its scores, softmax and values too.
+        cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
+            so that nsys profile --capture-range=cudaProfilerApi records these steps alone.
+    """
+
+    steps: int = 2
+    record_shapes: bool = True
+    with_stack: bool = False
+    profile_memory: bool = False
+    nvtx: bool = False
+    cuda_profiler_range: bool = False
+
+    def __post_init__(self) -> None:
+        expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
+        for name in ("nvtx", "cuda_profiler_range"):
+            if getattr(self, name) and not torch.cuda.is_available():
+                raise UsageError(f"trace.{name}: expected a CUDA device, given none; leave the option out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericsOptions:
+    """What the precision does to the numbers.
+
+    Args:
+        audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
+            dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
+            steps, and the memory of a second model and its gradients.
+        losses: With it, losses and norms of the gradients of the first so many steps. A callback more: leave it out
+            where steps are timed.
+    """
+
+    audit: bool = False
+    losses: int = 0
+
+    def __post_init__(self) -> None:
+        expect(self.losses >= 0, "numerics.losses", "0 or more", self.losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Where the results go beside the run's own folder.
+
+    Args:
+        trackers: Log the run's figures to each logger of the Trainer, as lm_profiler/<name> in SI units, when the
+            stages are over: TensorBoard, CSV, W&B, MLflow, Comet, Neptune or any other.
+        prometheus: While a run is watched, serve its metrics at [HOST:]PORT, on 127.0.0.1 if no host is named; each
+            process of a node takes the next port.
+        textfile: While a run is watched, write its metrics to this file, for node_exporter's textfile collector.
+        otlp: While a run is watched, send its metrics by OpenTelemetry's protocol, as OTEL_EXPORTER_OTLP_* say.
+    """
+
+    trackers: bool = False
+    prometheus: int | str | None = None
+    textfile: Path | None = None
+    otlp: bool = False
+
+    @property
+    def monitoring(self) -> bool:
+        """Whether a watched run publishes metrics."""
+        return self.prometheus is not None or self.textfile is not None or self.otlp
+
+    def address(self) -> tuple[str, int]:
+        """Return the host and the port of ``prometheus``; raises UsageError where it is no address."""
+        host, _, port = str(self.prometheus).rpartition(":")
+        good = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+        expect(good, "export.prometheus", "[HOST:]PORT, as 9464", self.prometheus)
+        return host or "127.0.0.1", int(port)
+
+    def check(self, watched: bool) -> None:
+        """Raise UsageError where there is nothing to publish, or nowhere to, and MissingExtra without the library."""
+        if not self.monitoring:
+            return
+        if not watched:
+            raise UsageError("export: expected --watch=true with prometheus, textfile or otlp, given a run without it")
+        if self.otlp:
+            require("opentelemetry.exporter.otlp.proto.http", "export.otlp")
+        if self.prometheus is not None or self.textfile is not None:
+            require("prometheus_client", "export.prometheus")
+        if self.prometheus is not None:
+            self.address()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """The instruments stay until training ends, and say when and why it gets slower.
+
+    Args:
+        traces: Whether steps are traced: on demand, after a change of level, and where a slow step's cause repeats.
+        traces_per_day: Most traces a day that nobody asked for.
+        trace_mib: Most MiB of all those traces together.
+        cooldown_s: Least seconds between two of them.
+        signal: Trace two steps when SIGUSR1 comes; SLURM and Lightning may use it otherwise.
+    """
+
+    traces: bool = True
+    traces_per_day: int = 8
+    trace_mib: float = 20.0
+    cooldown_s: float = 600.0
+    signal: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError where a budget is none; a parser that tries several types would swallow it earlier."""
+        off = "; watch.traces=false leaves traces out"
+        expect(self.traces_per_day > 0, "watch.traces_per_day", f"1 or more{off}", self.traces_per_day)
+        expect(self.trace_mib > 0, "watch.trace_mib", f"a positive number{off}", self.trace_mib)
+        expect(self.cooldown_s > 0, "watch.cooldown_s", f"a positive number{off}", self.cooldown_s)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the run was started, so that a reader can start it again."""
+
+    name: str = "lm_profiler"
+    command: str = ""
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    config_yaml: str | None = None
+    folder: Path | None = None  # folder that was claimed for the run already
+    # whether the command line turns signals into exceptions, and ends the ranks that this process started
+    kept: bool = False
+    # whether Lightning added the callback to a program that does not know it: its stdout is left to the program
+    added: bool = False
+    planned: PlannedMemory | None = None  # memory that the run would need, as it was rehearsed
+    started: float = field(default_factory=time.time)  # seconds since 1970
+
+    def facts(self) -> dict[str, Any]:
+        """Return the record's fields about the start; the duration is up to now."""
+        started = datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds")
+        given = {name: getattr(self, name) for name in ("name", "command", "overrides", "config", "planned")}
+        return {**given, "started": started, "duration_s": max(time.time() - self.started, 0.0)}
+
+
+@dataclass(frozen=True)
+class ProfilingOptions:
+    """The options of a ``TrainingProfiler``, whose docstring says what each means."""
+
+    stages: StageOptions
+    actions: ActionsOptions
+    memory: MemoryOptions
+    trace: TraceOptions
+    launch: Launch | None
+    peak_flops_per_s: float | None
+    clock: Callable[[], int]
+    quiet: bool
+    verbose: bool
+    numerics: NumericsOptions
+    verb: Verb
+    log_dir: Path
+    export: ExportOptions = ExportOptions()
+    watch: WatchOptions | None = None
+
+    def check(self) -> None:
+        """Raise UsageError where the options do not go together, or nothing is to be measured or watched."""
+        watched = self.watch is not None
+        if self.watch is not None:
+            if self.verb != "fit":
+                raise UsageError(f"watch: expected a fit, given {self.verb}; leave the option out")
+            self.watch.check()
+        least = "1 or more, or 0 with watch and a step of warm-up"
+        some = self.stages.planned_steps > 0 or (watched and self.stages.warmup_steps > 0)
+        expect(some, "stages.measure_steps", least, 0)
+        self.export.check(watched)
+
+    def steps(self, collectives: int = 0) -> dict[str, int]:
+        """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""
+        return {
+            "warmup": self.stages.warmup_steps,
+            "measure": self.stages.planned_steps,
+            **({"collectives": collectives} if collectives else {}),
+            "actions": self.actions.steps + 1 if self.actions.steps else 0,  # the last is followed by its lines
+            "memory": self.memory.steps,
+            "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up
+        }

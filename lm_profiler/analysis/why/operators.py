@@ -1,0 +1,200 @@
+"""What an operator moves at least and what it multiplies, told by its name and the tensors that it was given.
+
+A trace holds no results: they follow from what the operator does. Where that does not tell, only what is read counts,
+so that bytes are a lower bound. Each input counts once, and the result once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from lm_profiler.analysis.trace.kinds import operator_kind
+from lm_profiler.analysis.trace.walk import Inputs
+
+# bytes of an element, by the type's name in a trace
+_SIZES = {
+    **dict.fromkeys(("double", "long", "long int", "long long", "c10::complex<float>"), 8),
+    **dict.fromkeys(("float", "int", "c10::complex<c10::Half>"), 4),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int"), 2),
+    **dict.fromkeys(("bool", "unsigned char", "signed char"), 1),
+    **dict.fromkeys((f"c10::Float8_{form}" for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    "c10::complex<double>": 16,
+}
+_DTYPES = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+_NO_TENSORS = frozenset({"", "Scalar", "ScalarList", "GenericList"})
+
+_BIASED = frozenset({"addmm", "baddbmm", "_addmm_activation"})
+_PRODUCTS = frozenset({"mm", "bmm", "_scaled_mm", "_int_mm"}) | _BIASED
+
+
+class Operand(NamedTuple):
+    """A tensor, or a list of them, which has no one shape."""
+
+    shape: Sequence[int]
+    elements: int
+    item: int | None  # bytes of an element; None is unknown
+    dtype: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """0 where that is unknown."""
+        return self.elements * (self.item or 0)
+
+
+class Lists(NamedTuple):
+    """What a trace does not tell of tensors in a list: their type, and of more than 30 also how many elements."""
+
+    elements: int | None = None
+    item: int | None = None
+
+
+UNKNOWN_LISTS = Lists()
+
+
+def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
+    """The tensors among the arguments, in their order; ``lists`` is what one call is given in each list."""
+    tensors, cut = [], is_cut(inputs)
+    for dims, type_ in zip(inputs.dims, inputs.types, strict=False):
+        if type_ == "TensorList":
+            elements = lists.elements if cut else sum(prod(one) for one in dims)
+            tensors.append(Operand((), elements or 0, None if elements is None else lists.item))
+        elif (item := _SIZES.get(type_)) is not None:
+            tensors.append(Operand(dims, prod(dims), item, _DTYPES.get(type_)))
+        elif type_ not in _NO_TENSORS:
+            tensors.append(Operand((), 0, None))
+    return tensors
+
+
+def is_cut(inputs: Inputs) -> bool:
+    """Return whether the lists of tensors were too long for the trace: the first one at least is never empty."""
+    lists = (dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False) if type_ == "TensorList")
+    return next(lists, None) == []
+
+
+_Rule = Callable[[Sequence[Operand], int], int]  # bytes from the operands and what reading all of them takes
+
+
+def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
+    """Return the bytes that one call of ``name``, an operator or a compiled kernel, moves at least; None: unknown."""
+    given = operands(inputs, lists)
+    if not given or any(one.item is None for one in given):
+        return None
+    read = sum(one.bytes for one in given)
+    if name.startswith("triton_"):
+        return read  # its results are arguments too
+    base = re.sub(r"^aten::(_foreach_)?", "", name)
+    rule = _BY_NAME.get(base) or _BY_KIND.get(operator_kind(name))
+    return None if base == name or rule is None else rule(given, read)
+
+
+def _pointwise(given: Sequence[Operand], read: int) -> int:
+    """The result has the shape that all have together; in place, and of lists, that is the first one's."""
+    rank = max(len(one.shape) for one in given)
+    padded = [[1] * (rank - len(one.shape)) + list(one.shape) for one in given]
+    elements = prod(max(sizes) for sizes in zip(*padded, strict=True)) if rank else given[0].elements
+    # Of the result's type: tensors with dimensions go before those without, floats before integers.
+    some = [one for one in given if one.shape] or given
+    some = [one for one in some if one.dtype is not None] or some
+    return read + elements * max(one.item or 0 for one in some)
+
+
+def _only_written(given: Sequence[Operand], _: int) -> int:
+    return given[0].bytes
+
+
+def _only_read(_: Sequence[Operand], read: int) -> int:
+    return read
+
+
+def _moved(_: Sequence[Operand], read: int) -> int:
+    return 2 * read
+
+
+def _like_first(given: Sequence[Operand], read: int) -> int:
+    return read + given[0].bytes
+
+
+def _looked_up(given: Sequence[Operand], _: int) -> int:
+    """Return the bytes of an embedding: only the rows of the table that are asked for."""
+    table, indices = given[0], given[-1]
+    row = table.elements // max(table.shape[0], 1) if table.shape else 1
+    return 2 * indices.elements * row * (table.item or 0) + indices.bytes
+
+
+def _gathered(given: Sequence[Operand], _: int) -> int:
+    return 2 * given[1].elements * (given[0].item or 0) + given[1].bytes
+
+
+def _updated(states: int) -> _Rule:
+    """Parameters, gradients and so many states are read; all but the gradients are written."""
+
+    def rule(given: Sequence[Operand], _: int) -> int:
+        lists = [one.bytes for one in given[: 2 + states]]
+        return 2 * sum(lists) - lists[1]
+
+    return rule
+
+
+_BY_NAME: dict[str, _Rule] = {
+    **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"), _only_written),
+    **dict.fromkeys(("copy_", "_local_scalar_dense"), _only_read),  # where it is copied to is an argument
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _updated(states=2)),  # with amsgrad there is a third
+    "_fused_adagrad_": _updated(states=1),
+    "_fused_sgd_": _updated(states=0),  # with momentum there is one
+    "native_dropout": lambda given, read: read + given[0].bytes + given[0].elements,
+    **dict.fromkeys(("embedding", "index_select"), _looked_up),
+    "gather": _gathered,
+    "embedding_dense_backward": _only_read,
+    "nll_loss_forward": lambda given, _: given[1].bytes,
+    "nll_loss_backward": lambda given, _: given[1].bytes,
+    **dict.fromkeys(("cat", "stack", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy"), _moved),
+    **dict.fromkeys(("triu", "tril", "cumsum", "cumprod", "sort"), _like_first),
+}
+_BY_KIND: dict[str, _Rule] = {
+    "elementwise": _pointwise,
+    "normalization": _like_first,
+    "softmax": _like_first,
+    "reduction": _only_read,
+}
+
+
+class Product(NamedTuple):
+    """A product of ``batch`` pairs of matrices [m, k] and [k, n], or fused attention, which has no m, n and k."""
+
+    flops: int
+    dtype: str | None  # of its factors, as torch names it; None is unknown
+    batch: int = 1
+    m: int = 0
+    n: int = 0
+    k: int = 0
+
+
+def product_of(name: str, inputs: Inputs) -> Product | None:
+    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown."""
+    given = operands(inputs)
+    shapes, dtype = [one.shape for one in given], given[1].dtype if len(given) > 1 else None
+    base = name.removeprefix("aten::").removesuffix("_")
+    if "attention" in base:
+        return _attention(base, shapes, dtype, inputs)
+    factors = shapes[1:3] if base in _BIASED else shapes[:2]
+    if base not in _PRODUCTS or [len(one) for one in factors] not in ([2, 2], [3, 3]):
+        return None
+    left, right = factors
+    batch, (m, k), n = prod(left[:-2]), left[-2:], right[-1]
+    return Product(2 * batch * m * n * k, dtype, batch, m, n, k)
+
+
+def _attention(base: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs) -> Product | None:
+    """Tensors are [B, H, T, D]; operators that are not called ``scaled_dot_product`` are given [B, T, H, D]."""
+    backward = "backward" in base
+    given = shapes[1:4] if backward else shapes[:3]
+    if [len(one) for one in given] != [4, 4, 4]:
+        return None
+    q, k, v = given
+    time = 2 if base.startswith("_scaled_dot_product") else 1
+    flops = 2 * prod(q[:3]) * k[time] * (q[3] + v[3]) * (2 if backward else 1)
+    # Causal attention counts half: fused kernels leave out the blocks that are masked.
+    return Product(flops // 2 if "True" in inputs.values else flops, dtype)

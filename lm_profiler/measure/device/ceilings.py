@@ -1,0 +1,289 @@
+"""Measures the machine's ceilings: the rate of a large matmul and of a large copy, with or without a datasheet.
+
+Other users of the machine come and go, and can only slow it: the best of several short probes is nearest to the truth,
+and the best readings are kept across runs. All of it waits for the device, and takes a part of its free memory: call it
+when all timing is over and the peaks are read. The CPU uses ``torch.get_num_threads()`` threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import inf, isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lm_profiler.measure.clocks.stream import Stopwatch
+from lm_profiler.measure.device.environment import cpu_name, device_name, float32_matmul_precision
+from lm_profiler.measure.memory.peaks import available_bytes
+from lm_profiler.record.files import read_json, write_whole
+from lm_profiler.record.process_spread import cache_folder
+
+AGREE = 0.8  # two readings agree if the smaller is at least this share of the larger
+
+# seconds for which nothing is read anew once two readings have agreed: a reading costs each run CPU time
+FRESH_S = 86_400.0
+
+_PROBES, _PAUSE_S = 3, 0.05
+_MEMORY_SHARE = 0.5  # the share of free memory that a reading may take
+
+# Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated.
+SMALLEST, LARGEST = 128, 16384
+
+LONG_ENOUGH_S = 0.01  # a matmul of this length hides the cost of launching and timing it, which is microseconds
+SETTLED = 1.1  # sizes grow until doubling the side raises the rate by less than this factor
+BELIEVABLE_S = 0.001  # where all matmuls are shorter there is no ceiling: memory was too small for a longer one
+
+_TILE = 256
+
+# Memory that counts as free on a CPU at most, so that 2048 is the largest side in float32. There the matrices enlarge
+# the training process itself, and matmuls of this size are long enough.
+_ON_A_CPU_BYTES = 256 << 20
+
+
+def matmul_ceiling(
+    device: torch.device,
+    dtype: torch.dtype,
+    budget_s: float = 0.25,
+    clock: Callable[[], int] = time.perf_counter_ns,
+    pause: Callable[[float], None] = time.sleep,
+) -> float | None:
+    """Return the best FLOP/s of square matmuls [N, N] · [N, N], 2·N³ FLOPs each, within ``budget_s`` seconds.
+
+    None if the device has no matmul in this dtype, or too little memory for one that is long enough. float32 follows
+    torch's current precision setting. Short products may run at a clock rate that a long run does not hold.
+    """
+    try:
+        products = Products(device, dtype, clock)
+        products(1)
+    except (RuntimeError, TypeError):  # RuntimeError with NotImplementedError; MPS raises TypeError for float64
+        return None
+    best: tuple[int, float] | None = None
+    for probe in range(_PROBES):
+        end_ns = clock() + round(budget_s / _PROBES * 1e9)
+
+        def left_s(end_ns: int = end_ns) -> float:
+            return (end_ns - clock()) * 1e-9
+
+        if probe == 0:
+            free = usable_bytes(device)
+            free = min(free, _ON_A_CPU_BYTES) if device.type == "cpu" else free
+            best = fastest(products, largest_size(free, dtype), left_s)
+        elif best is not None:
+            pause(_PAUSE_S)
+            best = _repeat(products, dict([best]), left_s)
+    if best is None:
+        return None
+    size, seconds = best
+    return 2 * size**3 / seconds
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Return the free bytes of ``device``, including what torch's allocator caches: on a full device that is most."""
+    free = available_bytes(device)
+    if free is None:  # the device shares the machine's memory
+        return available_bytes(torch.device("cpu")) or 0
+    if device.type == "cpu":
+        return free
+    return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+
+
+def fastest(
+    time_product: Callable[[int], float], largest: int, left_s: Callable[[], float]
+) -> tuple[int, float] | None:
+    """Return the size with the highest rate, and the seconds of its best matmul; None where all are too short.
+
+    Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED`` (both, because a
+    busy CPU may stall any matmul for that long), or until memory or time is too short for the next size, which takes up
+    to eight times as long. Then the two best sizes repeat until time is up (``left_s`` is negative).
+    """
+    seconds: dict[int, float] = {}
+    size, previous = SMALLEST, inf
+    while not seconds or (size <= largest and 8 * previous < left_s()):
+        try:
+            seconds[size] = time_product(size)  # includes fresh pages and the choice of a kernel, so it runs twice
+            if seconds[size] < left_s():
+                seconds[size] = min(seconds[size], time_product(size))
+        except torch.OutOfMemoryError:  # free memory is fragmented
+            break
+        if seconds[size] >= LONG_ENOUGH_S and 8 * previous < SETTLED * seconds[size]:
+            break
+        size, previous = 2 * size, seconds[size]
+    return _repeat(time_product, seconds, left_s) if max(seconds.values(), default=0.0) >= BELIEVABLE_S else None
+
+
+def _repeat(
+    time_product: Callable[[int], float], seconds: dict[int, float], left_s: Callable[[], float]
+) -> tuple[int, float] | None:
+    """Repeat the two best sizes until time is up; return the best size and its seconds, None without a time."""
+
+    def seconds_per_flop(size: int) -> float:
+        return seconds[size] / size**3 if seconds[size] > 0 else inf  # zero: the clock is too coarse for this size
+
+    while True:
+        best = sorted(seconds, key=seconds_per_flop)[:2]
+        fitting = [size for size in best if seconds[size] < left_s()]
+        if not fitting:
+            return (best[0], seconds[best[0]]) if best and seconds[best[0]] > 0 else None
+        for size in fitting:
+            seconds[size] = min(seconds[size], time_product(size))
+
+
+def largest_size(available_bytes: int, dtype: torch.dtype) -> int:
+    """Return the largest side up to ``LARGEST`` whose matrices fit into half of ``available_bytes``."""
+    # Three matrices of this size, and a third as much for all smaller sizes: 3 · (1 + 1/4 + 1/16 + ...) = 4.
+    elements = _MEMORY_SHARE * available_bytes / dtype.itemsize / 4
+    return min(LARGEST, int(elements**0.5))
+
+
+class Products:
+    """Runs and times one matmul at a time; keeps the matrices of every size, since sizes take turns."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]) -> None:
+        self._seconds = Stopwatch(device, clock)
+        # Random values: zeros draw less power and so run faster. An own generator leaves the run's unchanged.
+        generator = torch.Generator(device).manual_seed(0)
+        tile = torch.empty(_TILE, _TILE, device=device, dtype=torch.float32).uniform_(-1, 1, generator=generator)
+        self._tile = tile.to(dtype)
+        self._matrices: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __call__(self, size: int) -> float:
+        if size not in self._matrices:
+            self._matrices[size] = self._make(size), self._make(size), self._make(size)
+        left, right, out = self._matrices[size]
+        # With `out`, autocast does not change the dtype.
+        return self._seconds(lambda: torch.mm(left, right, out=out))
+
+    def _make(self, size: int) -> Tensor:
+        # A tile is repeated: filling a large matrix with random numbers takes longer than multiplying it.
+        times = -(-size // _TILE)
+        return self._tile.repeat(times, times)[:size, :size].contiguous()
+
+
+# bytes of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB); on a CPU, where they
+# enlarge the process, both are twice the last-level cache of many CPUs
+ON_A_GPU_BYTES, ON_A_CPU_BYTES = 512 << 20, 32 << 20
+_COPIES = 3
+
+
+def copy_rate(
+    device: torch.device,
+    clock: Callable[[], int] = time.perf_counter_ns,
+    pause: Callable[[float], None] = time.sleep,
+    buffer_bytes: int | None = None,
+) -> float | None:
+    """Return the bytes read and written per second by the fastest of a few large copies; None without memory for them.
+
+    Bytes count as in STREAM (McCalpin 1995): the cache lines that a CPU reads before it overwrites them do not count,
+    so that a phase which only reads may be up to half as fast again. Where a CPU's caches hold a part of the buffers,
+    the result is an upper bound of the memory's rate, and times computed from it are still lower bounds.
+    """
+    size = buffer_bytes or (ON_A_CPU_BYTES if device.type == "cpu" else ON_A_GPU_BYTES)
+    if 2 * size > _MEMORY_SHARE * usable_bytes(device):
+        return None
+    seconds_of = Stopwatch(device, clock)
+    try:
+        # Filled first: the first write to a fresh page includes the kernel's work.
+        source, target = (torch.ones(size // 4, device=device, dtype=torch.float32) for _ in range(2))
+    except torch.OutOfMemoryError:  # free memory is fragmented
+        return None
+    best_s = inf
+    for probe in range(_PROBES):
+        if probe:
+            pause(_PAUSE_S)
+        best_s = min(best_s, *(seconds_of(lambda: target.copy_(source)) for _ in range(_COPIES)))
+    return 2 * source.nbytes / best_s if best_s > 0 else None
+
+
+_AGREED = "agreed_at"  # the key of the time at which two readings agreed, in seconds since 1970
+
+
+def known_ceiling(
+    device: torch.device,
+    dtype: torch.dtype,
+    say: Callable[[str], None],
+    folder: Path | None = None,
+    probe: Callable[[torch.device, torch.dtype], float | None] = matmul_ceiling,
+    clock: Callable[[], float] = time.time,
+) -> float | None:
+    """Return the matmul ceiling in FLOP/s: the better of the reading of now and the kept one, where the two agree.
+
+    ``say`` gets the reason where they do not. The best reading is kept in a file of ``folder`` for each device, CPU,
+    number of threads, dtype, precision and version of torch. For ``FRESH_S`` after two readings have agreed it is used
+    without a new reading. A file that cannot be read or written counts as absent.
+    """
+    of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
+    path = _path("ceiling", device, of, folder)
+    rate, kept = _readings(path, "flops_per_s", lambda: probe(device, dtype), clock())
+    if rate is None or kept is None:
+        return rate
+    if not _agree(rate, kept):
+        say(
+            f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
+            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {path}"
+        )
+        return None
+    return max(rate, kept)
+
+
+def known_copy_rate(
+    device: torch.device,
+    folder: Path | None = None,
+    probe: Callable[[torch.device], float | None] = copy_rate,
+    clock: Callable[[], float] = time.time,
+) -> float | None:
+    """Return the memory bandwidth in bytes/s: the better of the reading of now and the kept one.
+
+    They need not agree: bandwidth gives the least time of a phase, and other users of the machine can only slow a copy.
+    """
+    path = _path("bandwidth", device, {}, folder)
+    rate, kept = _readings(path, "bytes_per_s", lambda: probe(device), clock())
+    return rate if rate is None else max(rate, kept or 0.0)
+
+
+def _path(kind: str, device: torch.device, of: Mapping[str, str], folder: Path | None) -> Path | None:
+    """Return the file of a reading, named by all on which it depends; None where there is no home folder."""
+    where = {"device": device_name(device), "cpu": cpu_name()}
+    what = {**where, "threads": torch.get_num_threads(), "torch": torch.__version__, **of}
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        return (folder or cache_folder()) / f"{kind}-{digest}.json"
+    except RuntimeError:
+        return None
+
+
+def _readings(
+    path: Path | None, key: str, probe: Callable[[], float | None], now_s: float
+) -> tuple[float | None, float | None]:
+    """Return the rate of now and the kept one; keep the better of them, and the time if they agree."""
+    kept = None if path is None else _read(path, key)
+    agreed_s = None if path is None or kept is None else _read(path, _AGREED)
+    # A time in the future means that the clock was set back: read anew.
+    if agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
+        return kept, kept
+    rate = probe()
+    if path is not None and rate is not None:
+        agrees = kept is not None and _agree(rate, kept)
+        if agrees or kept is None or rate > kept:
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = {key: max(rate, kept or 0.0)} | ({_AGREED: now_s} if agrees else {})
+                write_whole(path, json.dumps(content) + "\n")
+    return rate, kept
+
+
+def _agree(a: float, b: float) -> bool:
+    return min(a, b) >= AGREE * max(a, b)
+
+
+def _read(path: Path, key: str) -> float | None:
+    try:
+        kept = float(read_json(path)[key])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return kept if isfinite(kept) and kept > 0 else None

@@ -1,0 +1,255 @@
+"""The values of fake tensors: known where that is cheap, else a number that is unknown.
+
+Torch keeps the value of a fake tensor that is made from one number, and computes with it as long as all inputs of an
+operator have values (the constants of ``FakeTensorMode``). Here small tensors keep theirs too, and those of a batch.
+Whatever depends on weights has no value. Asked for it, a fake tensor gives an ``Unknown``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from lm_profiler.torch_names import FAKES, NO_MODES, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor
+else:
+    FakeTensor = FAKES.as_base("FakeTensor")
+
+MOST = 1 << 18  # the most elements of a tensor whose value is kept
+
+# lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
+TAKEN_FOR_ONE: dict[str, None] = {}
+
+# Frames of these folders are skipped when the line that asked is looked for.
+_OURS = (os.path.dirname(__file__), os.path.dirname(torch.__file__))  # noqa: PTH120
+
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+
+
+class DependsOnValues(Exception):
+    """Raised where a step asks for a value that cannot be known without running it."""
+
+
+class Unknown:
+    """An unknown number or truth value.
+
+    It can be kept, added, averaged, logged and printed. A branch on it, or a size made from it, raises
+    ``DependsOnValues``.
+    """
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __format__(self, how: str) -> str:
+        return "unknown"
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+    def _itself(self, *_: Any) -> Unknown:
+        return self
+
+    __neg__ = __pos__ = __abs__ = __round__ = __invert__ = item = _itself
+
+    def _refuse(self) -> Any:
+        raise DependsOnValues
+
+    def __float__(self) -> float:
+        """Return 1.0, since Python accepts nothing but a float here, and note the line that asked."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        TAKEN_FOR_ONE[f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"] = None  # noqa: PTH119
+        return 1.0
+
+    __bool__ = __int__ = __index__ = __complex__ = _refuse
+    __trunc__ = __floor__ = __ceil__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` with 1.0 in place of unknowns: the result has the same size, and its value is forgotten."""
+        args, kwargs = tree_map(lambda leaf: 1.0 if isinstance(leaf, Unknown) else leaf, (args, kwargs or {}))
+        try:
+            made = func(*args, **kwargs)
+        except TypeError:  # it takes whole numbers, for a size
+            raise DependsOnValues from None
+        for leaf in tree_leaves(made):
+            mode = getattr(leaf, "fake_mode", None)
+            if mode is not None:
+                mode.forget(leaf)
+        return made
+
+
+def _operator(self: Unknown, other: Any, *_: Any) -> Any:
+    return self if isinstance(other, (Number, Unknown)) else NotImplemented
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod"):
+    setattr(Unknown, f"__{_name}__", _operator)
+    setattr(Unknown, f"__r{_name}__", _operator)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Unknown, f"__{_name}__", _operator)
+
+
+class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a class that is looked up at run time
+    """Keeps the values of small tensors, also random ones: a step may branch on what it draws, as any step of a run."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        FAKES.find().CONSTANT_NUMEL_LIMIT = MOST
+
+    def known(self, value: Tensor) -> FakeTensor:
+        known: FakeTensor = self.fake_tensor_converter.from_real_tensor(self, value, make_constant=True)
+        return known
+
+    def forget(self, value: Any) -> None:
+        """Make the values of all tensors in ``value`` unknown, and of those that share their storage."""
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, FakeTensor) and leaf.constant is not None:
+                self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
+                leaf.constant = None
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Queries, as of a device or a size, are two thirds of all calls, so they come first.
+        if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
+            return super().dispatch(func, types, args, kwargs)
+        if _has_real((*args, *kwargs.values())):
+            args, kwargs = tree_map(self._with_value, (args, kwargs))
+        made = super().dispatch(func, types, args, kwargs)
+        name = func.__name__
+        if isinstance(made, FakeTensor):
+            if made.layout is torch.sparse_coo:
+                raise DependsOnValues  # how many rows it stores
+            if "empty" in name:
+                self.forget(made)
+            elif made.constant is None and _is_small(made) and not _has_tensor((*args, *kwargs.values())):
+                with NO_MODES.find()():  # made of numbers alone
+                    return self.known(func(*args, **kwargs))
+        if "batch_norm" in name:  # updates running statistics, which most schemas do not declare
+            self.forget((args, kwargs))
+        elif args and isinstance(args[0], (list, tuple)) and name.partition(".")[0].endswith("_"):
+            # Writes to lists of tensors; torch forgets single tensors alone.
+            written = args[:1] if "foreach" in name else args
+            fakes = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+            if any(leaf.constant is None for leaf in fakes):
+                self.forget(written)
+        return made
+
+    def _with_value(self, given: Any) -> Any:
+        """Replace a small real tensor, such as data that a module keeps, by a fake one with its value."""
+        plain = type(given) is Tensor and not given.is_quantized and not given.requires_grad
+        return self.known(given) if plain and _is_small(given) else given
+
+
+def _has_real(given: Sequence[Any]) -> bool:
+    for each in given:
+        kind = type(each)
+        if kind is Tensor or (kind in (list, tuple) and _has_real(each)):
+            return True
+    return False
+
+
+def _has_tensor(given: Sequence[Any]) -> bool:
+    return any(isinstance(each, Tensor) or (isinstance(each, (list, tuple)) and _has_tensor(each)) for each in given)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.numel() <= MOST and tensor.layout is torch.strided
+
+
+def answer_with_unknown() -> None:
+    """Have fake tensors without a value answer ``item`` with an ``Unknown``, and pass all checks of their values.
+
+    They count as finite, and the checks of distributions and metrics hold. Only for a process of its own: this replaces
+    code of torch and of Python.
+    """
+    Distribution.set_default_validate_args(False)
+    FakeTensor.item = _item  # type: ignore[assignment,method-assign]
+    FakeTensor.numpy = _numpy  # type: ignore[assignment,method-assign]
+    FakeTensor.__format__ = _format  # type: ignore[method-assign]
+    FakeTensor.__float__ = lambda tensor: float(tensor.item())  # type: ignore[method-assign]
+    for choose in (max, min):
+        setattr(builtins, choose.__name__, _choosing_with_unknown(choose))
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _making_from_unknown(getattr(torch, name)))
+    for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
+        taken = _always_finite(answer, getattr(torch, name))
+        setattr(torch, name, taken)
+        setattr(FakeTensor, name, taken)
+        setattr(math, name, _number_always_finite(answer, getattr(math, name)))
+
+
+def _item(tensor: Tensor) -> Any:
+    try:
+        return Tensor.item(tensor)
+    except FAKES.find().DataDependentOutputException:
+        return Unknown()
+
+
+def _format(tensor: Tensor, how: str) -> str:
+    return format(tensor.item(), how) if tensor.dim() == 0 else repr(tensor)
+
+
+def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
+    if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+        return Tensor.numpy(tensor.constant, force=force)
+    if tensor.numel() > MOST:
+        raise DependsOnValues
+    return np.full(tuple(tensor.shape), Unknown(), dtype=object)
+
+
+def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``choose`` (``max`` or ``min``): among numbers one of which is unknown, the result is unknown."""
+
+    def chosen(*given: Any, **kwargs: Any) -> Any:
+        try:
+            return choose(*given, **kwargs)
+        except DependsOnValues:
+            among = given if len(given) > 1 else given[0]
+            if isinstance(among, (list, tuple)) and all(isinstance(each, (Number, Unknown)) for each in among):
+                return Unknown()
+            raise
+
+    return chosen
+
+
+def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``make``, which makes a tensor from numbers: some of them may be unknown."""
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        among = tree_leaves(data) if isinstance(data, (list, tuple)) else [data]
+        if any(isinstance(leaf, Unknown) for leaf in among):
+            return Unknown.__torch_function__(make, (), (data, *args), kwargs)
+        return make(data, *args, **kwargs)
+
+    return made
+
+
+def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Replace ``ask`` (``isnan`` and the like): a run that is planned is taken to stay finite."""
+
+    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+        unknown = isinstance(given, FakeTensor) and given.constant is None and not given.fake_mode.in_kernel_invocation
+        if not unknown:  # also where torch itself asks, to infer a shape
+            return ask(given, *args, **kwargs)
+        with given.fake_mode:
+            return torch.full(given.shape, answer, dtype=torch.bool, device=given.device)
+
+    return taken
+
+
+def _number_always_finite(answer: bool, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda number, /: answer if isinstance(number, Unknown) else ask(number)

@@ -1,0 +1,118 @@
+"""Own work and waiting, against simulated ranks of which both are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, TREE, simulate, usual
+
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Collective, RankTimeline
+from lm_profiler.analysis.ranks.waiting import RanksWork, work_of
+from lm_profiler.record.parts import PARTS
+
+NANOSECONDS = 1e-7
+"""Instants are rounded."""
+
+OF_A_TREE = 8.1 * CALL_S
+"""Of a broadcast that does not hold a rank, the call's own time counts as waiting: two in each of four batches."""
+
+
+def own_s(work: RanksWork) -> Any:
+    """Of the parts of a step."""
+    return work.own_s[:, :, :OUTSIDE]
+
+
+@pytest.mark.parametrize("program", [DDP, ACCUMULATED, SHARDED], ids=["DDP", "accumulated", "sharded"])
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("part", ["data", "forward", "backward", "optimizer", "other"])
+def test_own_work_and_waiting_are_what_they_are(program: list[Any], ranks: int, part: str) -> None:
+    work_s = usual(ranks, 12, noise=0.05, seed=ranks)
+    work_s[part][1] += 0.03
+    truth = simulate(work_s, program)
+    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=program is not SHARDED)
+    off_s = NANOSECONDS if ranks == 2 else OF_A_TREE
+    np.testing.assert_allclose(own_s(work), truth.own_s, atol=off_s)
+    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=off_s)
+
+
+def test_calls_of_groups_hold_their_own_ranks_alone() -> None:
+    """Each pair of four ranks is sharded among itself."""
+    work_s = usual(4, 12, noise=0.05)
+    work_s["forward"][2] += 0.03
+    truth = simulate(work_s, SHARDED, groups=2)
+    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=False)
+    np.testing.assert_allclose(own_s(work), truth.own_s, atol=OF_A_TREE)
+    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=OF_A_TREE)
+
+
+def test_a_call_that_nobody_waits_for_is_found_without_being_told() -> None:
+    """Ranks go on before the last one came, under whatever name."""
+    asynchronous = [("call", "gloo:all_reduce", "nobody") if op[0] == "call" else op for op in DDP]
+    work_s = usual(2, 12)
+    work_s["forward"][1] += 0.03
+    truth = simulate(work_s, asynchronous)
+    assert work_of(truth.timelines, truth.timelines[0].steps, overlap=False).waiting_s.max() == 0.0
+
+
+def test_steps_that_not_all_ranks_have_are_left_out() -> None:
+    truth = simulate(usual(2, 12, noise=0.05))
+    some = np.array([3, 4, 7], dtype=np.int64)
+    work = work_of(truth.timelines, some, overlap=True)
+    np.testing.assert_allclose(own_s(work), truth.own_s[:, [2, 3, 6]], atol=NANOSECONDS)
+
+
+def test_a_call_that_a_rank_of_its_group_does_not_know_of_is_left_out() -> None:
+    truth = simulate(usual(2, 3))
+    first, second = truth.timelines
+    shorter = replace(second, collectives=second.collectives[:-1], arrivals_ns=second.arrivals_ns[:-1])
+    work = work_of([first, shorter], first.steps, overlap=True)
+    np.testing.assert_allclose(own_s(work)[:, :2], truth.own_s[:, :2], atol=NANOSECONDS)
+
+
+def test_who_comes_late_because_it_was_held_is_not_to_blame() -> None:
+    """Of four, rank 2 loads longer: rank 0 waits for it in the broadcast, the others for rank 0 at the gradients."""
+    work_s = usual(4, 12, noise=0.02)
+    work_s["data"][2] += 0.03
+    truth = simulate(work_s)
+    caused = work_of(truth.timelines, truth.timelines[0].steps, overlap=True).caused_s
+    assert caused[2] == pytest.approx(0.03, rel=0.1)
+    assert np.delete(caused, 2, axis=0).max() < 0.004
+
+
+def timed(rank: int, marks_ms: list[tuple[str, float]], calls_ms: list[tuple[float, float]]) -> RankTimeline:
+    """One step; of each call when it came, and how long it waited inside of it."""
+    return RankTimeline(
+        rank,
+        "here",
+        np.array([1]),
+        np.array([0, len(marks_ms)]),
+        np.array([PARTS.index(part) for part, _ in marks_ms], dtype=np.uint8),
+        np.array([round(at * 1e6) for _, at in marks_ms]),
+        np.array([round(at * 1e6) for at, _ in calls_ms]),
+        [Collective("0", number, "nccl:all_reduce") for number in range(len(calls_ms))],
+        "here",
+        np.array([round(waited * 1e6) for _, waited in calls_ms]),
+    )
+
+
+def test_what_was_timed_on_a_stream_counts_as_far_as_nothing_hid_it() -> None:
+    """Rank 1 came 30 ms later. Rank 0's first bucket waits all of it, but while it computes for 20; its last bucket
+    stands behind that one, and waits for rank 1's again."""
+    fast = timed(0, [("forward", 0), ("backward", 5), ("optimizer", 60), ("other", 65)], [(10, 30), (30, 20)])
+    slow = timed(1, [("forward", 0), ("backward", 35), ("optimizer", 60), ("other", 65)], [(40, 0), (60, 0)])
+    work = work_of([fast, slow], np.array([1]), overlap=True)
+    assert work.waiting_s[0, 0, PARTS.index("backward")] == pytest.approx(0.030)
+    assert own_s(work)[0, 0, PARTS.index("backward")] == pytest.approx(0.025)
+    assert work.waiting_s[1].sum() == 0.0
+
+
+def test_the_simulation_waits_where_it_says() -> None:
+    """By hand: two ranks, one step; the broadcasts and the last bucket wait."""
+    still = {part: np.zeros((2, 1)) for part in usual(2, 1)}
+    still["data"][1], still["forward"][0] = 0.03, 0.02
+    truth = simulate(still, [op for op in DDP if op[2] != TREE] + [("work", "other", 1.0)])
+    assert truth.waiting_s.sum(axis=(1, 2)) == pytest.approx([0.01, 0.0], abs=2e-4)
+    assert truth.own_s.sum(axis=(1, 2)) == pytest.approx([0.02 + 3 * CALL_S, 0.03 + 3 * CALL_S])

@@ -1,0 +1,63 @@
+"""Runs concluded anew: the same rules say the same, and what has changed is told."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from known_loop import instruments, trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lm_profiler.analysis.conclude import concluded_again
+from lm_profiler.analysis.evidence import EVIDENCE_FILE, read_evidence
+from lm_profiler.cli.main import main
+from lm_profiler.record.run import RecordError, RunRecord, read_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a real run of 30 steps, with a step of the memory stage and two traced ones."""
+    folder = tmp_path_factory.mktemp("run")
+    profiler = instruments(2, 30, memory=1, trace=2, log_dir=folder)
+    trainer_with([profiler], folder).fit(BoringModel())
+    return profiler.folder
+
+
+def test_the_rules_that_made_a_record_make_it_again(run: Path) -> None:
+    record, changes = concluded_again(run, read_run(run))
+    assert changes == []
+    assert record.findings or record.verdict
+    assert (record.waterfall is None) == (read_run(run).waterfall is None)
+
+
+def test_the_evidence_of_thirty_steps_is_small(run: Path) -> None:
+    assert (run / EVIDENCE_FILE).stat().st_size < 2 * 2**20
+
+
+def test_what_an_older_version_said_otherwise_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = read_run(run)
+    assert now.steadiness is not None
+    old = now.model_copy(update={"steadiness": now.steadiness.model_copy(update={"cut": 7}), "findings": []})
+    _, changes = concluded_again(run, RunRecord(**old.model_dump()))
+    assert changes[0].field.split(".")[0] in ("steadiness", "findings[0]")
+    assert (7, now.steadiness.cut) in [(of.before, of.now) for of in changes if of.field == "steadiness.cut"]
+    before = (run / "run.json").read_bytes()
+    assert main(["report", str(run), "--again"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("the same")
+    assert (run / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}x", mtime=0), gzip.compress(b"[]", mtime=0)])
+def test_damaged_evidence_is_told_by_its_file(run: Path, content: bytes) -> None:
+    path = run / EVIDENCE_FILE
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(content)
+        with pytest.raises(RecordError, match=f"{EVIDENCE_FILE}: is no evidence of a run"):
+            read_evidence(run)
+        path.unlink()
+        with pytest.raises(RecordError, match="is not there"):
+            read_evidence(run)
+    finally:
+        path.write_bytes(whole)

@@ -1,0 +1,167 @@
+"""Each finding is drawn from its own facts, and not without them; the likeliest saving comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from made_facts import busy, fall, line, made, owned, thread
+
+from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
+from lm_profiler.analysis.savings import LOOKS, WORTH, findings_of
+from lm_profiler.record.run import (
+    BetweenSteps,
+    Contributor,
+    LoaderFacts,
+    RankFinding,
+    Ranks,
+    RunRecord,
+    Settings,
+    StepCounters,
+    StepPattern,
+    Sync,
+    Term,
+)
+
+
+def between(what: str, seconds: float, times: int) -> dict[str, Any]:
+    return {"between": [BetweenSteps(what=what, seconds=seconds, times=times)], "between_steps_s": seconds}
+
+
+def of_ranks(saves_s: float) -> Ranks:
+    finding = RankFinding(
+        kind="straggler", rank=1, host="a", phase="data", saves_s=saves_s, low_s=0.9 * saves_s, high_s=1.1 * saves_s
+    )
+    facts = {"world": 2, "hosts": {"a": [0, 1]}, "witness": "a test", "steps": 40, "step_s": 0.1, "own": {}}
+    facts |= {"waiting": {}, "waiting_share": 0.2, "by_rank": [], "finding": finding}
+    return Ranks.model_validate(facts)
+
+
+def syncs() -> dict[str, Any]:
+    waits = Contributor(module=None, what="forward: after cudaStreamSynchronize in aten::item", count=1.0, seconds=0.03)
+    waterfall = fall(ideal=60.0).model_copy(
+        update={"terms": [Term(name="gaps", seconds=0.03, contributors=[waits]), *fall(ideal=60.0).terms]}
+    )
+    return {"waterfall": waterfall, "syncs": [Sync(file="a.py", line=3, function="f", count=9, call=".item()")]}
+
+
+CASES: dict[str, tuple[str, float, RunRecord]] = {
+    "the loader": ("input", 60.0, made({"data": 60.0}, settings=Settings(num_workers=0, cores=2))),
+    "the copy": ("transfer", 30.0, made({"transfer": 30.0}, device="cuda", settings=Settings(pin_memory=False))),
+    "validation": ("validation", 100.0, made(**between("validation", 4.0, 8))),
+    "checkpoints": ("checkpoint", 50.0, made(**between("checkpoint", 2.0, 20))),
+    "epochs": ("epoch", 50.0, made(**between("epoch", 2.0, 10), settings=Settings(num_workers=2))),
+    "a callback": ("owner", 30.0, made({"other": 30.0}, other_by_owner=owned(Ema__on_train_batch_end=30.0))),
+    "a logger": ("logging", 30.0, made({"other": 30.0}, other_by_owner=owned(CSVLogger__log_metrics=30.0))),
+    "a sleep": ("sleep", 20.0, made(python_times=[line(20.0, "time.sleep")], thread_use=thread(20.0))),
+    "Python": ("python", 20.0, made(python_times=[line(20.0)], thread_use=thread())),
+    "numpy": ("python", 20.0, made(python_times=[line(20.0, "numpy")], thread_use=thread())),
+    "many small operators": ("python", 40.0, made(python_times=[line(40.0, "torch", calls=8000)])),
+    "values that are logged in the step": ("logging", 20.0, made(python_times=[line(20.0, "Lightning", calls=300)])),
+    "a sleep of unknown line": ("sleep", 25.0, made(thread_use=thread(25.0))),
+    "garbage": ("garbage", 20.0, made(mean_counters=StepCounters(gc_s=0.02))),
+    "compiling again": ("compilation", 40.0, made(mean_counters=StepCounters(compile_s=0.04, compiled="f"))),
+    "anomalies": ("anomalies", 85.0, made(settings=Settings(anomalies=True))),
+    "waiting for the device": ("sync", 30.0, made(device="cuda", **syncs())),
+    "an optimizer with many kernels": (
+        "optimizer", 40.0, made({"optimizer": 40.0}, settings=Settings(fused_optimizer=False)),
+    ),
+    "a batch that is too small": (
+        "small_batch", 30.25, made({"optimizer": 60.0}, settings=Settings(samples_per_batch=2)),
+    ),
+    "gaps and traffic": (
+        "compile", 60.0,
+        made(waterfall=fall(ideal=35.0, gaps=10.0, beyond_bandwidth=50.0), settings=Settings(compiled=False)),
+    ),
+    "float32 products": (
+        "precision", 80.0,
+        made(waterfall=fall(ideal=50.0, slow_products=30.0),
+             settings=Settings(precision="32-true", half_precision="bf16-mixed")),
+    ),
+    "float64 products": ("double", 80.0, made(waterfall=fall(ideal=80.0), settings=Settings(precision="64-true"))),
+    "recomputation": (
+        "recomputation", 25.0,
+        made(waterfall=fall(ideal=70.0, recomputation=25.0),
+             settings=Settings(checkpointing=True, memory_free_share=0.6)),
+    ),
+    "communication": ("communication", 30.0, made(waterfall=fall(ideal=60.0, communication=30.0))),
+    "a slow rank": ("ranks", 30.0, made(ranks=of_ranks(0.03))),
+    "every fifth step": (
+        "pattern", 12.0, made(steadiness=made().steadiness.model_copy(
+            update={"pattern": StepPattern(every=5, slow=[5], extra=0.6, part="forward"), "pattern_s": 0.012})),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> None:
+    name, saves_ms, record = CASES[case]
+    found = findings_of(record)
+    assert found
+    assert found[0].name == name
+    assert found[0].saves_s * 1e3 == pytest.approx(saves_ms, rel=0.05)
+    assert 0.0 < found[0].share <= 1.0
+    assert remedy_of(found[0], record).endswith(".")
+
+
+def test_every_kind_of_finding_is_planted_here() -> None:
+    told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
+    assert {remedy.name for remedy in REMEDIES if remedy.likely < 1.0} <= told
+    assert len(LOOKS) <= len(told)
+
+
+def test_where_nothing_stands_out_nothing_is_found() -> None:
+    assert findings_of(made()) == []
+    assert findings_of(made(settings=Settings(compiled=False, fused_optimizer=True, num_workers=4))) == []
+
+
+def test_torch_compile_is_not_advised_where_no_gap_nor_traffic_is_known() -> None:
+    assert findings_of(made(settings=Settings(compiled=False))) == []
+    on = made(waterfall=fall(ideal=30.0, gaps=60.0), settings=Settings(compiled=True))
+    assert all(found.name != "compile" for found in findings_of(on))
+
+
+def test_gaps_that_a_line_of_the_program_makes_are_no_reason_to_compile() -> None:
+    record = made(waterfall=fall(ideal=50.0, gaps=40.0), python_times=[line(38.0)], settings=Settings(compiled=False))
+    assert [found.name for found in findings_of(record)] == ["python"]
+
+
+def test_what_saves_less_than_a_twentieth_is_not_said() -> None:
+    little = made({"data": 4.0}, settings=Settings(num_workers=0))
+    assert WORTH > 4.0 / 102.0
+    assert findings_of(little) == []
+
+
+def test_a_checkpoint_is_told_once() -> None:
+    record = made(
+        {"other": 50.0},
+        other_by_owner=owned(ModelCheckpoint__on_train_batch_end=50.0),
+        **between("checkpoint", 2.0, 20),
+    )
+    assert [found.name for found in findings_of(record)] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("case", ["a callback", "a sleep", "validation", "the loader", "many small operators"])
+def test_on_a_busy_machine_what_it_cannot_fake_is_said_for_certain(case: str) -> None:
+    name, _, record = CASES[case]
+    queue = LoaderFacts(workers=2, ahead=4, ready_before=0, ready_after=0)
+    found = findings_of(record.model_copy(update={"contention": busy(), "loader": queue}))
+    assert (found[0].name, found[0].may) == (name, False)
+
+
+def test_on_a_busy_machine_seconds_are_those_of_the_fastest_steps() -> None:
+    """Every second step takes three times as long; a callback takes 20 ms in each."""
+    fast = made({"other": 20.0}, noise=0.0, other_by_owner=owned(Ema__on_train_batch_end=20.0))
+    times = {
+        part: time.model_copy(update={"mean": 2.0 * (time.mean or 0.0), "p5": time.mean})
+        for part, time in fast.time.items()
+    }
+    slow = fast.model_copy(update={"time": times, "host_time": times, "contention": busy()})
+    (found,) = findings_of(slow)
+    assert found.saves_s == pytest.approx(20e-3)
+    assert found.share == pytest.approx(20.0 / 118.0, rel=0.01)
+
+
+def test_what_helps_has_to_be_tried_where_only_a_ceiling_is_known() -> None:
+    for case in ("gaps and traffic", "float32 products", "a batch that is too small", "an optimizer with many kernels"):
+        assert findings_of(CASES[case][2])[0].may

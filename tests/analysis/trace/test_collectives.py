@@ -1,0 +1,79 @@
+"""Communication of made-up traces, whose overlap is known to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lm_profiler.analysis.ranks.ranks_summary import communication_figures
+from lm_profiler.analysis.trace.kernel_sums import collective_calls, communication_of
+from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.traced import traced_of
+
+
+def event(name: str, category: str, start_us: float, end_us: float, thread: int = 1, **more: Any) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": name, "cat": category, "ts": start_us, "dur": end_us - start_us, "pid": 1, "tid": thread,
+        **more,
+    }  # fmt: skip
+
+
+def step() -> Iterator[dict[str, Any]]:
+    yield event("ProfilerStep#1", "user_annotation", 0, 1000)
+    yield event("phase: backward", "user_annotation", 100, 900)
+    yield event("aten::mm", "cpu_op", 100, 500)
+
+
+def of(*events: dict[str, Any]) -> TracedWork:
+    return traced_work(Packed([*step(), *events]))
+
+
+def test_what_compute_covers_is_hidden_and_calls_that_overlap_count_once_together() -> None:
+    work = of(
+        event("c10d::allreduce_", "cpu_op", 300, 302),  # the call itself computes nothing
+        event("gloo:all_reduce", "user_annotation", 300, 600, thread=2),
+        event("gloo:all_reduce", "user_annotation", 550, 800, thread=3),
+        event("gloo:broadcast", "user_annotation", 950, 960, thread=2),
+    )
+    known = communication_of(work)
+    assert known is not None
+    assert (known.steps, known.ns, known.exposed_ns) == (1, 510_000, 310_000)
+    assert list(known.by_name) == [("all_reduce", 2, 550_000, 350_000), ("broadcast", 1, 10_000, 10_000)]
+
+
+def test_an_all_gather_has_the_name_of_the_module_that_fsdp2_gathers() -> None:
+    work = of(
+        event("FSDP::all_gather", "user_annotation", 500, 600),
+        event("gloo:_all_gather_base", "user_annotation", 510, 590, thread=2),
+        event("FSDP::all_gather (blocks.0)", "user_annotation", 600, 700),
+        event("gloo:_all_gather_base", "user_annotation", 610, 690, thread=2),
+        event("FSDP::all_gather_copy_out (blocks.1)", "user_annotation", 700, 800),
+        event("gloo:_all_gather_base", "user_annotation", 710, 790, thread=2),
+    )
+    names = [call.name for call in collective_calls(work)]
+    assert names == ["all_gather of the root", "all_gather of blocks.0", "all_gather"]
+
+
+def test_kernels_of_a_device_hide_each_other_whatever_the_host_does() -> None:
+    work = of(
+        event("cudaLaunchKernel", "cuda_runtime", 100, 101, args={"correlation": 1}),
+        event("cudaLaunchKernel", "cuda_runtime", 102, 103, args={"correlation": 2}),
+        event("ampere_sgemm_128x64_nn", "kernel", 200, 400, thread=7, args={"correlation": 1}),
+        event("ncclDevKernel_AllGather_RING_LL", "kernel", 300, 700, thread=8, args={"correlation": 2}),
+    )
+    known = communication_of(work)
+    assert known is not None
+    assert list(known.by_name) == [("all_gather", 1, 400_000, 300_000)]
+
+
+def test_the_record_has_seconds_of_a_step_and_nothing_without_collectives() -> None:
+    assert communication_figures(traced_of(of())) == {}
+    assert communication_figures(None) == {}
+    figures = communication_figures(traced_of(of(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))))
+    assert figures["communication_s"] == pytest.approx(200e-6)
+    assert figures["exposed_communication_s"] == pytest.approx(100e-6)
+    [row] = figures["collectives"]
+    assert (row.name, row.calls, row.seconds) == ("all_reduce", 1.0, pytest.approx(200e-6))

@@ -1,0 +1,323 @@
+"""Whose ``other`` is: known times in known places are found under their owners, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import known_loop
+import pytest
+from known_loop import KnownModule, SimulatedClock, SlowLoader, SlowStream, instruments, profiled_fit, spin
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.profilers import SimpleProfiler
+from torch import Tensor
+
+from lm_profiler.callbacks import ActionsOptions, TrainingProfiler
+from lm_profiler.record.run import OtherByOwner, read_run
+from lm_profiler.record.steps import read_steps
+from lm_profiler.usage_error import UsageError
+
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
+MS = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_loop, "CLOCK", SimulatedClock())
+
+
+class Ticking(SimulatedClock):
+    """Every look at it takes a microsecond, ours too."""
+
+    def __call__(self) -> int:
+        self.now_ns += 1000
+        return self.now_ns
+
+
+class Slow(Callback):
+    """Waits in hooks between the phases, and in one inside of a phase."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        spin("callback", 1 * MS)
+
+    def on_after_backward(self, *_: Any) -> None:
+        spin("callback", 2 * MS)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        spin("callback", 4 * MS)
+
+
+class Own(KnownModule):
+    """Waits in hooks of its own; what ``optimizer_step`` does beside the phases is its too."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        spin("module", 8 * MS)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        spin("module", 16 * MS)
+        super().optimizer_step(*args, **kwargs)
+
+
+class SlowLogger(Logger):
+    """Waits where it is given something."""
+
+    name, version = "slow", 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        spin("logger", 32 * MS)
+
+    def save(self) -> None:
+        spin("logger", 64 * MS)
+
+
+def shares_ms(profiler: TrainingProfiler) -> dict[str, float]:
+    return {each.name: round(each.seconds / MS, 6) for each in owned(profiler).actions}
+
+
+def owned(profiler: TrainingProfiler) -> OtherByOwner:
+    """What the record has, after a look at whether it adds up to what the marks say, which know of no owner."""
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.notes == []
+    shares = record.other_by_owner
+    assert shares is not None
+    rows = [row for row in read_steps(profiler.folder / "steps.csv") if row.stage == "actions" and row.rank == 0]
+    assert len(rows) == record.steps["actions"] == shares.steps + 1  # the last is of its lines
+    rows = rows[:-1]
+    assert shares.seconds == pytest.approx(sum(row.time("other", "host") for row in rows) / len(rows), abs=1e-9)
+    assert sum(each.seconds for each in shares.actions) == pytest.approx(shares.seconds, abs=1e-12)
+    assert [each.seconds for each in shares.actions] == sorted((each.seconds for each in shares.actions), reverse=True)
+    return shares
+
+
+def test_each_hook_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path: Path) -> None:
+    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=3))
+    assert shares_ms(profiler) == {
+        "Own.optimizer_step": 16.0,
+        "Own.on_train_batch_start": 8.0,
+        "Slow.on_train_batch_end": 4.0,
+        "Slow.on_after_backward": 2.0,  # inside of backward, and yet `other`
+        "Slow.on_train_batch_start": 1.0,
+    }
+    assert owned(profiler).measured_s == pytest.approx(31 * MS)
+    assert {(each.calls, each.in_steps) for each in owned(profiler).actions} == {(1.0, 3)}
+
+
+def test_parts_add_up_to_the_nanosecond_where_every_look_at_the_clock_takes_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_loop, "CLOCK", Ticking())
+    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=4))
+    shares = {each.name: each.seconds for each in owned(profiler).actions}
+    # A wait takes what it says and a look more; what looking takes is nobody's but ours.
+    assert shares["Slow.on_train_batch_end"] == pytest.approx(4 * MS, abs=3e-6)
+    assert shares["lm_profiler's timing of these"] == pytest.approx(1e-6 * 40, rel=0.9)
+    assert shares["Lightning's loop"] < 1e-4
+
+
+def test_what_lightning_calls_without_an_action_is_told_apart_too(tmp_path: Path) -> None:
+    class Logs(KnownModule):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            self.log("loss", 1.0)
+            return self.loss()
+
+    loggers = [SlowLogger()]
+    profiler = profiled_fit(
+        Logs(), tmp_path, profiler=instruments(1, 2, actions=4), logger=loggers, log_every_n_steps=2
+    )
+    shares = {each.name: each for each in owned(profiler).actions}
+    assert shares_ms(profiler) == {"SlowLogger.save": 32.0, "SlowLogger.log_metrics": 16.0}
+    assert [each.in_steps for each in shares.values()] == [2, 2]  # every second step
+    assert [each.calls for each in shares.values()] == [0.5, 0.5]
+    assert vars(loggers[0]).keys() == vars(SlowLogger()).keys()  # its methods are its own again
+
+
+def test_an_action_inside_of_another_is_not_the_outer_ones(tmp_path: Path) -> None:
+    """The monitor of the learning rate calls the logger itself."""
+    profiler = instruments(1, 2, actions=2)
+    trained = profiled_fit(
+        Own(),
+        tmp_path,
+        callbacks=[LearningRateMonitor()],
+        profiler=profiler,
+        logger=[SlowLogger()],
+        log_every_n_steps=1,
+    )
+    assert shares_ms(trained) == {
+        "SlowLogger.log_metrics": 32.0,
+        "Own.optimizer_step": 16.0,
+        "Own.on_train_batch_start": 8.0,
+    }
+
+
+def test_a_block_that_somebody_named_is_his(tmp_path: Path) -> None:
+    class Names(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            spin("outer", 1 * MS)
+            with trainer.profiler.profile("my block"):
+                spin("inner", 2 * MS)
+
+    profiler = profiled_fit(KnownModule(), tmp_path, callbacks=[Names()], profiler=instruments(1, 2, actions=2))
+    assert shares_ms(profiler) == {"my block": 2.0, "Names.on_train_batch_end": 1.0}
+
+
+def test_what_these_instruments_cost_is_called_theirs(tmp_path: Path) -> None:
+    class Counts(KnownModule):
+        def tokens_in(self, batch: Tensor) -> int:
+            spin("tokens", 1 * MS)
+            return batch.numel()
+
+    profiler = profiled_fit(Counts(), tmp_path, profiler=instruments(1, 2, actions=2))
+    assert shares_ms(profiler) == {"lm_profiler's on_train_batch_end": 1.0}
+
+
+class Waiting(SimpleProfiler):
+    """A profiler of the user's that takes its time."""
+
+    def stop(self, action_name: str) -> None:
+        super().stop(action_name)
+        if action_name.endswith("on_train_batch_start"):
+            spin("profiler", 5 * MS)
+
+
+def test_beside_a_profiler_of_the_users(tmp_path: Path) -> None:
+    theirs = Waiting()
+    profiler = profiled_fit(Own(), tmp_path, profiler=instruments(1, 2, actions=2), beside=theirs)
+    shares = shares_ms(profiler)
+    assert {"Own.optimizer_step": 16.0, "Own.on_train_batch_start": 8.0}.items() <= shares.items()
+    # Its stop() is called after every hook of that name: the module's, the strategy's.
+    assert shares["Waiting.stop"] % 5 == 0 < shares["Waiting.stop"]
+    assert not {"start", "stop"} & vars(theirs).keys()
+
+
+def test_an_accumulated_step_adds_up_its_batches(tmp_path: Path) -> None:
+    profiler = profiled_fit(
+        Own(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=2), accumulate_grad_batches=3
+    )
+    assert shares_ms(profiler) == {
+        "Own.on_train_batch_start": 24.0,
+        "Own.optimizer_step": 16.0,
+        "Slow.on_train_batch_end": 12.0,
+        "Slow.on_after_backward": 6.0,
+        "Slow.on_train_batch_start": 3.0,
+    }
+
+
+def test_manual_optimization_and_validation_amid_training(tmp_path: Path) -> None:
+    class Manual(known_loop.Evaluated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+            optimizer = self.optimizers()
+            optimizer.zero_grad()  # type: ignore[union-attr]
+            self.manual_backward(self.loss())
+            optimizer.step()  # type: ignore[union-attr]
+
+        def on_validation_batch_end(self, *_: Any) -> None:
+            spin("outside", 100 * MS)
+
+    loaders: dict[str, Any] = {"data": SlowLoader(40), "val_dataloaders": SlowLoader(2, "outside")}
+    profiler = profiled_fit(
+        Manual(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=4), val_check_interval=2, **loaders
+    )
+    shares = shares_ms(profiler)
+    assert shares == {"Slow.on_train_batch_end": 4.0, "Slow.on_after_backward": 2.0, "Slow.on_train_batch_start": 1.0}
+
+
+def test_epochs_that_turn_and_a_loader_without_a_length(tmp_path: Path) -> None:
+    class Turns(Slow):
+        def on_train_epoch_end(self, *_: Any) -> None:
+            spin("between", 100 * MS)
+
+    profiler = profiled_fit(
+        KnownModule(), tmp_path, data=SlowStream(3), callbacks=[Turns()], profiler=instruments(1, 2, actions=6)
+    )
+    hooks_ms = {"on_train_batch_end": 4.0, "on_after_backward": 2.0, "on_train_batch_start": 1.0}
+    assert shares_ms(profiler) == {f"Turns.{hook}": ms for hook, ms in hooks_ms.items()}
+
+
+def test_a_run_that_dies_in_the_stage_counts_whole_steps_only_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Dies(Slow):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            spin("callback", 1 * MS)
+            if batch_idx == 5:
+                raise ValueError("enough")
+
+    profiler, logger = instruments(1, 2, actions=9), CSVLogger(tmp_path)
+    with pytest.raises(ValueError, match="enough"):
+        profiled_fit(KnownModule(), tmp_path, callbacks=[Dies()], profiler=profiler, logger=logger)
+    record = read_run(profiler.folder)
+    assert record.other_by_owner is not None
+    assert record.other_by_owner.steps == record.steps["actions"] == 2
+    assert record.other_by_owner.seconds == pytest.approx(7 * MS)
+    assert not {"log_metrics", "save"} & vars(logger).keys()
+
+
+def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path: Path) -> None:
+    seen: dict[int, set[str]] = {}
+
+    class Looks(Callback):
+        def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+            things = (trainer._logger_connector, trainer.fit_loop.epoch_loop, *trainer.loggers)
+            seen[batch_idx] = {
+                name for thing in things for name in vars(thing) if callable(getattr(type(thing), name, 0))
+            }
+            profile: Any = trainer.profiler.profile  # type: ignore[attr-defined]
+            seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"Owned"}
+
+    profiler = instruments(1, 3, memory=1, actions=2)
+    profiled_fit(KnownModule(), tmp_path, callbacks=[Looks()], profiler=profiler, logger=CSVLogger(tmp_path))
+    stages = [row.stage for row in read_steps(profiler.folder / "steps.csv")]
+    assert stages == ["warmup"] + ["measure"] * 3 + ["actions"] * 3 + ["memory"]
+    assert [bool(seen[step]) for step in range(len(stages))] == [stage == "actions" for stage in stages]
+
+
+def test_a_mock_for_a_logger_keeps_its_methods(tmp_path: Path) -> None:
+    mocked = MagicMock(spec=CSVLogger(tmp_path), save_dir=str(tmp_path), log_dir=str(tmp_path), version=0)
+    mocked.name = "mock"
+    profiler = instruments(1, 2, actions=2, stop_when_done=False)
+    before = set(vars(mocked))
+    known_loop.trainer_with([profiler], tmp_path, logger=mocked, max_steps=9).fit(KnownModule(), SlowLoader())
+    assert set(vars(mocked)) == before
+    mocked.log_metrics({})  # a Mock whose method was deleted has none any more
+    assert read_run(profiler.folder).notes == []
+
+
+def test_an_evaluation(tmp_path: Path) -> None:
+    class Hooks(known_loop.Evaluated):
+        def on_test_batch_end(self, *_: Any) -> None:
+            spin("hook", 3 * MS)
+
+    profiler = instruments(1, 2, actions=2, verb="test")
+    known_loop.trainer_with([profiler], tmp_path).test(Hooks(), SlowLoader())
+    assert shares_ms(profiler) == {"Hooks.on_test_batch_end": 3.0}
+
+
+def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no owner")
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.action_owners.Owners.enter", broken)
+    logger = CSVLogger(tmp_path)
+    profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 2, memory=1, actions=2), logger=logger)
+    record = read_run(profiler.folder)
+    assert (record.status, record.steps["memory"]) == ("ok", 1)
+    assert record.other_by_owner is None
+    (note,) = record.notes
+    assert note.startswith("actions failed")
+    assert "RuntimeError" in note
+    assert not {"log_metrics", "save"} & vars(logger).keys()
+
+
+def test_a_negative_number_of_steps_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"actions\.steps: expected 0 or more, given -1"):
+        ActionsOptions(steps=-1)

@@ -1,0 +1,340 @@
+"""The floors of real runs, against work counted by hand; what a strategy hides is unknown."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from known_loop import trainer_with
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from lm_profiler.callbacks.instruments.instrument import SeenFlops
+from lm_profiler.callbacks.instruments.sent_step import without_data
+from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
+from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.profiling_options import Launch, MemoryOptions, StageOptions, TraceOptions
+from lm_profiler.measure.counts.traffic import StepTraffic
+from lm_profiler.record.run import Flops, RunRecord
+from lm_profiler.training import LanguageModel
+
+WIDTH, ROWS = 16, 4
+WEIGHT = WIDTH * WIDTH * 4
+INPUT = ROWS * WIDTH * 4
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+
+
+class TwoLayers(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False))
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        return self.layers(batch).sum()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+class Evaluated(TwoLayers):
+    def validation_step(self, batch: Tensor, _: int) -> None:
+        self.layers(batch)
+
+
+@pytest.fixture(autouse=True)
+def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no phase of these small steps beats its floor."""
+    where = "lm_profiler.callbacks.collect"
+    monkeypatch.setattr(f"{where}.known_ceiling", lambda device, dtype, say: 1e15)
+    monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
+
+
+def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> RunRecord:
+    stages = StageOptions(warmup_steps=1, measure_steps=3)
+    kept = MemoryOptions(steps=memory)
+    profiler = TrainingProfiler(stages, kept, launch=Launch(), verb=verb, log_dir=folder, quiet=True)
+    trainer = trainer_with([profiler], folder, **options)
+    loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
+    assert profiler.record is not None
+    return profiler.record
+
+
+def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
+    monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: 1e9)
+    record = run(tmp_path, gradient_clip_val=1.0)
+    floors, activation = record.floors, INPUT
+    assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
+        "forward": {"float32": 2 * PRODUCT},
+        "backward": {"float32": 3 * PRODUCT},
+    }
+    assert {phase: floor.bytes for phase, floor in floors.items()} == {
+        "forward": 2 * WEIGHT + INPUT + activation,
+        "backward": INPUT + activation + WEIGHT + 2 * WEIGHT,
+        "zero_grad": 0,
+        "clip": 2 * WEIGHT,
+        "optimizer": 7 * 2 * WEIGHT + 2 * 2 * 4,  # with Adam's two counters, read and written
+    }
+    for phase in ("forward", "backward", "clip", "optimizer"):
+        floor = floors[phase]
+        assert floor.seconds == pytest.approx(floor.bytes / 1e9)
+        assert floor.bound == "memory"
+        assert floor.times == pytest.approx(record.time[phase].mean / floor.seconds)
+
+
+def test_under_accumulation_a_step_has_the_work_of_its_batches(tmp_path: Path) -> None:
+    floors = run(tmp_path, accumulate_grad_batches=3).floors
+    assert floors["forward"].flops == {"float32": 6 * PRODUCT}
+    assert floors["forward"].bytes == 3 * (2 * WEIGHT + 2 * INPUT)
+    assert floors["backward"].bytes == 3 * (2 * INPUT + 3 * WEIGHT) + 2 * 2 * WEIGHT
+    assert floors["optimizer"].bytes == 14 * WEIGHT + 16
+
+
+def test_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
+    floors = run(tmp_path, "validate").floors
+    assert {phase: (floor.flops, floor.bytes) for phase, floor in floors.items()} == {
+        "forward": ({"float32": 2 * PRODUCT}, 2 * WEIGHT + INPUT)
+    }
+
+
+def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None:
+    seen = run(tmp_path, gradient_clip_val=1.0)
+    alone = run(tmp_path, memory=0, gradient_clip_val=1.0)
+    assert work_of(alone) == work_of(seen)
+    assert alone.notes == []
+
+
+def test_where_nothing_but_times_is_asked_for_no_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", lambda *_: pytest.fail("it was"))
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=3),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        log_dir=tmp_path,
+        quiet=True,
+    )
+    trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
+    assert profiler.record is not None
+    assert (profiler.record.floors, profiler.record.notes) == ({}, [])
+
+
+class Deep(TwoLayers):
+    """Drops out, recomputes its first layer, and is fed what it looks up; the last layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, WIDTH)
+        self.layers[2].requires_grad_(False)
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        rows = self.table(batch.long()[:, 0]) + nn.functional.dropout(batch)
+        hidden: Tensor = checkpoint(self.layers[:2], rows, use_reentrant=False)
+        return self.layers[2](hidden).sum()  # type: ignore[no-any-return]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+
+class ByHand(TwoLayers):
+    automatic_optimization = False
+
+    def training_step(self, batch: Tensor, _: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        for part in batch.chunk(2):
+            loss = self.layers(part).sum()
+            self.log("loss", loss)
+            self.manual_backward(loss)
+        self.clip_gradients(optimizer, 1.0, "norm")
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class InTurns(TwoLayers):
+    """Two optimizers, each with a layer of its own, of which the other needs no gradients meanwhile."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Tensor, _: int) -> None:  # type: ignore[override]
+        first, last = self.optimizers()  # type: ignore[misc, union-attr]
+        with first.toggle_model():
+            self._turn(first, batch)
+        self.toggle_optimizer(last)
+        self._turn(last, batch)
+        self.untoggle_optimizer(last)
+
+    def _turn(self, optimizer: Any, batch: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(self.layers(batch).sum())
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.layers[at].parameters(), 1e-3) for at in (0, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (TwoLayers, {"gradient_clip_val": 1.0, "accumulate_grad_batches": 3}),
+        (TwoLayers, {"precision": "bf16-mixed"}),
+        (TwoLayers, {"precision": "bf16-true"}),
+        (Deep, {}),
+        (ByHand, {}),
+        (InTurns, {}),
+        (partial(LanguageModel, activation_checkpointing=True, attention="math"), {"gradient_clip_val": 1.0}),
+        (partial(LanguageModel, optimizer="sgd"), {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
+    ],
+)
+def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    of_tokens = isinstance(kind, partial)
+    module = kind(**TINY) if of_tokens else kind()
+    rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
+    loader = DataLoader(rows, batch_size=ROWS)  # type: ignore[arg-type]
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=1), trace=TraceOptions(steps=0), log_dir=tmp_path, quiet=True
+    )
+    trainer = trainer_with([profiler], tmp_path, **options)
+    trainer.fit(module, loader)
+    assert profiler.record is not None
+    batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
+    alone = phase_work(trainer, step_work(trainer, "fit", SeenFlops(), 0, lambda: batch), None, 0)
+    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == work_of(profiler.record)
+
+
+def work_of(record: RunRecord) -> dict[str, Any]:
+    return {phase: (floor.flops, floor.bytes) for phase, floor in record.floors.items()}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4096 columns, beyond its caches; held against what the card is measured to do, or its sheet."""
+    from lm_profiler.callbacks import collect
+    from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
+
+    monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
+    monkeypatch.setattr(collect, "known_copy_rate", copy_rate)
+    width = 4096
+    layers = TwoLayers()
+    layers.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
+    stages = StageOptions(warmup_steps=3, measure_steps=5)
+    profiler = TrainingProfiler(stages, launch=Launch(), log_dir=tmp_path, quiet=True)
+    trainer = trainer_with([profiler], tmp_path, accelerator="gpu", devices=1)
+    trainer.fit(layers, DataLoader(torch.ones(4096, width), batch_size=256))  # type: ignore[arg-type]
+    assert profiler.record is not None
+    floors, weights = profiler.record.floors, 8 * width * width
+    assert floors["optimizer"].bytes == pytest.approx(28 * weights, rel=1e-4)
+    assert floors["forward"].flops == {"float32": 8 * 2 * 256 * width * width}
+    assert floors["transfer"].bytes == 256 * width * 4
+    assert floors["transfer"].seconds is None
+    for phase in ("forward", "backward", "optimizer"):
+        times = floors[phase].times
+        assert times is not None
+        assert times > 0.95
+
+
+# -- what a rank does not hold whole -------------------------------------------------------------------------------
+
+TRAFFIC = StepTraffic({"forward": 10, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}, forward_read=5)
+WORK = StepWork(
+    Flops(forward=2, backward=4, recomputation=1),
+    {"forward": {"float32": 2}, "backward": {"float32": 4}, "recomputation": {"float32": 1}},
+)
+
+
+def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -> Any:
+    strategy = object.__new__(type("Made", (kind,), {"root_device": torch.device(device)}))
+    return SimpleNamespace(
+        strategy=strategy,
+        optimizers=[SimpleNamespace()] * optimizers,
+        gradient_clip_val=1.0,
+        lightning_module=TwoLayers(),
+    )
+
+
+def known(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
+    return {phase: of.bytes for phase, of in phase_work(trainer, work, traffic, 8).items()}
+
+
+WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}
+
+
+@pytest.mark.parametrize("kind", [SingleDeviceStrategy, DDPStrategy])
+def test_a_rank_that_holds_everything_knows_everything(kind: type[Strategy]) -> None:
+    assert known(trainer_of(kind)) == WHOLE
+
+
+def test_of_a_sharded_module_a_ranks_own_shard_is_known() -> None:
+    assert known(trainer_of(FSDPStrategy)) == {**WHOLE, "forward": None, "backward": None}
+
+
+def test_of_another_strategy_nothing_is_known() -> None:
+    """Lightning derives it from DDP's, and gives it an optimizer that holds a part."""
+    assert set(known(trainer_of(DeepSpeedStrategy)).values()) == {None}
+
+
+class ClipsItself(TwoLayers):
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind, clipped", [(TwoLayers, 0), (ClipsItself, None), (ByHand, 4)])
+def test_where_the_loop_clips_nothing_clipping_reads_nothing(kind: Any, clipped: int | None) -> None:
+    trainer = trainer_of(SingleDeviceStrategy)
+    trainer.gradient_clip_val, trainer.lightning_module = None, kind()
+    assert known(trainer) == {**WHOLE, "clip": clipped}
+
+
+def test_which_of_several_optimizers_stepped_is_unknown() -> None:
+    assert known(trainer_of(SingleDeviceStrategy, optimizers=2)) == {**dict.fromkeys(WHOLE), "forward": 15}
+
+
+def test_of_an_optimizer_that_updates_a_part_nothing_is_known() -> None:
+    trainer = trainer_of(DDPStrategy)
+    trainer.optimizers[0].consolidate_state_dict = print
+    assert set(known(trainer).values()) == {None}
+
+
+def test_recomputation_is_the_work_of_backward() -> None:
+    phases = phase_work(trainer_of(SingleDeviceStrategy), WORK, TRAFFIC, 8)
+    assert phases["backward"].flops == {"float32": 5}
+    unknown = phase_work(trainer_of(SingleDeviceStrategy), None, TRAFFIC, 8)
+    assert (unknown["backward"].flops, unknown["optimizer"].flops) == (None, {})
+
+
+def test_batches_cross_the_bus_to_a_device_of_its_own() -> None:
+    phases = phase_work(trainer_of(SingleDeviceStrategy, "cuda"), WORK, TRAFFIC, 8)
+    assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)
+    batch = {"tokens": torch.zeros(3, 5, dtype=torch.int64), "rest": [torch.zeros(2), "text"]}
+    assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
+
+
+def test_of_a_compiled_step_a_copy_tells_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = TRAFFIC._replace(forward_read=None)
+    trainer = trainer_of(SingleDeviceStrategy)
+    assert known(trainer, WORK, traffic)["forward"] is None
+    counted = StepWork(WORK.flops, WORK.by_dtype, StepTraffic({"forward": None}, forward_read=100))
+    assert known(trainer, counted, traffic)["forward"] == 100 + 10 - 8  # the batch is saved too, and not written
+
+
+def test_what_a_compiler_keeps_for_backward_no_copy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_profiler.callbacks.instruments import work as module
+
+    moved = StepTraffic({"forward": 9, "backward": 8, "optimizer": 7}, 50)
+    counted = StepWork(WORK.flops, WORK.by_dtype, moved)
+    monkeypatch.setattr(module, "count_elsewhere", lambda *_: counted)
+    monkeypatch.setattr(module, "recompilations", lambda: 1)
+    trainer = trainer_of(SingleDeviceStrategy, optimizers=0)
+    vars(trainer).update(lightning_module=TwoLayers(), accumulate_grad_batches=3, world_size=2, precision="32-true")
+    found = step_work(trainer, "fit", module.SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None)
+    assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
+    assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)

@@ -1,0 +1,177 @@
+"""Whose Python runs: known waits and calls, charged to the line of the program that makes them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lm_profiler.callbacks.instruments import python_time
+from lm_profiler.callbacks.instruments.python_time import PythonTimes, package_of
+from lm_profiler.measure.boundary import Guard
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import PythonTime
+
+FORWARD = PARTS.index("forward")
+
+
+def followed(work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> list[PythonTime]:
+    times = PythonTimes(lambda: FORWARD, clock, clock)
+    assert times.start()
+    try:
+        work()
+    finally:
+        times.stop()
+    assert sys.getprofile() is None
+    return times.shares()
+
+
+def seconds_in(rows: list[PythonTime], function: str, what: str) -> float:
+    return sum(row.seconds for row in rows if row.function.endswith(function) and row.what == what)
+
+
+def sleeps() -> None:
+    time.sleep(0.03)
+
+
+def nested() -> None:
+    sleeps()
+    sum(number % 3 for number in range(2000))
+
+
+def test_a_sleep_is_its_callers_line() -> None:
+    rows = followed(nested)
+    (row,) = [row for row in rows if row.what == "time.sleep"]
+    assert row.function == "sleeps"
+    assert row.file == __file__
+    assert row.line == sleeps.__code__.co_firstlineno + 1
+    assert (row.phase, row.calls) == ("forward", 1)
+    assert row.seconds >= 0.03
+
+
+def test_a_generator_is_the_functions_that_it_stands_in() -> None:
+    assert seconds_in(followed(nested), "nested", "python") > 0.0
+    assert not any("genexpr" in row.function for row in followed(nested))
+
+
+def test_with_a_clock_of_ones_own_every_tick_is_somebodys() -> None:
+    """Each event reads the clock twice: what passes between is nobody's, what passes from event to event is."""
+    ticks = iter(range(0, 10**9, 1000))
+    times = PythonTimes(lambda: FORWARD, lambda: next(ticks), iter(range(0, 10**9, 1000)).__next__)
+    times.start()
+    nested()
+    times.stop()
+    events = python_time.MOST_EVENTS - times._left
+    charged = sum(row.seconds for row in times.shares())
+    assert 0 < charged <= events * 1e-6
+
+
+def test_what_other_programs_take_of_the_cpu_is_nobodys_line() -> None:
+    """The clock goes on by a second from event to event, of which this thread runs a microsecond."""
+    seconds, ran = iter(range(0, 10**15, 10**9)), iter(range(0, 10**9, 1000))
+    times = PythonTimes(lambda: FORWARD, lambda: next(seconds), lambda: next(ran))
+    times.start()
+    nested()
+    times.stop()
+    rows = times.shares()
+    assert seconds_in(rows, "sleeps", "time.sleep") >= 1.0  # a function of C may wait
+    assert sum(row.seconds for row in rows if row.what == "python") < 0.02
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(50):
+            x = x + 1.0
+        return self.layer(x)
+
+
+def test_operators_that_a_line_calls_itself_are_torch_and_those_of_a_module_are_not_told() -> None:
+    net, x = Net(), torch.zeros(2, 8)
+    rows = followed(lambda: net(x))
+    torch_rows = [row for row in rows if row.what == "torch"]
+    assert sum(row.calls for row in torch_rows) == 0  # operators of Python's syntax are no calls
+    named = followed(lambda: [torch.add(x, 1.0) for _ in range(50)])
+    assert sum(row.calls for row in named if row.what == "torch") == 50
+    assert any(row.what == "library" for row in rows)  # nn.Module's Python
+
+
+def test_numpy_and_the_standard_library_are_named() -> None:
+    import json
+
+    text = json.dumps(list(range(3000)))
+    rows = followed(lambda: (np.linalg.norm(np.ones(9)), json.loads(text)))
+    assert {"numpy", "json"} <= {row.what for row in rows}
+
+
+def test_a_lock_that_somebody_holds_is_a_wait() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    threading.Timer(0.03, lock.release).start()
+
+    def waits() -> None:
+        lock.acquire()
+
+    rows = followed(waits)
+    assert max(rows, key=lambda row: row.seconds).what == "_thread.lock.acquire"
+
+
+def test_another_profiler_is_left_alone() -> None:
+    def theirs(*_: Any) -> None:
+        """Somebody else's."""
+
+    sys.setprofile(theirs)
+    try:
+        times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
+        assert not times.start()
+        times.stop()
+        assert sys.getprofile() is theirs
+    finally:
+        sys.setprofile(None)
+
+
+def test_after_the_most_events_nothing_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns, _left=10)
+    times.start()
+    nested()
+    assert sys.getprofile() is None
+
+
+def test_what_fails_in_here_takes_the_part_out_and_not_the_program() -> None:
+    told: list[str] = []
+    part = Guard("Python's lines", told.append)
+
+    def broken() -> int:
+        raise RuntimeError("no phase")
+
+    times = PythonTimes(broken, time.perf_counter_ns, part=part)
+    times.start()
+    assert nested() is None
+    assert part.out
+    assert len(told) == 1
+    assert sys.getprofile() is None
+
+
+def test_files_belong_to_their_packages() -> None:
+    import lightning.pytorch as pl
+
+    assert package_of(__file__) == ""
+    assert package_of(torch.__file__) == "library"
+    assert package_of(pl.__file__) == "Lightning"
+    assert package_of(np.__file__) == "numpy"
+    assert package_of(threading.__file__) == "threading"
+    assert package_of(python_time.__file__) == "lm_profiler"
+    assert package_of("<frozen importlib._bootstrap>") == "Python"
+    assert package_of("/x/lib/python3.11/site-packages/transformers/a.py") == ""
+    assert isinstance(SimpleNamespace(), object)

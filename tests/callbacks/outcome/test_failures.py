@@ -1,0 +1,147 @@
+"""How the ranks ended, and which of them was the cause: every order of ends that two or three ranks can have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.analysis.conclude import as_its_ranks_ended
+from lm_profiler.callbacks.outcome.failures import ends_of_ranks, is_of_the_group
+from lm_profiler.callbacks.profiling_options import Launch
+from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end, how_it_ended, read_ends
+
+GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def end_of(
+    rank: int, at: float, kind: str = "ValueError", followed: bool = False, status: Status = "failed"
+) -> RankEnd:
+    failure = Failure(phase="forward", step=40, type=kind, message=kind, rank=rank, host=f"host{rank}")
+    return RankEnd(status=status, failure=failure, at=at, followed=followed)
+
+
+BROKEN = end_of(0, 1.0, "RuntimeError", followed=True)
+TERMINATED = end_of(0, 1.1, "Terminated", status="interrupted")
+
+
+def cause(
+    own: RankEnd, others: dict[int, RankEnd], codes: dict[int, int | None] | None = None, ranks: int = 2
+) -> Failure:
+    """As rank 0 tells it, where the ``others`` left their ends."""
+    found = first_end({0: own, **others}, range(ranks), codes or {})
+    assert found is not None
+    return found.failure
+
+
+def test_an_error_is_the_cause_and_the_broken_collective_is_not() -> None:
+    assert cause(BROKEN, {1: end_of(1, 5.0)}) == end_of(1, 5.0).failure  # whatever the clocks say
+    assert cause(end_of(0, 1.0), {1: end_of(1, 0.5, followed=True)}).rank == 0
+
+
+def test_of_two_errors_the_earlier_is_the_cause() -> None:
+    assert cause(end_of(0, 2.0), {1: end_of(1, 1.0)}).rank == 1
+    assert cause(end_of(0, 1.0), {1: end_of(1, 2.0)}).rank == 0
+
+
+def test_what_stops_the_others_after_an_error_is_not_the_cause() -> None:
+    assert cause(TERMINATED, {1: end_of(1, 1.0)}).type == "ValueError"  # by torchrun
+
+
+def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
+    lost = cause(BROKEN, {}, {1: -9})
+    assert (lost.type, lost.rank, lost.host) == ("RankLost", 1, "host0")  # started by rank 0, so on its host
+    assert "SIGKILL" in lost.message
+    unknown = cause(BROKEN, {})
+    assert (unknown.type, unknown.rank, unknown.host) == ("RankLost", 1, None)
+    several = cause(BROKEN, {2: end_of(2, 1.0, followed=True)}, ranks=4)
+    assert several.rank == 1
+    assert "rank 3" in several.message
+
+
+@pytest.mark.parametrize("codes, kind", [({1: -9}, "RankLost"), ({}, "RankLost"), ({1: None}, "Terminated")])
+def test_a_signal_that_comes_once_a_rank_is_lost_is_no_interruption(codes: dict[int, int | None], kind: str) -> None:
+    """One that still runs is not lost; and Ctrl-C is the user's."""
+    assert cause(TERMINATED, {}, codes).type == kind
+    assert cause(end_of(0, 1.1, "KeyboardInterrupt", status="interrupted"), {}, codes).type == "KeyboardInterrupt"
+    both = cause(TERMINATED, {1: end_of(1, 1.2, "Terminated", status="interrupted")}, codes)
+    assert both == TERMINATED.failure
+
+
+@pytest.mark.parametrize("code, word", [(0, "no step"), (None, "hangs")])
+def test_a_rank_that_had_nothing_left_to_do_or_did_not_come_is_told_as_that(code: int | None, word: str) -> None:
+    told = cause(BROKEN, {}, {1: code})
+    assert told.rank == 1
+    assert word in told.message
+
+
+def test_where_nothing_says_more_the_ranks_own_error_is_what_is_told() -> None:
+    assert cause(BROKEN, {1: end_of(1, 1.0, followed=True)}) == BROKEN.failure
+
+
+def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> None:
+    """Rank 1 leaves its own while rank 0 looks; rank 2 was killed, which its exit code tells."""
+    waited: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            end_of(1, 1.0).write(tmp_path / end_file(1))
+
+    found = ends_of_ranks(BROKEN, tmp_path, 3, lambda: {2: -9}, pause)
+    assert found == {0: BROKEN, 1: end_of(1, 1.0)}
+    assert len(waited) == 3
+
+
+@pytest.mark.parametrize(
+    "own, codes, limit_s",
+    [(BROKEN, {}, 2.0), (TERMINATED, {}, 8.0), (TERMINATED, {1: None}, 0.0), (end_of(0, 1.0), {}, 0.0)],
+)
+def test_nobody_is_waited_for_without_a_limit_or_without_need(
+    own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path
+) -> None:
+    waited: list[float] = []
+    assert ends_of_ranks(own, tmp_path, 2, lambda: codes, waited.append) == {0: own}
+    assert sum(waited) == pytest.approx(limit_s)
+
+
+def test_a_damaged_end_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / end_file(1)).write_text("{")
+    end_of(2, 1.0).write(tmp_path / end_file(2))
+    assert read_ends(tmp_path) == {2: end_of(2, 1.0)}
+
+
+def test_of_a_run_whose_first_rank_was_killed_the_reader_names_the_cause(tmp_path: Path) -> None:
+    record = RunRecord(**Launch().facts(), status="unfinished", verb="fit", failure=None)
+    assert as_its_ranks_ended(record, tmp_path) == record
+    end_of(1, 1.0, "RuntimeError", followed=True).write(tmp_path / end_file(1))
+    lost = as_its_ranks_ended(record, tmp_path).failure
+    assert lost is not None
+    assert (lost.type, lost.rank, lost.step) == ("RankLost", 0, 40)
+    end_of(2, 2.0).write(tmp_path / end_file(2))
+    told = as_its_ranks_ended(record, tmp_path)
+    assert (told.status, told.failure) == ("failed", end_of(2, 2.0).failure)
+
+
+@pytest.mark.parametrize(
+    "error,of_the_group",
+    [
+        (RuntimeError(GLOO), True),
+        (RuntimeError("[gloo/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation to complete"), True),
+        (RuntimeError("NCCL communicator was aborted on rank 1."), True),
+        (type("DistBackendError", (RuntimeError,), {})("whatever"), True),
+        (ConnectionResetError("Connection reset by peer"), True),
+        (ValueError("Connection closed"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_a_broken_group_says(error: BaseException, of_the_group: bool) -> None:
+    assert is_of_the_group(error) == of_the_group
+
+
+def test_how_a_process_ended() -> None:
+    said = [how_it_ended(code) for code in (None, 0, 3, -9, -35)]
+    assert len({*said}) == len(said)
+    assert [word in line for word, line in zip(("3", "SIGKILL"), said[2:4], strict=True)] == [True] * 2
+    assert said[4].startswith("killed by ")

@@ -1,0 +1,233 @@
+"""The figures of a run in the user's own loggers, and what monitoring gets of a watched run."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from faults import Tiny, assert_same_weights, train
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    ExportOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+    profiling_callbacks,
+    watch_writer,
+    watching,
+)
+from lm_profiler.callbacks.exports import figures, send_figures
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.watch_files import read_last_steps, read_status
+from lm_profiler.usage_error import UsageError
+
+pytestmark = pytest.mark.usefixtures("no_rates")
+STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
+    monkeypatch.setattr(watch_writer, "_STATUS_S", 0.0)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def watcher(**export: Any) -> TrainingProfiler:
+    return TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=3), MemoryOptions(steps=0), TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0), quiet=True, watch=True, export=ExportOptions(**export),
+    )  # fmt: skip
+
+
+def folder() -> Path:
+    return max(Path("logs").glob("*/version_*"), key=lambda path: path.stat().st_mtime)
+
+
+def read(text: str) -> dict[tuple[str, ...], float]:
+    """Samples by name and what tells them apart."""
+    return {
+        (of.name, *(of.labels[name] for name in ("phase", "kind", "le") if name in of.labels)): of.value
+        for family in text_string_to_metric_families(text)
+        for of in family.samples
+    }
+
+
+class Asking(Callback):
+    """Asks for the metrics amid training, until there are some."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.told = port, ""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step > STEPS // 2 and "timestamp_seconds{" not in self.told:
+            with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+                self.told = answer.read().decode()
+        time.sleep(0.002)
+
+
+def test_a_port_and_a_file_have_the_sums_of_the_runs_own_files(port: int) -> None:
+    plain, asking = train(Path(), [], max_steps=STEPS), Asking(port)
+    before_s = time.time()
+    module = train(Path(), [asking, watcher(prometheus=port, textfile=Path("lm.prom"))], max_steps=STEPS)
+    assert_same_weights(plain, module)
+    amid, last = read(asking.told), read(Path("lm.prom").read_text())
+    rows = read_last_steps(folder())
+    assert 0 < amid["lm_profiler_step_seconds_count",] <= last["lm_profiler_step_seconds_count",] == len(rows)
+    assert last["lm_profiler_step_seconds_sum",] == pytest.approx(rows["seconds"][:, -1].sum(), rel=1e-4)
+    forward = read_status(folder()).seconds["forward"]
+    assert last["lm_profiler_phase_seconds_sum", "forward"] == pytest.approx(forward, rel=1e-4)
+    within = [last["lm_profiler_step_seconds_bucket", f"{edge:.4g}"] for edge in (1e-3, 1e-2, 1e-1, 1.0)]
+    assert within == [(rows["seconds"][:, -1] <= edge).sum() for edge in (1e-3, 1e-2, 1e-1, 1.0)]
+    assert before_s < last["lm_profiler_last_step_timestamp_seconds",] < time.time()
+    assert last["lm_profiler_memory_bytes", "peak"] >= last["lm_profiler_memory_bytes", "held"] > 0
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"http://127.0.0.1:{port}/metrics")  # the fit is over
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[int, list[ExportMetricsServiceRequest]]]:
+    """A collector of OpenTelemetry's protocol over HTTP: its port, and what it got."""
+    got: list[ExportMetricsServiceRequest] = []
+
+    class Taking(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            got.append(ExportMetricsServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Taking)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port, got
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_opentelemetry_gets_the_same(
+    collector: tuple[int, list[ExportMetricsServiceRequest]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, got = collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{at}")
+    train(Path(), [watcher(otlp=True)], max_steps=STEPS)
+    (of,) = got[-1].resource_metrics
+    metrics = {metric.name: metric for metric in of.scope_metrics[0].metrics}
+    (point,) = metrics["lm_profiler_step_seconds_count"].sum.data_points
+    assert point.as_int == len(read_last_steps(folder()))
+    phases = metrics["lm_profiler_phase_seconds_sum"].sum.data_points
+    assert np.sum([point.as_double for point in phases]) == pytest.approx(
+        metrics["lm_profiler_step_seconds_sum"].sum.data_points[0].as_double, rel=1e-6
+    )
+    named = {each.key: each.value.string_value for each in (*of.resource.attributes, *point.attributes)}
+    assert (named["service.name"], named["run"], named["rank"]) == ("lm_profiler", "lm_profiler/version_0", "0")
+
+
+def test_nobody_listens_and_training_goes_on(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    plain = train(Path(), [], max_steps=STEPS)
+    assert_same_weights(plain, train(Path(), [watcher(otlp=True)], max_steps=STEPS))
+
+
+def test_an_address_that_is_none_is_refused_before_the_run() -> None:
+    for address in ("x", 0):
+        with pytest.raises(UsageError, match=r"^export\.prometheus: expected .* given "):
+            watcher(prometheus=address)
+    with pytest.raises(UsageError, match="--watch=true"):
+        TrainingProfiler(export=ExportOptions(otlp=True))
+
+
+@pytest.mark.parametrize("of", ["port", "file"])
+def test_where_nothing_can_be_published_training_goes_on(
+    of: str, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = train(Path(), [], max_steps=STEPS)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("no/lm.prom"))
+        assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
+    assert capsys.readouterr().err.count("export failed and was taken out") == 1
+    assert read_status(folder()).steps == STEPS
+
+
+def fitted(folder: Path, *loggers: Logger) -> TrainingProfiler:
+    callbacks = profiling_callbacks(1, 4, 0, 0, log_dir=folder, action_steps=0, export_trackers=True)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(
+        accelerator="cpu", max_steps=6, log_every_n_steps=1, callbacks=callbacks, logger=[*loggers], **quiet
+    )
+    trainer.fit(Tiny(), DataLoader(torch.rand(64, 4), batch_size=4))
+    [profiler] = callbacks
+    assert isinstance(profiler, TrainingProfiler)
+    return profiler
+
+
+def test_each_logger_gets_the_figures_of_the_record(tmp_path: Path) -> None:
+    board, lines = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "csv")
+    record = fitted(tmp_path / "logs", board, lines).record
+    assert record is not None
+    with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
+        [row] = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
+    assert float(row["lm_profiler/step_s"]) == pytest.approx(record.time["step"].mean, rel=1e-6)
+    events = EventAccumulator(board.log_dir)
+    events.Reload()
+    [scalar] = events.Scalars("lm_profiler/step_s")
+    assert scalar.value == pytest.approx(record.time["step"].mean, rel=1e-6)
+    assert set(figures(record)) <= set(events.Tags()["scalars"])
+
+
+def test_names_are_legal_in_every_tracker() -> None:
+    names = [f"lm_profiler/{name}" for name in QUANTITIES]
+    assert [name for name in names if not re.fullmatch(r"[a-zA-Z0-9_/. -]+", name)] == []  # MLflow's rule
+
+
+class Failing(CSVLogger):
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("the server is gone")
+
+
+def test_logger_that_raises_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
+    profiler = fitted(tmp_path / "logs", Failing(tmp_path / "a"), CSVLogger(tmp_path / "b"))
+    assert profiler.record is not None
+    assert profiler.record.status == "ok"
+
+
+def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+    record = fitted(tmp_path / "logs").record
+    assert record is not None
+    notes: list[str] = []
+    last = CSVLogger(tmp_path / "c")
+    send_figures([Failing(tmp_path / "b"), last], record, 5, notes.append)
+    assert notes == ["Failing did not take the figures: RuntimeError: the server is gone"]
+    assert Path(last.log_dir, "metrics.csv").exists()

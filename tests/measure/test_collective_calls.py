@@ -1,0 +1,246 @@
+"""Arrivals at collectives, from a ring like torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flight_ring import Ring
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from lm_profiler.measure.collective_calls import (
+    Arrivals,
+    StreamWaits,
+    collectives,
+    drain_timed,
+    flight_recorder,
+    most_reductions,
+    reduces_in_backward,
+    ring_size,
+    time_collectives,
+)
+
+
+def test_every_call_is_kept_once_at_its_instant_on_the_clock_of_the_marks() -> None:
+    ring = Ring(4)
+    arrivals = ring.arrivals()
+    for at in range(0, 12, 3):
+        for each in range(at, at + 3):
+            ring.call(each * 1000)
+        assert arrivals.drain() == 3
+    assert arrivals.drain() == 0
+    assert arrivals.at_ns == [each * 1000 for each in range(12)]
+    assert [call.number for call in arrivals.calls] == list(range(1, 13))
+    assert not arrivals.lost
+
+
+def test_a_ring_that_came_round_since_it_was_read_is_told() -> None:
+    ring = Ring(4)
+    arrivals = ring.arrivals()
+    for each in range(9):
+        ring.call(each)
+    arrivals.drain()
+    assert not arrivals.lost  # what was before the first reading is nobody's
+    for each in range(9, 14):
+        ring.call(each)
+    arrivals.drain()
+    assert arrivals.lost
+
+
+def test_a_ring_that_was_empty_at_first_and_came_round_is_told() -> None:
+    ring = Ring(4)
+    arrivals = ring.arrivals()
+    arrivals.drain()
+    for each in range(5):
+        ring.call(each)
+    arrivals.drain()
+    assert arrivals.lost
+
+
+def test_calls_to_one_rank_only_are_no_collectives_but_take_room() -> None:
+    ring = Ring(4)
+    arrivals = ring.arrivals()
+    ring.call(1)
+    ring.call(2, "gloo:send", p2p=True)
+    assert arrivals.drain() == 2
+    assert arrivals.at_ns == [1]
+
+
+@pytest.mark.parametrize("by_ns, was_set", [(50_000, False), (-3_000_000, True)])
+def test_a_wall_clock_that_is_set_meanwhile_is_noticed(by_ns: int, was_set: bool) -> None:
+    ring = Ring(4)
+    arrivals = ring.arrivals()
+    arrivals.drain()
+    ring.ahead += by_ns
+    ring.call(1_000_000)
+    arrivals.drain()
+    assert arrivals.clock_was_set is was_set
+
+
+def test_the_ring_is_as_long_as_torch_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
+    monkeypatch.delenv("TORCH_NCCL_TRACE_BUFFER_SIZE", raising=False)
+    assert ring_size() == 2000
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "300")
+    assert ring_size() == 300
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "50")
+    assert ring_size() == 50
+
+
+class Watchdog:
+    """Times one more call whenever it is slept."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring, self.now = ring, 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        untimed = [entry for entry in self.ring.entries if "duration_ms" not in entry]
+        if untimed:
+            untimed[0]["duration_ms"] = 2.5
+
+
+def test_the_ring_is_read_when_all_that_is_new_is_timed() -> None:
+    ring = Ring(100)
+    arrivals, watchdog = ring.arrivals(), Watchdog(ring)
+    ring.call(1)
+    arrivals.drain()  # what was before may stay untimed
+    for at in range(2, 7):
+        ring.call(at)
+    ring.entries.pop(0)
+    drain_timed(arrivals, watchdog.sleep)
+    assert [call.duration_ns for call in arrivals.calls[1:]] == [2_500_000] * 5
+
+
+def test_what_is_never_timed_is_waited_for_two_seconds() -> None:
+    ring = Ring(100)
+    arrivals, watchdog = ring.arrivals(), Watchdog(ring)
+    for at in range(1, 60):
+        ring.call(at)
+    drain_timed(arrivals, watchdog.sleep)
+    assert watchdog.now == pytest.approx(2.0)
+    assert {call.duration_ns for call in arrivals.calls} == {2_500_000, None}
+
+
+@pytest.mark.gpu
+def test_nccl_times_its_collectives_from_when_it_is_asked_to(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    where = f"file://{tmp_path / 'meet'}"
+    torch.distributed.init_process_group("nccl", init_method=where, rank=0, world_size=1, device_id=device)
+    try:
+        dump = flight_recorder("cuda") or pytest.fail("no recorder")
+        arrivals, values = Arrivals(dump), torch.ones(1 << 20, device=device)
+        gathered = torch.empty_like(values)
+        torch.distributed.all_reduce(values)
+        time_collectives()
+        arrivals.drain()
+        for _ in range(3):
+            torch.cuda._sleep(1_000_000)  # of what is over when its call returns torch 2.15 tells no duration
+            torch.distributed.all_gather([gathered], values)  # of one rank a copy, where a reduction is nothing
+        torch.cuda.synchronize()
+        drain_timed(arrivals)
+        assert all("all_gather" in call.name for call in arrivals.calls[-3:])
+        assert all(call.duration_ns is not None and call.duration_ns > 0 for call in arrivals.calls[-3:])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Cuda:
+    """Streams that note what they wait for; every look at the clock takes 1 ns, and so does what a stream waits for."""
+
+    class Stream:
+        def __init__(self) -> None:
+            self.waited: list[str] = []
+
+        def wait_event(self, event: str) -> None:
+            self.waited.append(event)
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.own = self.current = self.Stream()
+
+    def current_stream(self) -> Stream:
+        return self.current
+
+    def set_stream(self, stream: Stream | None) -> None:
+        self.current = stream or self.current
+
+    def clock(self) -> int:
+        self.now += 1
+        return self.now
+
+    def record(self) -> Any:
+        return len(self.current.waited)
+
+
+def test_waits_of_the_computing_stream_are_noted_and_those_of_others_are_not() -> None:
+    cuda = Cuda()
+    other, waits = Cuda.Stream(), StreamWaits(cuda.record, cuda.clock, cuda)
+    before = Cuda.Stream.wait_event
+    waits.start()
+    cuda.own.wait_event("gathered")
+    other.wait_event("computed")
+    cuda.set_stream(other)
+    cuda.own.wait_event("while another stream is the current one")  # an instant would be of that one
+    cuda.set_stream(cuda.own)
+    waits.stop()
+    waits.stop()
+    cuda.own.wait_event("after it")
+    assert [what.rpartition(" ")[2] for what in cuda.own.waited] == ["gathered", "one", "it"]
+    assert other.waited == ["computed"]
+    assert [tuple(stand) for stand in waits.stands] == [(1, 0, 1)]
+    assert Cuda.Stream.wait_event is before
+
+
+def test_calls_are_beside_while_another_stream_is_the_current_one() -> None:
+    cuda = Cuda()
+    waits = StreamWaits(cuda.record, cuda.clock, cuda)
+    waits.start()
+    cuda.now = 10
+    cuda.set_stream(Cuda.Stream())
+    cuda.now = 20
+    cuda.set_stream(None)
+    cuda.now = 30
+    cuda.set_stream(cuda.own)
+    waits.stop()
+    assert [waits.beside(at_ns) for at_ns in (5, 15, 25, 35)] == [False, True, True, False]
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_ddp_reduces_as_often_as_it_tells(alone: None, unused: bool) -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
+    ddp = DistributedDataParallel(layers, bucket_cap_mb=0.004, find_unused_parameters=unused)
+    dump = flight_recorder("cpu")
+    assert dump is not None
+    for _ in range(3):
+        before = len(dump())
+        ddp(torch.ones(1, 32)).sum().backward()
+    sent = [call for call in collectives(dump()[before:]) if call.name == "gloo:all_reduce"]
+    assert most_reductions(ddp) == len(sent) > 1
+    assert most_reductions(layers) is None
+    ddp.register_comm_hook(None, allreduce_hook)  # whatever it sends
+    assert most_reductions(ddp) is None
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [({}, False), ({"finish_gradient_synchronization": print}, True)]
+    + [({"finish_gradient_synchronization": print, "reduces_in_backward": says}, says) for says in (True, False)],
+)
+def test_a_wrapper_that_can_finish_is_taken_to_begin_amid_backward_unless_it_says_otherwise(
+    said: dict[str, object], expected: bool
+) -> None:
+    assert reduces_in_backward(SimpleNamespace(**said)) is expected

@@ -1,0 +1,152 @@
+"""The published schemas: files of every version, and of a run today, are held against them by another library."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from jsonschema import Draft202012Validator
+from made_improve import made_improve, made_search
+from warm import run
+
+from lm_profiler.record.improve import read_improve
+from lm_profiler.record.run import Newer, Part
+from lm_profiler.report.run.improve_table import improve_table
+from lm_profiler.report.tables.formats import lines
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))  # where the documentation is made from
+
+from schemas import FORMS, schemas  # noqa: E402  (it stands there)
+
+STORED = ROOT / "tests/stored"
+SCHEMAS = {name.partition(".")[0]: schema for name, schema in schemas()}
+KINDS = {
+    "run.json": "run",
+    "rank0.kernels.json": "kernels",
+    "sweep.json": "sweep",
+    "outcome.json": "outcome",
+    "improve.json": "improve",
+}
+OBJECTS = ("time", "host_time", "memory", "utilisation", "steadiness", "verdict", "throughput")
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.json") if path.name in KINDS)
+
+
+def against_schema(path: Path, schema: dict[str, Any] | None = None) -> None:
+    Draft202012Validator(schema or SCHEMAS[KINDS[path.name]]).validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The file's object and those within it, by name, that have fields of their own."""
+    yield from ((name, part) for name, part in (("", schema), *schema.get("$defs", {}).items()) if "properties" in part)
+
+
+def exact(kind: str) -> dict[str, Any]:
+    """A schema that allows no other field."""
+    schema = copy.deepcopy(SCHEMAS[kind])
+    for _, part in parts(schema):
+        part["additionalProperties"] = False
+    return schema
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_it_is_a_schema(kind: str) -> None:
+    Draft202012Validator.check_schema(SCHEMAS[kind])
+
+
+@pytest.mark.parametrize("path", files(STORED), ids=lambda path: path.relative_to(STORED).as_posix())
+def test_files_of_every_version_are_valid(path: Path) -> None:
+    against_schema(path)
+
+
+def test_a_run_today_writes_nothing_that_the_schema_does_not_name(tmp_path: Path) -> None:
+    call = ("fit", f"--config={STORED / 'tiny.yaml'}", f"--log_dir={tmp_path}", "--name=today", "--numerics.audit=true")
+    done = run("-m", "lm_profiler", *call, rates=True)
+    assert done.returncode == 0, done.stderr
+    written = files(tmp_path)
+    assert [path.name for path in written] == ["run.json", "rank0.kernels.json"]
+    for path in written:
+        against_schema(path, exact(KINDS[path.name]))
+    record = json.loads(written[0].read_text())
+    assert all(record[name] for name in OBJECTS)  # or there would have been little to hold
+
+
+@pytest.mark.parametrize(
+    "change, where",
+    [
+        ({"duration_s": "long"}, "duration_s"),
+        ({"status": "fine"}, "status"),
+        ({"schema_version": 2}, "schema_version"),
+        ({"memory": {"parts": {}}}, "memory"),
+    ],
+)
+def test_what_is_no_record_is_not_valid(change: dict[str, Any], where: str) -> None:
+    record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text()) | change
+    (error,) = Draft202012Validator(SCHEMAS["run"]).iter_errors(record)
+    assert error.absolute_path[0] == where
+
+
+def test_a_search_is_valid_and_of_a_later_one_what_is_new_is_passed_over(tmp_path: Path) -> None:
+    record = made_improve()
+    made_search(tmp_path, record)
+    path = tmp_path / "improve.json"
+    against_schema(path, exact("improve"))
+    later = json.loads(path.read_text())
+    for part in (later, later["final"], *later["tried"]):
+        part["added_later"] = 1
+    path.write_text(json.dumps(later))
+    against_schema(path)
+    assert read_improve(tmp_path) == record
+    later["ended"], later["tried"][-1]["verdict"] = "postponed", "FASTEST"
+    path.write_text(json.dumps(later))
+    shown = "\n".join(lines(improve_table(read_improve(tmp_path))))
+    assert "postponed" in shown
+    assert "FASTEST" in shown
+
+
+def words(annotation: Any, where: str, known: bool = False) -> Iterator[tuple[str, bool]]:
+    """Each place in a type that holds one of some words, and whether a later word may stand there."""
+    origin, arguments = get_origin(annotation), get_args(annotation)  # Python 3.10 has tuple[str] for a type
+    if origin is Annotated:
+        yield from words(arguments[0], where, Newer in arguments[1:])
+    elif origin is Literal:
+        yield where, known
+    elif origin is None and isinstance(annotation, type) and issubclass(annotation, Part):
+        for name, inner in get_type_hints(annotation, include_extras=True).items():
+            yield from words(inner, f"{annotation.__name__}.{name}") if name in annotation.model_fields else ()
+    else:
+        for argument in arguments:
+            yield from words(argument, where, known)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_wherever_a_word_stands_a_later_one_may(kind: str) -> None:
+    strict = {where for where, known in words(FORMS[kind], "") if not known}
+    assert {where for where in strict if not where.endswith(".schema_version")} == set()
+
+
+def test_what_a_later_version_may_add_is_valid() -> None:
+    record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text())
+    record["memory"]["added_later"] = record["added_later"] = 1
+    record["time"]["added_later"] = record["time"]["step"]
+    Draft202012Validator(SCHEMAS["run"]).validate(record)
+
+
+def test_fields_are_described() -> None:
+    run = SCHEMAS["run"]
+    assert "(FLOP/s)" in run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"]
+    assert "description" not in run["$defs"]["MemoryCauses"]["properties"]["gradients"]  # of one peak or another
+    tried = SCHEMAS["improve"]["$defs"]["Tried"]["properties"]
+    assert tried["ceiling_s"]["description"].endswith("(s)")
+    assert run["properties"]["notes"]["description"]
+    for kind, schema in SCHEMAS.items():
+        for name, part in parts(schema):
+            assert part["description"], (kind, name)  # what its fields are, and their units
