@@ -22,8 +22,6 @@ from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import safe_name
 
-_SHORTEST_S = 1.0  # no run begins with fewer seconds left in the budget
-
 # options of cells that are only timed: they leave out all stages after the measured steps
 _TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace")} | {"numerics.audit": "false"}
 _AUDITED = {"numerics.audit": "true", "numerics.losses": "10"}
@@ -167,10 +165,8 @@ class Cells:
     def _tried(self, cell: Cell) -> RanCell:
         """Run ``cell``. Its ``took_s`` counts from the end of the cell before it, so that no time is left out."""
         left_s = self.left_s - (self._clock() - self._since_s)
-        if left_s < _SHORTEST_S:
-            return _never_began(self.folder.path, cell)
         self._add(cell)
-        self._run(cell, min(left_s, self.longest_s))
+        self._run(cell, max(min(left_s, self.longest_s), 0.0))
         done = self._ended(cell)
         before_s, self._since_s = self._since_s, self._clock()
         return replace(done, took_s=max(self._since_s - before_s, done.outcome.duration_s))
@@ -204,12 +200,3 @@ class Cells:
         if cell.id not in {known.id for known in plan.cells}:
             self.folder.plan = plan.model_copy(update={"cells": [*plan.cells, cell]})
             self.folder.begin()
-
-
-def _never_began(path: Path, cell: Cell) -> RanCell:
-    """Return the outcome of a cell for which no time is left."""
-    why = "the budget ended before it began"
-    outcome = CellOutcome(
-        cell=cell.id, status="timeout", reason=why, run=None, ended="", duration_s=0.0, exit_code=None
-    )
-    return RanCell(Entry(path / cell.id, None, cell, outcome, path), outcome, 0.0, cut=True)
