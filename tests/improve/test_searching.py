@@ -39,6 +39,9 @@ CANDIDATES = [
 ]
 
 
+RECORD = made_record()
+
+
 class Program:
     """Leaves what a cell's process would.
 
@@ -87,7 +90,7 @@ class Program:
                 for loss in (2.0, 1.5) * 5
             ],
         )
-        record = made_record(numerics=numbers)
+        record = RECORD.model_copy(update={"numerics": numbers})
         step = record.time["step"].model_copy(update={"mean": 0.1 * factor})
         throughput = record.throughput.model_copy(update={"samples_per_step": samples}) if record.throughput else None
         run = clear(self.folder, cell) / "version_0"
@@ -107,7 +110,7 @@ def improved(path: Path, program: Program, budget: str = "150s", **options: obje
     with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.look()]), grows=True) as folder:
         folder.begin()
         cells = Cells(folder, program, lambda: 0.0)
-        calls = replace(calls, first=made_record())
+        calls = replace(calls, first=RECORD)
         return search(cells, calls, CANDIDATES, Account(request, "now"), lambda record: None)
 
 

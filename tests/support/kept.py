@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -29,3 +33,11 @@ class Keeps(Callback):
         weights = self.logits.detach().double().exp()
         p = weights.gather(-1, batch[1].unsqueeze(-1)).squeeze(-1) / weights.sum(-1)
         self.truth.append((-torch.log(p)).flatten().tolist())
+
+
+def assert_true(logged: Sequence[dict[str, float]], truth: Sequence[Sequence[float]], rel: float = 1e-5) -> None:
+    """``truth`` is each token's -log p, by steps: the loss is their mean, the perplexity exp of it."""
+    means = [statistics.fmean(step) for step in truth]
+    assert [step["train_loss"] for step in logged] == pytest.approx(means, rel=rel)
+    assert [step["train_perplexity"] for step in logged] == pytest.approx([*map(math.exp, means)], rel=rel * 5)
+    assert max(means) - min(means) > 0.01  # they tell the steps apart

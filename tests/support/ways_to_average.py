@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from lm_profiler.processes.rank_group import RankLink
-from lm_profiler.training.language_model import LanguageModel
+from lm_profiler.training import FakeTokens, LanguageModel
 
 STEPS, ACCUMULATED, RANKS = 3, 2, 2
+TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
 WAYS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "naive_ddp": ("naive_ddp", "64-true", {}),
@@ -100,3 +101,20 @@ def train_in_every_way(link: RankLink, port: int) -> None:
         if link.rank == 0:
             link.send((way, {name: value.tolist() for name, value in result.items()}))
         link.goes_on()
+    link.send((f"metrics of {link.rank}", logged_and_true()))
+
+
+def logged_and_true() -> tuple[Any, Any]:
+    """Return what is logged after each step of a rank, and its own tokens' negative log-probabilities."""
+    from kept import Keeps
+
+    seed_everything(1, verbose=False)
+    keeps = Keeps()
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(
+            accelerator="cpu", strategy="ddp", devices=2, max_steps=4, callbacks=[keeps], **dict.fromkeys(off, False)
+        )
+        trainer.fit(LanguageModel(**TINY, lr=0.1, metrics=True), FakeTokens(batch_size=2, context_length=12))
+    return keeps.logged, keeps.truth

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from lm_profiler.cli import checks
+from lm_profiler.cli import trainer_cli as checks
 from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
 
 pytestmark = pytest.mark.usefixtures("no_rates")

@@ -1,9 +1,11 @@
 """Every way to divide training among processes leads to the parameters of one process on the joined batch."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from kept import assert_true
 from torch import Tensor
 
 from lm_profiler.cli.main import main
@@ -13,7 +15,8 @@ from tests.support.ways_to_average import WAYS, batches, train_in_every_way, tra
 
 
 @pytest.fixture(scope="module")
-def divided() -> dict[str, dict[str, list[float]]]:
+def divided() -> dict[str, Any]:
+    """What the ranks sent: parameters by way, and by rank what they logged."""
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     port = store.port
     del store  # it has found a free port
@@ -28,7 +31,7 @@ def joined() -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_parameters_are_those_of_one_process_on_the_joined_batch(
-    way: str, divided: dict[str, dict[str, list[float]]], joined: dict[str, dict[str, Tensor]]
+    way: str, divided: dict[str, Any], joined: dict[str, dict[str, Tensor]]
 ) -> None:
     precision = WAYS[way][1]
     tolerance = 1e-10 if precision == "64-true" else 2e-4  # AdamW divides small gradients by their own size
@@ -39,6 +42,14 @@ def test_parameters_are_those_of_one_process_on_the_joined_batch(
         )
 
 
+def test_on_two_ranks_every_step_logs_what_both_have_seen(divided: dict[str, Any]) -> None:
+    (logged, mine), (also, theirs) = (divided[f"metrics of {rank}"] for rank in (0, 1))
+    assert logged == also
+    assert mine != theirs
+    assert_true(logged, [one + other for one, other in zip(mine, theirs, strict=True)])
+
+
+@pytest.mark.usefixtures("no_preflight")
 @pytest.mark.parametrize(
     "options, subject",
     [

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kept import Keeps
+from kept import Keeps, assert_true
 from lightning.pytorch import Trainer
-from warm import run_ranks
 
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -29,14 +27,6 @@ def data() -> FakeTokens:
     return FakeTokens(batch_size=2, context_length=12)
 
 
-def assert_true(logged: Sequence[dict[str, float]], truth: Sequence[Sequence[float]], rel: float = 1e-5) -> None:
-    """``truth`` is each token's -log p, by steps: the loss is their mean, the perplexity exp of it."""
-    means = [statistics.fmean(step) for step in truth]
-    assert [step["train_loss"] for step in logged] == pytest.approx(means, rel=rel)
-    assert [step["train_perplexity"] for step in logged] == pytest.approx([*map(math.exp, means)], rel=rel * 5)
-    assert max(means) - min(means) > 0.01  # they tell the steps apart
-
-
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
     keeps = Keeps()
@@ -45,15 +35,6 @@ def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer
     assert len(keeps.truth) == 6
     # In bfloat16 the loss itself, which is not ours to better, has three figures.
     assert_true(keeps.logged, keeps.truth, 1e-5 if precision == "32-true" else 1e-2)
-
-
-def test_on_two_ranks_every_step_logs_what_both_have_seen(tmp_path: Path) -> None:
-    done = run_ranks("ddp_metrics.py", tmp_path, str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    (logged, mine), (also, theirs) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert logged == also
-    assert mine != theirs
-    assert_true(logged, [one + other for one, other in zip(mine, theirs, strict=True)])
 
 
 @pytest.mark.parametrize("verb, stage", [("validate", "val"), ("test", "test")])

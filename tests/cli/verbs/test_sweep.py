@@ -244,14 +244,14 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
     assert "missing;" in said
     assert statuses(here) == {"fail": "failed", "hog": "oom", "hang": "interrupted", "crash": "failed", "well": "ok"}
 
-    sweep.start(timeout_s=8)
+    sweep.start(timeout_s=5)
     sweep.until_it_hangs(3)
     assert sweep.ends()[0] == 1
     assert sweep.none_is_left()
     outcomes: dict[str, CellOutcome] = {**read_outcomes(here / "logs" / "ends")}
     reasons = {cell.removeprefix("does="): (outcome.status, outcome.reason) for cell, outcome in outcomes.items()}
     assert reasons["hang"][0] == "timeout"
-    assert "8 s" in reasons["hang"][1]
+    assert "5 s" in reasons["hang"][1]
     assert reasons["fail"][0] == "failed"
     assert reasons["fail"][1].endswith("boom")
     assert reasons["well"] == ("ok", None)
