@@ -128,7 +128,11 @@ class PhaseProfiler(Profiler):
             if self.left <= 0:
                 self.done()
                 if self.ends:
-                    self._leave()
+                    self.cut = True
+                    try:
+                        self._leave()
+                    except BaseException as error:
+                        self._part.failed(error)
                     raise StopIteration
                 return
         try:
@@ -185,13 +189,13 @@ class PhaseProfiler(Profiler):
         self._part.failed(absent.missing())
         self.done()
         if self.ends:
+            self.cut = True
             self._leave()
         return self.ends
 
     def _leave(self) -> None:
-        """Have the loop end here: the context of the epoch raises StopIteration where it is ``cut``."""
-        self.cut = True
-        if self._fitting and not self._in_epoch:  # this version has no such context: it names its epochs otherwise
+        """End the loop where it has no context of an epoch, which raises StopIteration where it is ``cut``."""
+        if self._fitting and not self._in_epoch:  # this version names its epochs otherwise
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def enter_epoch(self) -> None:

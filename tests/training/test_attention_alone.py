@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from lm_profiler.cli import trainer_cli as checks
+from lm_profiler.cli import trainer_cli
 from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -123,13 +123,13 @@ def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_th
         seen.add(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
-    monkeypatch.setattr(checks, "somebodys", attend, raising=False)
-    module, trainer = AttentionAlone(d_model=D, attention=f"{checks.__name__}:somebodys"), make_trainer(1)
+    monkeypatch.setattr(trainer_cli, "somebodys", attend, raising=False)
+    module, trainer = AttentionAlone(d_model=D, attention=f"{trainer_cli.__name__}:somebodys"), make_trainer(1)
     given = make_trainer(1, precision=precision)
-    checks.check_attention_of(module, given, "fit")
+    trainer_cli.check_attention_of(module, given, "fit")
     assert seen == {dtype}
     trainer.fit(module, datamodule=data())
     assert module.attend.func is attend
-    monkeypatch.setattr(checks, "somebodys", lambda q, k, v, is_causal: q)
+    monkeypatch.setattr(trainer_cli, "somebodys", lambda q, k, v, is_causal: q)
     with pytest.raises(ValueError, match=r"^model\.attention: expected values of "):
-        checks.check_attention_of(module, given, "fit")
+        trainer_cli.check_attention_of(module, given, "fit")
