@@ -6,6 +6,12 @@ May use Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and 
 ``tensorboard``. Never ``models`` or ``training``.
 """
 
+import os
+
+from lm_profiler.usage_error import NEEDS_POSIX
+
+if os.name != "posix":
+    raise ImportError(NEEDS_POSIX)
 if __name__ != "lm_profiler.callbacks":
     raise ImportError(
         f"the folder callbacks/ of lm_profiler was imported as {__name__!r}: expected lm_profiler.callbacks; "

@@ -4,11 +4,6 @@ Importing this package imports neither torch nor Lightning: ``report``, ``compar
 once. The instruments for your own ``Trainer`` are in ``lm_profiler.callbacks``.
 """
 
-import os
-
-if os.name != "posix":
-    raise ImportError("lm_profiler: expected a POSIX system such as Linux or macOS, given another; on Windows use WSL")
-
 __all__ = ["__version__"]
 
 __version__: str

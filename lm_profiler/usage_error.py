@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+# what the command line and the callbacks say elsewhere; the package itself imports anywhere, because Lightning imports
+# ``external_callbacks`` in every program
+NEEDS_POSIX = "lm_profiler: expected a POSIX system such as Linux or macOS, given another; on Windows use WSL"
+
 
 class UsageError(ValueError):
     """A wrong option or call: a line or two of subject, expected, given and remedy, for whoever wrote it."""

@@ -86,11 +86,27 @@ def test_callbacks_refuses_its_folder_name() -> None:
     assert "lm_profiler.callbacks" in last
 
 
-def test_a_system_that_is_not_posix_is_told_so() -> None:
-    done = python("-c", "import os, pathlib, importlib.metadata; os.name = 'nt'; import lm_profiler", cwd=ROOT)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError:")
-    assert "POSIX" in last
+# ``pathlib`` and the like were imported for this system; without ``posix`` they would not be
+ELSEWHERE = "import os, pathlib, importlib.metadata, lightning.pytorch; os.name = 'nt'; "
+
+
+@pytest.mark.parametrize("asked", ["", "1"])
+def test_trainer_on_another_system_is_left_alone(asked: str) -> None:
+    """Lightning imports our module in every program, and guards that with nothing."""
+    trainer = "trainer = lightning.pytorch.Trainer(logger=False, barebones=True); print(len(trainer.callbacks))"
+    done = python("-c", f"{ELSEWHERE}os.environ['LM_PROFILER'] = {asked!r}; {trainer}", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1].isdecimal()
+    assert ("not profiled: ImportError" in done.stderr and "POSIX" in done.stderr) == bool(asked)
+
+
+def test_callbacks_and_command_line_say_that_they_need_posix() -> None:
+    done = python("-c", f"{ELSEWHERE}import lm_profiler.callbacks", cwd=ROOT)
+    assert "POSIX" in done.stderr.strip().splitlines()[-1]
+    program = f"{ELSEWHERE}import sys; from lm_profiler.cli.main import main; sys.exit(main(['report', 'logs']))"
+    done = python("-c", program, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "POSIX" in done.stderr
 
 
 def test_callbacks_imports_under_its_own_name_from_the_root() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import NEEDS_POSIX, UsageError
 
 # The verbs with their help. Each is in the ``VERBS`` of the module of ``lm_profiler.cli.verbs`` that is called so, or
 # that it shares with another verb: its options, its examples, and the function that runs it.
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 for a failed run, 2 for a wrong call, 130 for an interrupt."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     replace_unprintable()
+    if os.name != "posix":
+        print(NEEDS_POSIX, file=sys.stderr)
+        return WRONG_CALL
     try:
         code = _run(arguments)
     except (UsageError, MissingExtra) as error:
