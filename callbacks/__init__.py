@@ -6,11 +6,11 @@ May use Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and 
 ``tensorboard``. Never ``models`` or ``training``.
 """
 
-import os
+import sys
 
 from lm_profiler.usage_error import NEEDS_POSIX
 
-if os.name != "posix":
+if sys.platform == "win32":
     raise ImportError(NEEDS_POSIX)
 if __name__ != "lm_profiler.callbacks":
     raise ImportError(

@@ -253,7 +253,11 @@ WAY = (
     ("Evidence", "lm_profiler.analysis.evidence:Evidence", "plain data, kept in evidence.json.gz"),
     ("conclude", "lm_profiler.analysis.conclude:conclude", ""),
     ("RunRecord", "lm_profiler.record.run:RunRecord", "every figure, in run.json"),
-    ("write_run", "lm_profiler.callbacks.outcome.run_files:write_run", "when the loop ends, and once with everything"),
+    (
+        "write_run",
+        "lm_profiler.callbacks.outcome.run_finisher:write_run",
+        "when the loop ends, and once with everything",
+    ),
     ("show", "lm_profiler.report.run.run_page:end_tables", "terminal, tables, pictures, pages: from the record alone"),
 )
 """The way of a step through the code: what it is called, where that is, and what happens there."""

@@ -39,6 +39,7 @@ PYTHONS = {
     *("_getframe", "_current_frames", "_exit", "_replace", "_asdict", "_make", "_run_exitfuncs", "_shutdown"),
     # argparse's and jsonargparse's
     *("_actions", "_action_groups", "_group_actions", "_mutually_exclusive_groups", "_get_formatter"),
+    *("_option_string_actions", "_subcommands_action"),
 }
 """Of Python itself and of other libraries."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 for a failed run, 2 for a wrong call, 130 for an interrupt."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     replace_unprintable()
-    if os.name != "posix":
+    if sys.platform == "win32":
         print(NEEDS_POSIX, file=sys.stderr)
         return WRONG_CALL
     try:

@@ -41,7 +41,7 @@ def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.Cap
 
 def test_a_name_like_no_other_is_told_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config=quite-another"]) == 2
-    assert capsys.readouterr().err.rstrip().endswith(f"; shipped are {', '.join(by_name())}")
+    assert capsys.readouterr().err.rstrip().endswith(f"; did you mean one of {', '.join(by_name())}?")
 
 
 def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> None:

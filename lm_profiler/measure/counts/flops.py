@@ -248,14 +248,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         except BaseException as error:
             self._lose(func, error)
         if composite:
-            try:
-                with enable_reentrant_dispatch(), self:  # so that its parts run under autocast, as without this mode
-                    return func.decompose(*args, **kwargs)
-            except BaseException as error:
-                # torch may have a decomposition in Python that it never takes by itself; of a bfloat16 LSTM it asks
-                # oneDNN for a kernel that not every CPU has. The operator as a whole does what it does without us.
-                self._lose(func, error)
-                counted = False
+            with enable_reentrant_dispatch(), self:  # so that its parts run under autocast, as without this mode
+                return func.decompose(*args, **kwargs)
         with around:
             result = func(*args, **kwargs)
         if counted:

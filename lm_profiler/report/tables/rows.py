@@ -367,8 +367,8 @@ def _best(checkpoints: Checkpoints) -> str | None:
     for word, name in {"planned": "planned_peak_bytes", "measured": "allocated_peak_bytes"}.items():
         get = QUANTITIES[name].get
         known = {every: [get(of.record) or 0 for of in cells if of.record] for every, cells in checkpoints.items()}
-        if found := {every: max(of_cells) for every, of_cells in known.items() if any(of_cells)}:
-            which, peaks = word, found
+        if largest := {every: max(of_cells) for every, of_cells in known.items() if any(of_cells)}:
+            which, peaks = word, largest
     tried = sorted(peaks)
     if len(tried) < 2:
         return None

@@ -246,7 +246,7 @@ def no(*args: Any, **kwargs: Any) -> Any:
         ("collect.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
         ("collect.model_facts", "model unknown: OSError: no such driver"),
         ("collect.environment", "environment unknown: OSError: no such driver"),
-        ("outcome.run_files.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
+        ("outcome.run_finisher.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
         (
             "instruments.watches.recompiled_since",
             "recompilations failed and was taken out: OSError: no such driver",
