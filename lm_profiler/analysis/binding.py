@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_profiler.analysis.savings import Known
+from lm_profiler.analysis.savings import Known, findings_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
@@ -22,6 +22,7 @@ _IDLE = 0.30  # of the traced steps in which the device had nothing to do
 _BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, not waiting
 _WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
+_CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation")  # findings of what the program does by itself
 _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 
@@ -81,7 +82,7 @@ def binding(
     if not rows or known.step_s <= 0.0:
         return None
     seen = RunFacts(known, rows, model, device_idle, kernels)
-    for ask in (_straggler, _input, _communication, _host, _memory, _compute):
+    for ask in (_straggler, _input, _communication, _program, _host, _memory, _compute):
         verdict = ask(seen)
         if verdict is not None:
             return _certain(verdict, seen)
@@ -120,7 +121,7 @@ def _input(seen: RunFacts) -> Verdict | None:
     said = Verdict(bound_by="input", share=share, share_low=low, share_high=high, because="input", facts=facts)
     if low >= INPUT:
         return said
-    other = next((verdict for ask in (_host, _memory, _compute) if (verdict := ask(seen)) is not None), None)
+    other = next((verdict for ask in (_program, _host, _memory, _compute) if (verdict := ask(seen)) is not None), None)
     or_bound_by: Bound | None = "compute" if other is None else other.bound_by
     if share >= INPUT:
         return said.model_copy(update={"or_bound_by": or_bound_by})
@@ -136,6 +137,15 @@ def _communication(seen: RunFacts) -> Verdict | None:
     if share is None or share < COMMUNICATION:
         return None
     return Verdict(bound_by="communication", share=share, because="communication")
+
+
+def _program(seen: RunFacts) -> Verdict | None:
+    """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
+    code = [of for of in findings_of(seen.known.record) if of.name in _CODE and not of.may]
+    longest = max(code, key=lambda of: of.share, default=None)
+    if longest is None or longest.share < OTHER:
+        return None
+    return Verdict(bound_by="program code", share=longest.share, because=f"program code: {longest.name}")
 
 
 def _host(seen: RunFacts) -> Verdict | None:

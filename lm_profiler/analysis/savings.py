@@ -102,6 +102,7 @@ class Known:
         return {"owner": longest.function, "file": longest.file, "line": longest.line, "what": longest.what}
 
     def finding(self, name: FindingName, saves_s: float, may: bool = False, **more: Any) -> Finding:
+        saves_s = min(saves_s, self.whole_s)  # of a busy machine a part's mean may exceed the fastest steps
         share = saves_s / self.whole_s if self.whole_s > 0.0 else 0.0
         return Finding.model_validate({"name": name, "saves_s": saves_s, "share": share, "may": may, **more})
 
@@ -137,7 +138,7 @@ def _input(known: Known) -> Iterator[Finding]:
         use = known.record.thread_use.get("data")
         wall_s, asleep_s = (0.0, 0.0) if use is None else (use.wall_s, use.asleep_s)
         asleep = wall_s > 0.0 and asleep_s >= 0.5 * wall_s
-        saves_s = max(waited_s, min(asleep_s, data.mean or 0.0)) if empty or asleep else waited_s
+        saves_s = max(waited_s, known.scale * min(asleep_s, data.mean or 0.0)) if empty or asleep else waited_s
         steady = known.record.steadiness
         now_and_then = (data.median or 0.0) < WORTH * known.step_s and (steady is None or steady.pattern is None)
         more = {"low_s": data.mean_low, "high_s": data.mean_high, "phase": "data", **known.line("data", saves_s)}
@@ -233,9 +234,9 @@ def _pattern(known: Known) -> Iterator[Finding]:
 def _counters(known: Known) -> Iterator[Finding]:
     mean = known.record.mean_counters
     if mean is not None and mean.gc_s:
-        yield known.finding("garbage", mean.gc_s)
+        yield known.finding("garbage", known.scale * mean.gc_s)
     if mean is not None and mean.compile_s:
-        yield known.finding("compilation", mean.compile_s, owner=mean.compiled)
+        yield known.finding("compilation", known.scale * mean.compile_s, owner=mean.compiled)
 
 
 def _checks(known: Known) -> Iterator[Finding]:
@@ -313,7 +314,7 @@ def _recomputation(known: Known) -> Iterator[Finding]:
 
 
 def _communication(known: Known) -> Iterator[Finding]:
-    exposed_s = sum(known.record.ranks.exposed_s.values()) if known.record.ranks is not None else 0.0
+    exposed_s = known.scale * sum(known.record.ranks.exposed_s.values()) if known.record.ranks is not None else 0.0
     yield known.finding("communication", exposed_s or known.term_s("communication"), may=True)
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_facts import busy, made, rows_of
+from made_facts import busy, line, made, owned, rows_of, thread
 
 from lm_profiler.analysis.binding import INPUT, binding
 from lm_profiler.analysis.steps.summaries import model_of
 from lm_profiler.record.kernels import KernelTable, Rest
-from lm_profiler.record.run import Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
+from lm_profiler.record.run import Contention, Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
 
 
 def use(of_ceiling: float) -> Utilisation:
@@ -52,6 +52,29 @@ def test_work_that_reaches_little_is_bound_by_nothing_that_is_known(used: float 
     found = bound(utilisation=None if used is None else use(used))
     assert found.bound_by is None
     assert found.because == ("unknown" if used is None else "small operators")
+
+
+@pytest.mark.parametrize(
+    "code, name",
+    [
+        ({"python_times": [line(45.0, "time.sleep")], "thread_use": thread(45.0)}, "sleep"),
+        ({"python_times": [line(45.0)], "thread_use": thread()}, "python"),
+        ({"ms": {"other": 60.0}, "other_by_owner": owned(Ema__on_train_batch_end=60.0)}, "owner"),
+    ],
+)
+@pytest.mark.parametrize("contention", [None, busy()])
+def test_code_that_is_known_to_take_a_third_binds_and_not_small_operators(
+    code: dict[str, Any], name: str, contention: Contention | None
+) -> None:
+    """What version 0.2 said of a ``forward`` that sleeps: the time goes to small operators."""
+    found = bound(**code, utilisation=use(0.05), contention=contention)
+    assert (found.bound_by, found.because) == ("program code", f"program code: {name}")
+    assert found.share == pytest.approx(0.4, abs=0.06)
+
+
+def test_code_that_only_may_cost_or_costs_little_binds_nothing() -> None:
+    assert bound(thread_use=thread(45.0), utilisation=use(0.05)).bound_by is None  # of no known line
+    assert bound(python_times=[line(20.0)], thread_use=thread(), utilisation=use(0.05)).bound_by is None
 
 
 def test_a_loader_that_takes_half_binds_for_certain() -> None:

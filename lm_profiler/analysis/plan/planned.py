@@ -214,7 +214,12 @@ _NEAR = 0.7  # how alike two words must be (``difflib``'s ratio) for one to be p
 _SHOWN = 5  # names in a message
 
 # words that people leave out; without them a name still means one product
-_BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation"}
+_BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation", "sxm"}
+
+# words that make another product of a number: nobody leaves them out
+_OTHER_PRODUCT = {"ti", "super", "laptop"}
+
+_ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}  # SXM, though their names do not say it
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,10 @@ def capacity(given: str) -> Capacity:
     wanted = _words(given)
     rows = {name: row for row in ROWS for name in row.names if name in _KNOWN}
     named = [name for name in rows if _words(name) - _BRANDS == wanted - _BRANDS]
-    meant = named or [name for name in rows if wanted - _BRANDS and wanted <= _words(name)]
+    own = wanted - _BRANDS
+    meant = named or [
+        name for name in rows if own and wanted <= _words(name) and not (_words(name) - wanted) & _OTHER_PRODUCT
+    ]
     if len({(_KNOWN[name], rows[name].tf32, rows[name].bfloat16, rows[name].float16) for name in meant}) > 1:
         raise UsageError(f"device: expected one GPU, given {given[:100]!r}, which may be {_listed(meant)}")
     if meant:
@@ -258,7 +266,8 @@ def _alike(given: str, name: str) -> float:
 
 
 def _words(name: str) -> set[str]:
-    return {*re.split(r"[\s_-]+", name.casefold().strip())} - {"", "nvidia"}
+    words = {*re.split(r"[\s_-]+", name.casefold().strip())} - {"", "nvidia"}
+    return words | {"sxm" for word in words if word.startswith("sxm") or name in _ON_A_BOARD}
 
 
 _MOST = 12  # sizes that are tried

@@ -76,7 +76,7 @@ class NumericsFacts(Part):
 
 
 # What can bind a run. ``straggler``: most ranks wait for one, for those of one host, or for another one each step.
-Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]
+Bound = Literal["straggler", "input", "host", "program code", "compute", "memory bandwidth", "communication"]
 
 
 class Verdict(Part):

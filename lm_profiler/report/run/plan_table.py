@@ -77,7 +77,7 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     if floors.seconds is None:
-        return [f"floor of the step: unknown, as are the peaks of {device.name}"]
+        return [f"floor of the step: unknown, since no peaks of {device.name} are known: name a GPU with --device"]
     rates = floors.rates
     peaks = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype}" for rate in rates.flops]
     if rates.bytes_per_s is not None:

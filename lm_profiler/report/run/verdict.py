@@ -24,8 +24,13 @@ _BECAUSE = {
     "memory bandwidth": "{share} of the step is spent in kernels that wait for memory",
     "compute": "{share} of the step is forward, backward and optimizer (optimizer {optimizer:.0%})",
     "outside": "{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
-    "small operators": "{reached} of what the machine can reach, so the time goes to small operators or memory, not to "
-    "arithmetic",
+    "program code: sleep": "{share} of the step passes without computing (sleep, I/O or a lock)",
+    "program code: python": "{share} of the step is Python of the program, not the work of torch",
+    "program code: owner": "{share} of the step is code that runs beside the phases",
+    "program code: logging": "{share} of the step is logging",
+    "program code: garbage": "{share} of the step is Python's garbage collection",
+    "program code: compilation": "{share} of the step is compilation",
+    "small operators": "a step reaches {reached} of what the machine can; its time may go to small operators or memory",
     "shared": "{working:.0%} of the step is forward, backward and optimizer; how well they use the machine cannot be "
     "told while others use it",
     "unknown": "{working:.0%} of the step is forward, backward and optimizer; utilisation is unknown",

@@ -14,6 +14,8 @@ from lm_profiler.usage_error import UsageError
 # (given, its name, GiB, compute capability)
 REPORTED = [
     ("H100 80GB", "NVIDIA H100 80GB HBM3", 79.10, (9, 0)),
+    ("H100 SXM", "NVIDIA H100 80GB HBM3", 79.10, (9, 0)),
+    ("A100 SXM 80GB", "NVIDIA A100-SXM4-80GB", 79.14, (8, 0)),
     ("h100 pcie", "NVIDIA H100 PCIe", 79.10, (9, 0)),
     ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 39.39, (8, 0)),
     ("A100 80GB", "NVIDIA A100-SXM4-80GB", 79.14, (8, 0)),
@@ -74,7 +76,7 @@ def test_a_word_of_many_gpus_names_some_of_them_in_a_line() -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", ["", "NVIDIA", "potato"])
+@pytest.mark.parametrize("given", ["", "NVIDIA", "potato", "RTX 4070", "RTX 2080", "SXM"])  # the table has a Ti of two
 def test_what_names_no_gpu_is_refused_with_another_way(given: str) -> None:
     with pytest.raises(UsageError, match="--memory"):
         capacity(given)
