@@ -103,7 +103,7 @@ def judged(case: Case, folder: Path) -> dict[str, object]:
     done = subprocess.run(
         arguments, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    from lm_profiler.record.run import read_run
+    from lm_profiler.record.run_record import read_run
 
     try:
         record = read_run(folder / "run" / "version_0")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from lm_profiler.record.run import RecordError, read_run
+from lm_profiler.record.run_record import RecordError, read_run
 
 _SUPPORT = Path(__file__).parent.parent / "tests" / "support"
 _SCRIPT = [sys.executable, str(_SUPPORT / "any_program.py")]

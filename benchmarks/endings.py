@@ -162,7 +162,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def _found(folder: Path) -> dict[str, Any]:
-    from lm_profiler.record.run import read_run
+    from lm_profiler.record.run_record import read_run
     from lm_profiler.record.steps import read_steps
 
     runs = sorted((folder / "logs" / "run").glob("version_*"))

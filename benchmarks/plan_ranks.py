@@ -18,7 +18,7 @@ import torch
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.rehearse import ask, told
 from lm_profiler.record.quantities import bytes_text
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 
 STRATEGIES = {
     "ddp": ["--trainer.strategy=ddp"],

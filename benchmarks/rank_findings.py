@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.record.run import RANK_PARTS, Contention, RankFinding, StepCounters
+from lm_profiler.record.run_record import RANK_PARTS, Contention, RankFinding, StepCounters
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 

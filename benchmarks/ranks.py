@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
+from lm_profiler.record.run_record import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
 from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
@@ -184,8 +184,8 @@ def end(ranks: int) -> None:
     from torch.distributed import TCPStore
 
     from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, step_figures
+    from lm_profiler.callbacks.gather import Exchange
     from lm_profiler.callbacks.instruments.instrument import Measured
-    from lm_profiler.callbacks.outcome.gather import Exchange
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rows = table(ranks)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     Environment,
     MemoryFacts,
     MemoryReading,

@@ -66,7 +66,7 @@ class Now:
         return None if known is None else bool(known.low <= centre <= known.high)
 
     def stops_at(self, times: Times, target: float) -> int:
-        from lm_profiler.callbacks.profiling_options import StageOptions
+        from lm_profiler.callbacks.instruments.profiling_options import StageOptions
         from lm_profiler.callbacks.stages import StoppingRule
 
         rule = StoppingRule(StageOptions(until_ci=target, max_steps=times.size, max_seconds=1e9), lambda more: more)

@@ -22,7 +22,7 @@ import torch
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.processes.fork_server import CellEnded, CellServer
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 

@@ -41,7 +41,7 @@ from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.run import StepCounters
+from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])

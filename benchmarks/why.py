@@ -20,7 +20,7 @@ import torch
 
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.quantities import PARTS, term_title
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 

@@ -18,8 +18,7 @@ if __name__ != "lm_profiler.callbacks":
         "import that name, or run from another folder"
     )
 
-from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.profiling_options import (
+from lm_profiler.callbacks.instruments.profiling_options import (
     ActionsOptions,
     ExportOptions,
     MemoryOptions,
@@ -28,6 +27,7 @@ from lm_profiler.callbacks.profiling_options import (
     TraceOptions,
     WatchOptions,
 )
+from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.shortcut import profiling_callbacks
 
 __all__ = [

@@ -14,19 +14,19 @@ from lightning.pytorch import Callback, Trainer
 from torch.cuda import nvtx
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
+from lm_profiler.callbacks.failures import phase_of
+from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import StepWatch, loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.marks.batches import BatchCounts
+from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.failures import phase_of
-from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.run_finisher import RunFinisher, run_folder, snapshot_file
-from lm_profiler.callbacks.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.run_finisher import RunFinisher, run_folder, snapshot_file
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.callbacks.watching import Watching

@@ -20,11 +20,11 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
+from lm_profiler.callbacks.instruments.profiling_options import Launch, ProfilingOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, bytes_of_batch, phase_work, step_work
-from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
+from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.flops import UncountableError
@@ -33,7 +33,7 @@ from lm_profiler.measure.device.ceilings import known_ceiling, known_copy_rate
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import cpu_cores, environment, float32_matmul_precision, matrix_units
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.run import Failure, ModelFacts, Settings, Status
+from lm_profiler.record.run_record import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES
 
 # profilers of Lightning's and ours that stand in the Trainer where the user chose none

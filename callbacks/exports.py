@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.callbacks.profiling_options import ExportOptions
+from lm_profiler.callbacks.instruments.profiling_options import ExportOptions
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import TimedSteps
 from lm_profiler.record.figure import Place
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import of_rank
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.callbacks.namespaces import verb_of
-from lm_profiler.callbacks.profiling_options import (
+from lm_profiler.callbacks.instruments.profiling_options import (
     ActionsOptions,
     ExportOptions,
     Launch,
@@ -28,13 +27,14 @@ from lm_profiler.callbacks.profiling_options import (
     TraceOptions,
     WatchOptions,
 )
+from lm_profiler.callbacks.marks.namespaces import verb_of
 from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.record.run import RunRecord, Verb
+from lm_profiler.record.run_record import RunRecord, Verb
 
 if TYPE_CHECKING:
     from lm_profiler.callbacks.attachment import Attachment
-    from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
+    from lm_profiler.callbacks.run_finisher import RunFinisher
 
 
 class TrainingProfiler(Callback):
@@ -129,7 +129,7 @@ class TrainingProfiler(Callback):
         # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
-        from lm_profiler.callbacks.outcome.run_finisher import RunFinisher
+        from lm_profiler.callbacks.run_finisher import RunFinisher
 
         options = self._options
         if self.admits is not None and not self.admits(trainer):

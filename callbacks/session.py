@@ -22,7 +22,7 @@ from lm_profiler.measure.clocks.steps import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
-from lm_profiler.record.run import BetweenSteps, StepCounters
+from lm_profiler.record.run_record import BetweenSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG = 4  # steps to wait before the marks of a step are read: by then the device has usually reached them

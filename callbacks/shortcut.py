@@ -11,9 +11,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from lm_profiler.callbacks.namespaces import verb_of
-from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.profiling_options import (
+from lm_profiler.callbacks.instruments.profiling_options import (
     ActionsOptions,
     ExportOptions,
     Launch,
@@ -22,8 +20,10 @@ from lm_profiler.callbacks.profiling_options import (
     TraceOptions,
     WatchOptions,
 )
+from lm_profiler.callbacks.marks.namespaces import verb_of
+from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.external_callbacks import CLAIMED
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run_record import Verb
 
 _numbers = count(1)  # the numbers of the Trainers of this process
 

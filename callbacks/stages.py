@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, known_to
-from lm_profiler.callbacks.profiling_options import StageOptions
+from lm_profiler.callbacks.instruments.profiling_options import StageOptions
 from lm_profiler.measure.boundary import put
 from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import counted

@@ -21,8 +21,8 @@ from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, UNEXPLAINED,
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
+from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.profiling_options import WatchOptions
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -32,7 +32,7 @@ from lm_profiler.measure.memory.peaks import left_bytes
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run import RecordError, StepCounters
+from lm_profiler.record.run_record import RecordError, StepCounters
 from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow
 
 _WINDOW = 1000  # the fewest steps of a window

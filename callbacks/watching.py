@@ -31,12 +31,12 @@ from lm_profiler.analysis.watch.ledger import (
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
+from lm_profiler.callbacks.instruments.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.marks.actions import NOTHING, Marked
+from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -45,7 +45,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run import LIGHTNING, OURS, RunRecord
+from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
 from lm_profiler.record.watch_files import STEPS
 
 # least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds

@@ -252,10 +252,10 @@ WAY = (
     ),
     ("Evidence", "lm_profiler.analysis.evidence:Evidence", "plain data, kept in evidence.json.gz"),
     ("conclude", "lm_profiler.analysis.conclude:conclude", ""),
-    ("RunRecord", "lm_profiler.record.run:RunRecord", "every figure, in run.json"),
+    ("RunRecord", "lm_profiler.record.run_record:RunRecord", "every figure, in run.json"),
     (
         "write_run",
-        "lm_profiler.callbacks.outcome.run_finisher:write_run",
+        "lm_profiler.callbacks.run_finisher:write_run",
         "when the loop ends, and once with everything",
     ),
     ("show", "lm_profiler.report.run.run_page:end_tables", "terminal, tables, pictures, pages: from the record alone"),

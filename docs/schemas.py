@@ -15,7 +15,8 @@ from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.record.run import RankEnd, RunRecord
+from lm_profiler.record.rank_ends import RankEnd
+from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
 # the type of each kind of file

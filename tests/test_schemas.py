@@ -15,7 +15,7 @@ from made_improve import made_improve, made_search
 from warm import run
 
 from lm_profiler.record.improve import read_improve
-from lm_profiler.record.run import Newer, Part
+from lm_profiler.record.run_record import Newer, Part
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.formats import lines
 

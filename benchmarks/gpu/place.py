@@ -18,7 +18,7 @@ from benchmarks.sweep import TINY
 from lm_profiler.cli.main import main
 from lm_profiler.processes.child import how_ended
 from lm_profiler.record.entry import Entry, collect
-from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 
 _SPARE_SHARE = 0.1
 """Of the limit; what a part may need to write what it has found."""

@@ -24,7 +24,7 @@ from benchmarks.known_ranks.cases import SEEDS, of_four, of_two, ranks_of, seede
 from benchmarks.known_ranks.processes import on_ranks
 from benchmarks.known_ranks.trial import Case, quieten, watch
 from lm_profiler.measure.device.environment import device_name
-from lm_profiler.record.run.ranks import RankFinding
+from lm_profiler.record.rank_facts import RankFinding
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 

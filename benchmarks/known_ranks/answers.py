@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from benchmarks.known_ranks.notes import Notes
 from benchmarks.known_ranks.trial import Case, Seen, blocks
 from benchmarks.known_ranks.truth import step_s, truth_of
-from lm_profiler.record.run import RunRecord
-from lm_profiler.record.run.ranks import RankFinding, Ranks
+from lm_profiler.record.rank_facts import RankFinding, Ranks
+from lm_profiler.record.run_record import RunRecord
 
 SHARE, LEAST_S = 0.05, 2e-3
 """What a figure may be off: this share of it, or this many seconds."""

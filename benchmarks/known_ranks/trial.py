@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from benchmarks.known_ranks.loop import BASE_S, Delay, Sharded, Sleeper, Sleepy
 from benchmarks.known_ranks.notes import Notes
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run_record import RunRecord
 
 WARMUP = 3
 AFTER = 8

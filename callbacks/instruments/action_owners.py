@@ -17,9 +17,9 @@ from lightning.pytorch import Callback
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.callbacks.marks.actions import NOTHING, Died, Done, Epoch, Loop, Marked, OptimizerStep, candidates
+from lm_profiler.callbacks.marks.namespaces import is_exactly, overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.namespaces import is_exactly, overrides
 from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import steps as at
@@ -27,7 +27,7 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
+from lm_profiler.record.run_record import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
 
 Owner = tuple[str, str]  # the class whose code runs, and the action
 

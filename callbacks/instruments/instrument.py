@@ -13,7 +13,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.device.contention import CpuUse
-from lm_profiler.record.run import Flops
+from lm_profiler.record.run_record import Flops
 
 
 @dataclass(frozen=True)

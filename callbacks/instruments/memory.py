@@ -18,7 +18,7 @@ from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.storage_notes import TensorsSeen
-from lm_profiler.record.run import MemoryCauses
+from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.record.steps import Peaks
 
 

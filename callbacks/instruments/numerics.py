@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lm_profiler.callbacks.namespaces import STEPS, trainer_of
+from lm_profiler.callbacks.marks.namespaces import STEPS, trainer_of
 from lm_profiler.measure.copies.module_copies import audit
-from lm_profiler.record.run import NumericsFacts, Verb
+from lm_profiler.record.run_record import NumericsFacts, Verb
 from lm_profiler.torch_names import tree_map
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import PythonTime
+from lm_profiler.record.run_record import PythonTime
 
 # Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
 MOST_EVENTS = 200_000

@@ -11,10 +11,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.namespaces import WHOLE, nearest
+from lm_profiler.callbacks.marks.namespaces import WHOLE, nearest
 from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
 from lm_profiler.measure.counts.flops import UncountableError
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run_record import Verb
 from lm_profiler.torch_names import tree_leaves, tree_map
 
 _META = torch.device("meta")

@@ -23,7 +23,7 @@ from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.callbacks.instruments.instrument import Instrument
-from lm_profiler.callbacks.profiling_options import TraceOptions
+from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled

@@ -21,7 +21,7 @@ from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
 from lm_profiler.measure.memory.storage_notes import MarksHeard, timeline_of
 from lm_profiler.record.memory_timeline import write_timeline
-from lm_profiler.record.run import LoaderFacts
+from lm_profiler.record.run_record import LoaderFacts
 from lm_profiler.usage_error import UsageError
 
 

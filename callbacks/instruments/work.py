@@ -15,14 +15,14 @@ from torch import Tensor
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
 from lm_profiler.callbacks.instruments.sent_step import SentStep
-from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
+from lm_profiler.callbacks.marks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
 from lm_profiler.processes.child import Child, Named, NoAnswer
-from lm_profiler.record.run import Flops, Verb
+from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
 LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30  # most CPU time and memory of a process that counts on shapes alone

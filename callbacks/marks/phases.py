@@ -16,8 +16,8 @@ from lightning.pytorch.profilers import Profiler
 
 from lm_profiler.analysis.watch.ledger import EPOCH
 from lm_profiler.callbacks.marks.actions import NOTHING, Actions, Both
+from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
-from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline

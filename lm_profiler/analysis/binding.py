@@ -11,7 +11,7 @@ from lm_profiler.analysis.savings import Known, findings_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.run import Bound, RunRecord, Verdict
+from lm_profiler.record.run_record import Bound, RunRecord, Verdict
 from lm_profiler.record.steps import StepRow
 
 # Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.

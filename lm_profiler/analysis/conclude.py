@@ -49,7 +49,8 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection
 from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
-from lm_profiler.record.run import (
+from lm_profiler.record.rank_ends import first_end, read_ends
+from lm_profiler.record.run_record import (
     Environment,
     Flops,
     LoaderFacts,
@@ -59,8 +60,6 @@ from lm_profiler.record.run import (
     RecordError,
     RunRecord,
     Waterfall,
-    first_end,
-    read_ends,
 )
 from lm_profiler.record.steps import Peaks, StepRow, StepTable
 from lm_profiler.record.text import ranks_text

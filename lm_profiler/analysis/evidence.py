@@ -25,7 +25,7 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     AllocatorReading,
     BetweenSteps,
     Contention,

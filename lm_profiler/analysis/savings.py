@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from lm_profiler.analysis.remedies.catalogue import likely_share
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     LIGHTNING,
     OURS,
     Finding,

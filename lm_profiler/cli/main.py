@@ -114,6 +114,4 @@ def _run_trainer(arguments: list[str]) -> int:
     if sys.argv[1:] == arguments:
         # Lightning starts the other ranks with sys.argv; they cannot read this process's pipes again.
         sys.argv[1:] = call.arguments
-    from lm_profiler.cli.verbs.trainer import run
-
-    return run(call)
+    return int(import_module("lm_profiler.cli.verbs.trainer").run(call))

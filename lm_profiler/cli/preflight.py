@@ -14,7 +14,7 @@ from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
-from lm_profiler.record.run import PlannedMemory
+from lm_profiler.record.run_record import PlannedMemory
 from lm_profiler.rehearse.strategies import SHARDED
 from lm_profiler.usage_error import UsageError
 

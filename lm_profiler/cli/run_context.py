@@ -24,8 +24,8 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 
 from lm_profiler.analysis.conclude import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.outcome.failures import status_of
-from lm_profiler.callbacks.profiling_options import Launch
+from lm_profiler.callbacks.failures import status_of
+from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
@@ -33,17 +33,15 @@ from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
-from lm_profiler.record.run import (
+from lm_profiler.record.rank_ends import RankEnd, first_end, read_ends
+from lm_profiler.record.run_record import (
     Environment,
     Failure,
     ModelFacts,
-    RankEnd,
     RecordError,
     RunRecord,
     Status,
     Verb,
-    first_end,
-    read_ends,
     read_run,
 )
 from lm_profiler.record.steps import read_rows

@@ -24,7 +24,7 @@ from torch.nn import Module
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
-from lm_profiler.callbacks.profiling_options import Launch
+from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.options import wrong_call
 from lm_profiler.cli.run_context import RunContext, take_over
@@ -35,7 +35,7 @@ from lm_profiler.models import transformer
 from lm_profiler.models.config import other_meanings
 from lm_profiler.models.transformer import check_attention
 from lm_profiler.record.calls import command_line
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run_record import Verb
 from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.sweep.sweep_plan import check_folder_name
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP

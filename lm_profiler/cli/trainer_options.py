@@ -30,7 +30,7 @@ from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
 from lm_profiler.record.calls import by_name
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run_record import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError

@@ -12,7 +12,7 @@ from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
 from lm_profiler.analysis.steps.statistics import student
 from lm_profiler.improve.decision import Checked
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run_record import RunRecord
 
 # The tolerated share of the mean loss of the first steps, and the share beyond which chance is no excuse.
 LOSS_TOLERANCE, _MOST_BY_CHANCE = 0.01, 0.1

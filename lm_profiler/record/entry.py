@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lm_profiler.record.improve import IMPROVE_FILE, Searched, read_improve
-from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
+from lm_profiler.record.run_record import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.secrets import masked_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan

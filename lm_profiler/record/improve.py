@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lm_profiler.record.figure import figure
-from lm_profiler.record.run import Newer, Part, Verb, read_as
+from lm_profiler.record.run_record import Newer, Part, Verb, read_as
 
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lm_profiler.record.run import Newer, Part, read_as
+from lm_profiler.record.run_record import Newer, Part, read_as
 
 # The kind of a kernel or an operator, by its name. ``matmul`` includes convolutions, ``attention`` is fused attention
 # only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.run import MemoryCauses, Newer, Part, json_of, read_as
+from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, read_as
 
 # The causes, each with its title, in the order of the stack. ``activations`` are what forward leaves for backward and
 # what checkpointing makes again; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The

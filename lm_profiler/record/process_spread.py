@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.run import Environment
+from lm_profiler.record.run_record import Environment
 
 # processes of earlier self-tests that count beside those of the latest: what a machine was like long ago fades
 _MOST_KEPT = 16.0

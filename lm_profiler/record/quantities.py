@@ -18,7 +18,7 @@ from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.parts import *  # noqa: F403
 from lm_profiler.record.parts import MEANINGS, PARTS, TIMED, WORDS
-from lm_profiler.record.run import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord
+from lm_profiler.record.run_record import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord
 
 Quantity = Figure  # a figure of the registry, with its path
 

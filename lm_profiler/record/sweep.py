@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lm_profiler.record.run import Newer, Part, RecordError, Verb, read_as
+from lm_profiler.record.run_record import Newer, Part, RecordError, Verb, read_as
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 

@@ -19,7 +19,7 @@ from lm_profiler.processes.child import how_ended
 from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lm_profiler.processes.fork_server import ENDED_FILE
 from lm_profiler.record.files import read_json, write_whole
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.schedule import Ended, record_outcome

@@ -11,7 +11,7 @@ from made_facts import busy, line, made, owned, rows_of, thread
 from lm_profiler.analysis.binding import INPUT, binding
 from lm_profiler.analysis.steps.summaries import model_of
 from lm_profiler.record.kernels import KernelTable, Rest
-from lm_profiler.record.run import Contention, Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
+from lm_profiler.record.run_record import Contention, Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
 
 
 def use(of_ceiling: float) -> Utilisation:

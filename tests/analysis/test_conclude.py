@@ -16,7 +16,7 @@ from lm_profiler.analysis.hardware.roofline import clock_share, judge_utilisatio
 from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Floor, FlopRate, LoaderFacts, Rates, Telemetry
+from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, Telemetry
 from lm_profiler.report.tables.table_columns import COLUMNS
 from tests.support.made_runs import made_rows
 

@@ -12,7 +12,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.evidence import EVIDENCE_FILE, read_evidence
 from lm_profiler.cli.main import main
-from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 
 
 @pytest.fixture(scope="module")

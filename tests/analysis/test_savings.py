@@ -9,7 +9,7 @@ from made_facts import busy, fall, line, made, owned, thread
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
 from lm_profiler.analysis.savings import LOOKS, WORTH, findings_of
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     BetweenSteps,
     Contributor,
     LoaderFacts,

@@ -19,7 +19,7 @@ from tab import MARKUP, OpenTab, Tab
 from whole_record import WHOLE
 
 from lm_profiler.record.quantities import GROUPS, PARTS, QUANTITIES
-from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync
+from lm_profiler.record.run_record import Contention, OddStep, RunRecord, Sync
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.run.sections import sections

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, expect
 from tab import MARKUP, OpenTab, Tab
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.report.run.waterfall_text import no_waterfall
 
 RUN = "demo/version_0"

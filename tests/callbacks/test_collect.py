@@ -23,7 +23,7 @@ from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from tests.analysis.test_conclude import beside
 
 pytestmark = pytest.mark.usefixtures("no_rates")

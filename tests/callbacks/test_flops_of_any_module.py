@@ -18,7 +18,7 @@ from warm import run_ranks
 from zoo import KINDS, ROWS, WIDTH, Accumulating, Contrastive, Kind, Paper, mm
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard", "ignore:.*smaller than the logging"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lm_profiler.cli.run_context import leave_group
 from lm_profiler.record.quantities import PARTS, bytes_text
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from scripts import SUPPORT
 from warm import run
 
 from lm_profiler.measure.device.environment import cpu_name
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 

@@ -32,7 +32,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.usefixtures("no_rates")

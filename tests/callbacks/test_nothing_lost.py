@@ -18,11 +18,11 @@ from scripts import SUPPORT
 from warm import run
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.outcome.failures import status_of
+from lm_profiler.callbacks.failures import status_of
 from lm_profiler.measure.boundary import first_line
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.record.quantities import PHASES
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.usefixtures("no_rates")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lm_profiler.record.quantities import duration_text
-from lm_profiler.record.run import OddStep, RunRecord
+from lm_profiler.record.run_record import OddStep, RunRecord
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts"),

@@ -22,7 +22,7 @@ from scripts import SUPPORT
 from warm import run
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.usefixtures("no_rates")

@@ -18,7 +18,7 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.usefixtures("no_rates")

@@ -32,7 +32,7 @@ from lm_profiler.callbacks import (
     watch_writer,
     watching,
 )
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.watch_files import (
     STATUS,
     TraceRequest,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks.collect import lists_of
-from lm_profiler.record.run import RunRecord, TermName, Waterfall, read_run
+from lm_profiler.record.run_record import RunRecord, TermName, Waterfall, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SLEPT_S = 0.08

@@ -22,7 +22,7 @@ from lm_profiler.cli import run_context
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.usage_error import UsageError
 
 KUBEFLOW = "lightning.fabric.plugins.environments.KubeflowEnvironment"

@@ -19,7 +19,7 @@ from lm_profiler.cli import preflight
 from lm_profiler.cli.main import main
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.quantities import bytes_text
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 

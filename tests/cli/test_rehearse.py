@@ -21,7 +21,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.remedies.catalogue import remedies
 from lm_profiler.cli.rehearse import Unplanned, ask, told
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}

@@ -10,7 +10,7 @@ import pytest
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, UNKNOWN, Candidate
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import ModelFacts, Settings, TimeSummary
+from lm_profiler.record.run_record import ModelFacts, Settings, TimeSummary
 from tests.support.made_runs import made_record
 from tests.support.made_waterfall import made_waterfall
 

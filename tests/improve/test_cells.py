@@ -10,7 +10,7 @@ import pytest
 from lm_profiler.improve.cells import CellCalls, RanCell
 from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import LoaderFacts, ModelFacts, RunRecord
+from lm_profiler.record.run_record import LoaderFacts, ModelFacts, RunRecord
 from lm_profiler.record.sweep import CellOutcome
 from tests.support.made_runs import made_record
 

@@ -10,7 +10,7 @@ import pytest
 
 from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
 from lm_profiler.improve.tolerance import checked_numbers
-from lm_profiler.record.run import ModelFacts, NumericsFacts, RunRecord
+from lm_profiler.record.run_record import ModelFacts, NumericsFacts, RunRecord
 from tests.support.made_runs import made_record
 
 MODEL = ModelFacts(

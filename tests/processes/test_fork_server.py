@@ -16,7 +16,7 @@ import yaml
 
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
 from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 
 USERS = """
 import atexit, os, random, signal, sys, threading, time, warnings

@@ -13,7 +13,7 @@ from tabled import write, write_sweep
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run import Failure, RecordError, read_run
+from lm_profiler.record.run_record import Failure, RecordError, read_run
 from lm_profiler.report.tables.table_columns import column
 
 STEPS = [(0.001, 0.002)] * 6

@@ -16,7 +16,7 @@ from lm_profiler.record.kernels import (
     kernels_file,
     read_kernels,
 )
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run_record import RecordError
 
 TABLE = KernelTable(
     source="kernels",

@@ -14,7 +14,7 @@ from whole_record import WHOLE, WHOLE_SEARCH
 
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import FIGURES, GROUPS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
-from lm_profiler.record.run import Part, RunRecord
+from lm_profiler.record.run_record import Part, RunRecord
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 

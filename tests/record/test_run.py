@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     SCHEMA_VERSION,
     Environment,
     Failure,

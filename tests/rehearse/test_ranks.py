@@ -16,7 +16,7 @@ from scripts import SUPPORT
 from lm_profiler.analysis.plan.planned import Planned, planned_floors
 from lm_profiler.cli.rehearse import Unplanned, ask, told
 from lm_profiler.measure.fake.world import FakeWorld
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.rehearse.strategies import CannotSplit, FakeReplica, devices_in, fake_strategy, ring_bytes
 from lm_profiler.usage_error import UsageError
 

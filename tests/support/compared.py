@@ -9,7 +9,7 @@ from typing import Any
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     Environment,
     MemoryFacts,
     MemoryReading,

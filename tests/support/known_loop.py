@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 from lm_profiler.record.steps import StepRow, read_steps
 
 TRUTH_S = {

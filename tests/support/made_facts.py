@@ -9,7 +9,7 @@ import numpy as np
 from lm_profiler.analysis.steps.step_model import steadiness
 from lm_profiler.analysis.steps.summaries import model_of, step_figures
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     Contention,
     Environment,
     OtherByOwner,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from lm_profiler.record.run import RankFinding, Ranks, RankSpread, RankTimes, SlowRank
+from lm_profiler.record.run_record import RankFinding, Ranks, RankSpread, RankTimes, SlowRank
 
 OWN_MS = {"data": 5.0, "forward": 20.0, "backward": 30.0, "optimizer": 10.0}
 STEPS = 20

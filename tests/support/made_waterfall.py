@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_profiler.record.run import Contributor, Term, Waterfall
+from lm_profiler.record.run_record import Contributor, Term, Waterfall
 
 STEP_MS = 168.3
 TERMS_MS = {

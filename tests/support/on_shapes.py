@@ -17,7 +17,7 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.copies.module_copies import ModuleCopy, undisturbed
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.record.run import Flops
+from lm_profiler.record.run_record import Flops
 
 CPU = torch.device("cpu")
 

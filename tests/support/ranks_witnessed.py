@@ -22,7 +22,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from benchmarks.known_ranks.processes import on_ranks
-from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.callbacks.gather import Exchange
 
 STEPS = 20
 

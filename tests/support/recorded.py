@@ -9,7 +9,7 @@ from typing import Any
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Environment, Flops, RunRecord, Settings
+from lm_profiler.record.run_record import Environment, Flops, RunRecord, Settings
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render

@@ -12,7 +12,7 @@ from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Failure
+from lm_profiler.record.run_record import Failure
 from lm_profiler.record.steps import StepRow, StepTable, write_steps
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import MOMENTS, RunRecord, Term, TermName
+from lm_profiler.record.run_record import MOMENTS, RunRecord, Term, TermName
 
 _KEYS = (
     *TIMES,

@@ -20,7 +20,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.record.calls import WRONG_CALL
-from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 
 WHOLE = 5

@@ -14,7 +14,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place, how_told
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run_record import RunRecord
 
 CONFIG = "xl_bf16"
 """As in the README, warm-up and all."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.parts import main_job
 from benchmarks.gpu.place import Place, how_told
-from lm_profiler.record.run import MemoryCauses, MemoryLevels, RunRecord
+from lm_profiler.record.run_record import MemoryCauses, MemoryLevels, RunRecord
 
 SIZES = ("small", "xl", "2.7B")
 AIM = 0.05

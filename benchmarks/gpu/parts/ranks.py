@@ -10,7 +10,7 @@ from benchmarks.free_port import free_port
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.place import Place
 from lm_profiler.cli.main import main
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run_record import RunRecord
 
 DDP = (
     "--trainer.num_nodes=2",  # one process each: NCCL and Lightning both refuse two of one node on one GPU

@@ -29,7 +29,7 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES, Quantity
-from lm_profiler.record.run import Ranks, RunRecord
+from lm_profiler.record.run_record import Ranks, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 

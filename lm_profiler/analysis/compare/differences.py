@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run_record import RunRecord
 
 OF_EACH_RUN = frozenset({"name", "log_dir"})  # options that say where a run goes, not what it does
 

@@ -18,7 +18,17 @@ from typing import Literal, NamedTuple
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.record.quantities import with_prefix
-from lm_profiler.record.run import SHARED, Contention, Floor, FlopRate, Flops, GpuSharing, Rates, Telemetry, Utilisation
+from lm_profiler.record.run_record import (
+    SHARED,
+    Contention,
+    Floor,
+    FlopRate,
+    Flops,
+    GpuSharing,
+    Rates,
+    Telemetry,
+    Utilisation,
+)
 
 Dtype = Literal["float32", "tf32", "bfloat16", "float16"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.analysis.hardware.roofline import Work, floor_of, matmul_dtype, rates_of
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.record.run import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
+from lm_profiler.record.run_record import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
 from lm_profiler.usage_error import UsageError
 
 ROOM = 0.9  # share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps

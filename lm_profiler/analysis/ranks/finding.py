@@ -13,7 +13,7 @@ import numpy as np
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
 from lm_profiler.analysis.ranks.waiting import RanksWork
-from lm_profiler.record.run import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
+from lm_profiler.record.run_record import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
 _MOST = 0.5  # the share of a rank's lateness that other programs may have made, for it to be still its own doing
 

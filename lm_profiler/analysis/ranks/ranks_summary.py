@@ -15,7 +15,7 @@ from lm_profiler.analysis.ranks.waiting import work_of
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     CollectiveFigures,
     Contention,
     Ranks,

@@ -31,7 +31,7 @@ from lm_profiler.analysis.remedies.remedy import (
     smaller,
 )
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import RANK_PARTS, Finding, RankFinding, RunRecord, Settings
+from lm_profiler.record.run_record import RANK_PARTS, Finding, RankFinding, RunRecord, Settings
 
 ATTENTION = "model.attention"
 WORKERS = ("data.num_workers", "loader.num_workers")

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import Bound, Finding, RunRecord, Settings
+from lm_profiler.record.run_record import Bound, Finding, RunRecord, Settings
 
 # What a remedy may change in training. What stands before a colon is the short form, which tables of a plan show.
 ORDER = "rounding: sums are taken in another order"

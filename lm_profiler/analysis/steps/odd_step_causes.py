@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lm_profiler.record.quantities import counted, duration_text
-from lm_profiler.record.run import OddStep, StepCounters
+from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
 EXPLAINED = 0.5  # the share of a step's excess over the median that a cause must explain

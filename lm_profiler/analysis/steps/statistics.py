@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.run_record import TimeSummary
 
 Series = NDArray[np.float64]
 

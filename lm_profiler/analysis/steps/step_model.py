@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
 from lm_profiler.analysis.steps.step_course import Levels, Pattern, course_of, noise_of, pattern_of
-from lm_profiler.record.run import Steadiness, StepLevel, StepPattern
+from lm_profiler.record.run_record import Steadiness, StepLevel, StepPattern
 
 Word = Literal["steady", "slowing", "unsettled"]
 

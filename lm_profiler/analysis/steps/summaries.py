@@ -13,7 +13,7 @@ from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     LoaderFacts,
     OddStep,
     RecordError,

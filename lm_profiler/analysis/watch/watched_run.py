@@ -21,7 +21,7 @@ from lm_profiler.analysis.watch.detectors import LevelChanges, MemorySlope, Slow
 from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.quantities import MEMORY
-from lm_profiler.record.run import OddStep, Settings, StepCounters
+from lm_profiler.record.run_record import OddStep, Settings, StepCounters
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.watch_files import WatchEvent
 

@@ -11,7 +11,7 @@ from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
 from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, is_cut, least_bytes, product_of
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
-from lm_profiler.record.run import Contributor, Rates, Term, TermName, Waterfall
+from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
 
 LARGEST = 8  # contributors that are kept of a term
 

@@ -24,7 +24,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.run.comparison_table import (
     CiFormat,
     as_json,

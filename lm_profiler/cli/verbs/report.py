@@ -16,7 +16,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.pictures.over_time import named
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, save_plot, save_timelines
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lm_profiler.external_callbacks import CLAIMED, VARIABLE
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run_record import Verb
 from lm_profiler.usage_error import expect
 
 EXAMPLES = """\

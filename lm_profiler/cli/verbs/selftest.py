@@ -24,7 +24,7 @@ from lm_profiler.cli.verbs.shared import show
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.usage_error import UsageError
 

@@ -17,7 +17,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import duration_text
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.watch_files import STATUS, TraceRequest, ranks_watched, read_status, request_file
 from lm_profiler.report.run.kernel_tables import kernel_tables
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lm_profiler.measure.device.environment import Switches, operators_with_precision
-from lm_profiler.record.run import NumericsFacts, NumericsKind
+from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
 
 _UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow

@@ -35,7 +35,7 @@ from lm_profiler.measure.boundary import comes_from_outside, said
 from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.record.run import Flops
+from lm_profiler.record.run_record import Flops
 from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, MODE_STACK, tree_leaves
 
 WORK = ("forward", "backward", "recomputation")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from lm_profiler.measure.counts.recompiles import TimedCompilation, compilations
-from lm_profiler.record.run import StepCounters
+from lm_profiler.record.run_record import StepCounters
 from lm_profiler.torch_names import READY
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lm_profiler.record.run import Sync
+from lm_profiler.record.run_record import Sync
 
 _TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"

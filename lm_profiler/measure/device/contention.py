@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic  # not by its module: whoever replaces the clock there counts its calls
 
 from lm_profiler.measure.device.nvml import Gpu, gpu_sharing
-from lm_profiler.record.run import Contention, GpuSharing
+from lm_profiler.record.run_record import Contention, GpuSharing
 
 _SLACK_S = 0.03  # seconds of CPU time of others that do not count: three ticks, the resolution of the system's sums
 _SHORTEST_S = 0.1  # seconds: a shorter measurement says nothing, since its CPU time is a few ticks

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from lm_profiler.measure.device.nvml import initialized
-from lm_profiler.record.run import Environment
+from lm_profiler.record.run_record import Environment
 
 _T = TypeVar("_T")
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
-from lm_profiler.record.run import GpuSharing, Telemetry
+from lm_profiler.record.run_record import GpuSharing, Telemetry
 
 Value = TypeVar("Value")
 

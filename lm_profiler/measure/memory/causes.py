@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import OPTIMIZER, OUTSIDE
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import MemoryCauses
+from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.torch_names import tree_leaves
 
 

@@ -15,7 +15,7 @@ import torch
 from lm_profiler.measure.boundary import message_of
 from lm_profiler.measure.memory.peaks import available_bytes, free_and_total
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.run import AllocatorReading, OutOfMemory
+from lm_profiler.record.run_record import AllocatorReading, OutOfMemory
 from lm_profiler.torch_names import HISTORY, RECORD_HISTORY
 
 

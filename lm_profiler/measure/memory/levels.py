@@ -17,7 +17,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
 from lm_profiler.measure.memory.causes import storages, storages_by_cause
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import MemoryLevels
+from lm_profiler.record.run_record import MemoryLevels
 from lm_profiler.torch_names import DYNAMO, GRAPH_TASK
 
 

@@ -22,7 +22,7 @@ from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines
 from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMED, TIMES, Place, bytes_text, counted, term_title
-from lm_profiler.record.run import Ranks, RecordError, RunRecord
+from lm_profiler.record.run_record import Ranks, RecordError, RunRecord
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepRow
 from lm_profiler.record.watch_files import Sketch, WatchWindow, read_events, read_last_steps, read_status, read_windows
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS

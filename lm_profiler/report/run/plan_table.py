@@ -10,7 +10,7 @@ from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
 from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import CAUSES, FLOOR, PARTS, PLANNED_COLUMNS, REMEDY_COLUMNS, Quantity
-from lm_profiler.record.run import MOMENTS
+from lm_profiler.record.run_record import MOMENTS
 from lm_profiler.report.run.sections import floor_texts
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RANK_PARTS, Ranks, RankSpread, RunRecord, SlowRank
+from lm_profiler.record.run_record import RANK_PARTS, Ranks, RankSpread, RunRecord, SlowRank
 from lm_profiler.record.text import ranks_text
 from lm_profiler.report.run.sections import table_of
 from lm_profiler.report.tables.table import Table

@@ -8,7 +8,7 @@ from pathlib import Path
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, counted, with_prefix
-from lm_profiler.record.run import NumericsFacts, RunRecord
+from lm_profiler.record.run_record import NumericsFacts, RunRecord
 from lm_profiler.record.text import short_path
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import list_table, phase_table, sections, shown, step_line

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from lm_profiler.analysis.hardware.roofline import LEAST_S
 from lm_profiler.record.figure import digits_of, ms_text, share_text
 from lm_profiler.record.quantities import FLOOR, GROUPS, LISTS, PARTS, TIMES, TIMES_FLOOR, Quantity
-from lm_profiler.record.run import MOMENTS, Floor, RunRecord
+from lm_profiler.record.run_record import MOMENTS, Floor, RunRecord
 from lm_profiler.report.run.waterfall_text import waterfall_tables
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, headings_of, text_cell, text_table
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
 from lm_profiler.record.quantities import counted, duration_text
-from lm_profiler.record.run import Finding, OddStep, RunRecord, Steadiness, Telemetry, Verdict, worst_first
+from lm_profiler.record.run_record import Finding, OddStep, RunRecord, Steadiness, Telemetry, Verdict, worst_first
 
 _ODD_SHOWN = 3
 

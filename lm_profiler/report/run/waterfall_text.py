@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lm_profiler.record.figure import digits_of, ms_text, share_text
 from lm_profiler.record.quantities import LISTS, PARTS, TIMES, term_title
-from lm_profiler.record.run import RunRecord, Term, Waterfall
+from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
 # the share of the step below which terms are summed up on the terminal

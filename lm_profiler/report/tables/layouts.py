@@ -10,7 +10,7 @@ from itertools import groupby
 from lm_profiler.analysis.steps.summaries import Steps, steps_after
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables import rows as merged
 from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm_profiler.record.figure import Figure
-from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.report.tables.table import Table, TableCell, figure, headings_of
 
 SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")

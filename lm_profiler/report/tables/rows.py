@@ -17,7 +17,7 @@ from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
 from lm_profiler.record.calls import command_line
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, bytes_text
-from lm_profiler.record.run import RecordError, Status
+from lm_profiler.record.run_record import RecordError, Status
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.sweep import CellStatus
 from lm_profiler.report.tables import table_columns

@@ -13,7 +13,7 @@ from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.parts import full_name
 from lm_profiler.record.quantities import GROUPS, MEMORY, QUANTITIES, TIMES, Place, Quantity, overview
-from lm_profiler.record.run import Environment, RunRecord
+from lm_profiler.record.run_record import Environment, RunRecord
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError
 

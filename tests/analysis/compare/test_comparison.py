@@ -18,7 +18,7 @@ from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ProcessSpread
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     Contention,
     Failure,
     MemoryFacts,

@@ -10,7 +10,7 @@ from made_ranks import made_ranks
 
 from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import Ranks
+from lm_profiler.record.run_record import Ranks
 from lm_profiler.report.run.comparison_table import comparison_table
 
 

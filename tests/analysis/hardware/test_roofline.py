@@ -6,7 +6,7 @@ import pytest
 
 from lm_profiler.analysis.hardware.roofline import MEASURED_COPY, Work, beaten_floors, floor_of, rates_of
 from lm_profiler.models.config import PRESETS
-from lm_profiler.record.run import Floor, FlopRate, Rates
+from lm_profiler.record.run_record import Floor, FlopRate, Rates
 
 RATES = Rates(
     flops=[

@@ -6,7 +6,7 @@ import pytest
 
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
-from lm_profiler.record.run import MemoryCauses
+from lm_profiler.record.run_record import MemoryCauses
 
 
 @pytest.mark.parametrize("has, known", [(1000, True), (999, None), (900, None), (899, False)])

@@ -12,7 +12,7 @@ from simulated_ranks import ACCUMULATED, BASE_S, DDP, SHARDED, simulate, usual
 
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.record.run import Contention, RankFinding, Ranks, StepCounters
+from lm_profiler.record.run_record import Contention, RankFinding, Ranks, StepCounters
 
 
 def contention(not_had: float) -> Contention:

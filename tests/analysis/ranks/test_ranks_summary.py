@@ -13,7 +13,7 @@ from lm_profiler.analysis.ranks.ranks_summary import communication_figures, rank
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import Traced, traced_of
-from lm_profiler.record.run import Ranks
+from lm_profiler.record.run_record import Ranks
 
 
 def said(ranks: int, steps: int = 6, world: int | None = None) -> Ranks:

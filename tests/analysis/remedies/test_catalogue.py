@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, likely_share, remedies, remedy_of, together
-from lm_profiler.record.run import Finding, FindingName
+from lm_profiler.record.run_record import Finding, FindingName
 from tests.support.made_runs import made_record
 
 

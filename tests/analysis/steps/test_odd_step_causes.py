@@ -11,7 +11,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.steps.odd_step_causes import with_causes
 from lm_profiler.analysis.steps.summaries import model_of, odd_steps
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import OddStep, StepCounters
+from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
 SLOW = 15

@@ -18,7 +18,7 @@ from lm_profiler.analysis.steps.summaries import (
     throughput,
 )
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.record.steps import UNKNOWN, StepRow
 
 

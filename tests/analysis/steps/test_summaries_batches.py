@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lm_profiler.analysis.steps.summaries import BatchCount, changed_batches_note, lasting_step_s, mean_counts
-from lm_profiler.record.run import LoaderFacts
+from lm_profiler.record.run_record import LoaderFacts
 
 GROWING = [BatchCount(1, 1, 2), BatchCount(5, 4, 8)]
 

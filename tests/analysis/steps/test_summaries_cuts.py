@@ -10,7 +10,7 @@ from stored_texts import assert_stored
 from tabled import run, step_rows
 
 from lm_profiler.analysis.steps.summaries import cut_anew, readable, steps_after
-from lm_profiler.record.run import Steadiness
+from lm_profiler.record.run_record import Steadiness
 from lm_profiler.record.steps import StepTable
 
 RNG = np.random.default_rng(0)

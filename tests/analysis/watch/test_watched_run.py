@@ -8,7 +8,7 @@ import pytest
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run import StepCounters
+from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])

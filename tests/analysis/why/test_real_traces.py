@@ -16,7 +16,7 @@ from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
-from lm_profiler.record.run import FlopRate, Rates
+from lm_profiler.record.run_record import FlopRate, Rates
 
 ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "tests" / "analysis" / "trace" / "traces"

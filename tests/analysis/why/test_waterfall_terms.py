@@ -16,7 +16,7 @@ from lm_profiler.analysis.trace.pieces import Piece, traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.analysis.why.waterfall_terms import Step, contributors, ms, waterfall
-from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
+from lm_profiler.record.run_record import FlopRate, Rates, Term, Waterfall
 
 US = 1e-6
 

@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor
 
 from lm_profiler.callbacks import ActionsOptions, TrainingProfiler
-from lm_profiler.record.run import OtherByOwner, read_run
+from lm_profiler.record.run_record import OtherByOwner, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.usage_error import UsageError
 

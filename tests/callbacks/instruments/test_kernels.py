@@ -21,7 +21,7 @@ from lm_profiler.analysis.trace.walk import trace_events
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.collect import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 pytestmark = pytest.mark.usefixtures("no_rates")

@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
-from lm_profiler.record.run import NumericsFacts, RunRecord, Verb, read_run
+from lm_profiler.record.run_record import NumericsFacts, RunRecord, Verb, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks.instruments.instrument import SeenFlops
+from lm_profiler.callbacks.instruments.profiling_options import Launch, MemoryOptions, StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.profiling_options import Launch, MemoryOptions, StageOptions, TraceOptions
 from lm_profiler.measure.counts.traffic import StepTraffic
-from lm_profiler.record.run import Flops, RunRecord
+from lm_profiler.record.run_record import Flops, RunRecord
 from lm_profiler.training import LanguageModel
 
 WIDTH, ROWS = 16, 4

@@ -18,7 +18,7 @@ from lm_profiler.callbacks.instruments import python_time
 from lm_profiler.callbacks.instruments.python_time import PythonTimes, package_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import PythonTime
+from lm_profiler.record.run_record import PythonTime
 
 FORWARD = PARTS.index("forward")
 

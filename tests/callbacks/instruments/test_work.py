@@ -21,7 +21,7 @@ from zoo import Compiled, CompiledOutside, CompiledWithValues
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.measure.counts.recompiles import recompilations
-from lm_profiler.record.run import RunRecord, Verb, read_run
+from lm_profiler.record.run_record import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.report.run.sections import phase_table
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -246,7 +246,7 @@ def no(*args: Any, **kwargs: Any) -> Any:
         ("collect.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
         ("collect.model_facts", "model unknown: OSError: no such driver"),
         ("collect.environment", "environment unknown: OSError: no such driver"),
-        ("outcome.run_finisher.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
+        ("run_finisher.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
         (
             "instruments.watches.recompiled_since",
             "recompilations failed and was taken out: OSError: no such driver",

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from zoo import GraphNet, Masked, batches
 
 from lm_profiler.callbacks.marks.batches import Samples, Tokens
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 

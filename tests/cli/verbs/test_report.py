@@ -28,7 +28,7 @@ from lm_profiler.record.kernels import (
     kernels_file,
 )
 from lm_profiler.record.memory_timeline import timeline_file, write_timeline
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 

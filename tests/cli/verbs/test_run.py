@@ -20,7 +20,7 @@ from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
 from lm_profiler.callbacks.shortcut import Admission, admitted_callbacks
 from lm_profiler.cli.main import main
 from lm_profiler.external_callbacks import VARIABLE, external_callbacks
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 
 PROGRAM = str(SUPPORT / "any_program.py")
 FEW = ("--warmup_steps=2", "--measure_steps=5", "--trace_steps=1")

@@ -18,7 +18,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import selftest
 from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import Contention, Environment, RunRecord, Steadiness, TimeSummary
+from lm_profiler.record.run_record import Contention, Environment, RunRecord, Steadiness, TimeSummary
 
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 

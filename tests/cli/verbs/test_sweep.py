@@ -21,7 +21,7 @@ import yaml
 from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.sweep import CellOutcome, read_outcomes
 from lm_profiler.sweep.sweep_folder import SweepFolder
 

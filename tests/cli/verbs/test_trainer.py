@@ -29,7 +29,7 @@ import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by ca
 from lm_profiler.callbacks.session import Session
 from lm_profiler.cli.main import main
 from lm_profiler.models.transformer import Transformer
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")

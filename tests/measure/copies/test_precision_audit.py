@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.measure.copies.module_copies import UncopyableError, audit
-from lm_profiler.record.run import NumericsFacts, NumericsKind
+from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 
 CPU = torch.device("cpu")
 BF16_ROUNDOFF = 2.0**-8

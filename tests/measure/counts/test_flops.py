@@ -29,7 +29,7 @@ from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.models.transformer import Transformer
-from lm_profiler.record.run import Flops
+from lm_profiler.record.run_record import Flops
 from lm_profiler.training import LanguageModel
 
 CONFIG = TransformerConfig(d_model=16, d_ff=48, num_layers=3, num_heads=2, vocab_size=31)

@@ -11,7 +11,7 @@ import pytest
 
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, step_counters
-from lm_profiler.record.run import StepCounters
+from lm_profiler.record.run_record import StepCounters
 
 MS = 1_000_000
 

@@ -23,7 +23,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import FlopCounter, StepFlops, UncountableError
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.models.transformer import Transformer
-from lm_profiler.record.run import Flops
+from lm_profiler.record.run_record import Flops
 
 PRODUCT = 2 * 2 * 8 * 8
 ROWS = torch.ones(2, 8)

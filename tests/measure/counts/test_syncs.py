@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.counts.syncs import SyncDetector, sync_detector_of
-from lm_profiler.record.run import Sync
+from lm_profiler.record.run_record import Sync
 
 # What torch's C++ code emits, with the suffix that it appends.
 _TEXT = "called a synchronizing CUDA operation (Triggered internally at /pytorch/c10/cuda/CUDAFunctions.cpp:168.)"

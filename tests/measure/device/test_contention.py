@@ -15,7 +15,7 @@ import pytest
 
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention, cpu_reading
-from lm_profiler.record.run import GpuSharing
+from lm_profiler.record.run_record import GpuSharing
 
 START = CpuReading(
     at_s=100.0, machine="a", cpus=frozenset({0, 1}), busy_s=1000.0, stolen_s=1.0, own_s={7: 50.0},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.device.nvml import Gpu, gpu_of, gpu_sharing
-from lm_profiler.record.run import GpuSharing
+from lm_profiler.record.run_record import GpuSharing
 
 ME = os.getpid()
 

@@ -13,7 +13,7 @@ import torch
 
 from lm_profiler.measure.device import environment
 from lm_profiler.measure.device.nvml import Gpu, TelemetrySampler, gpu_of, together
-from lm_profiler.record.run import Telemetry
+from lm_profiler.record.run_record import Telemetry
 
 CUDA = torch.device("cuda", 1)
 

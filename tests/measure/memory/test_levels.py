@@ -15,7 +15,7 @@ from lm_profiler.measure.clocks.steps import BACKWARD, DATA, FORWARD, OPTIMIZER,
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.levels import LevelsReader, SavedTensors
 from lm_profiler.models.transformer import ATTENTION
-from lm_profiler.record.run import MemoryLevels
+from lm_profiler.record.run_record import MemoryLevels
 
 FLOAT = 4
 CPU = torch.device("cpu")

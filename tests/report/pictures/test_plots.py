@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot

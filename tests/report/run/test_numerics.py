@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stored_texts import assert_stored
 
-from lm_profiler.record.run import NumericsFacts, NumericsKind, RunRecord
+from lm_profiler.record.run_record import NumericsFacts, NumericsKind, RunRecord
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 

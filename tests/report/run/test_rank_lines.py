@@ -10,7 +10,7 @@ from made_runs import made_record
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run import Floor, RankFinding, Ranks, SlowRank
+from lm_profiler.record.run_record import Floor, RankFinding, Ranks, SlowRank
 from lm_profiler.report.run.rank_lines import ranks_lines
 from lm_profiler.report.run.run_page import time_table
 

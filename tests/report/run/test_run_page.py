@@ -10,7 +10,7 @@ from made_runs import made_record
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import (
+from lm_profiler.record.run_record import (
     Environment,
     Failure,
     Floor,

@@ -12,7 +12,7 @@ from made_runs import made_record
 from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
-from lm_profiler.record.run import MOMENTS, OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
+from lm_profiler.record.run_record import MOMENTS, OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import odd_text

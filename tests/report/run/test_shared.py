@@ -5,7 +5,7 @@ from __future__ import annotations
 from made_runs import made_record
 from made_waterfall import made_waterfall
 
-from lm_profiler.record.run import Contention, Floor, RunRecord
+from lm_profiler.record.run_record import Contention, Floor, RunRecord
 from lm_profiler.report.run.run_page import end_lines, time_table
 from lm_profiler.report.run.waterfall_text import why_lines
 

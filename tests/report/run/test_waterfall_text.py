@@ -15,7 +15,7 @@ from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
-from lm_profiler.record.run import RunRecord, Term, TermName, Waterfall
+from lm_profiler.record.run_record import RunRecord, Term, TermName, Waterfall
 from lm_profiler.report.run.run_page import run_page, time_table
 from lm_profiler.report.run.waterfall_text import no_waterfall, rungs, step_text, waterfall_tables, why_lines
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.report.tables.link_table import LinkFigures, link_table
 
 

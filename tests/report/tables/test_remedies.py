@@ -13,7 +13,7 @@ from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import Failure, MemoryFacts, MemoryReading, PlannedMemory
+from lm_profiler.record.run_record import Failure, MemoryFacts, MemoryReading, PlannedMemory
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.rows import best_checkpoints, remedies
 

@@ -15,7 +15,7 @@ from tensorboard.plugins.base_plugin import TBContext
 
 from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import OddStep
+from lm_profiler.record.run_record import OddStep
 from lm_profiler.record.steps import write_steps
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 

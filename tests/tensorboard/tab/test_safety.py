@@ -11,7 +11,7 @@ from made_runs import made_entry
 from served import Get, get_from, write_trace
 
 from lm_profiler.record.files import only_below
-from lm_profiler.record.run import RecordError, read_run
+from lm_profiler.record.run_record import RecordError, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.tensorboard.tab import plugin
 

@@ -13,7 +13,7 @@ import torch
 
 from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, FINEST_TARGET
 from lm_profiler.record.calls import require
-from lm_profiler.record.run import PlannedMemory, Verb
+from lm_profiler.record.run_record import PlannedMemory, Verb
 from lm_profiler.usage_error import UsageError, expect
 
 

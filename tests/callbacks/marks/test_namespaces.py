@@ -16,7 +16,7 @@ import torch
 from known_loop import instruments
 from warm import run
 
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.usefixtures("no_rates")

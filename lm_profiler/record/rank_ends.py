@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 from lm_profiler.record.files import Newer, Part, RecordError, read_as
-from lm_profiler.record.run.findings import Failure
-from lm_profiler.record.run.record import Status
+from lm_profiler.record.findings import Failure
+from lm_profiler.record.run_record import Status
 from lm_profiler.record.text import ranks_text
 
 RANK_LOST = "RankLost"  # type of the failure where a rank ended without leaving a word

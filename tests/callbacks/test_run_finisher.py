@@ -8,7 +8,7 @@ import pytest
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.callbacks.outcome.run_finisher import second_place, with_rows_left_behind
+from lm_profiler.callbacks.run_finisher import second_place, with_rows_left_behind
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 

@@ -23,12 +23,12 @@ from benchmarks.free_port import free_port
 from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.summaries import BatchCount
+from lm_profiler.callbacks import gather
+from lm_profiler.callbacks.gather import Exchange, merge, packed, unpacked
 from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.outcome import gather
-from lm_profiler.callbacks.outcome.gather import Exchange, merge, packed, unpacked
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import Telemetry, read_run
+from lm_profiler.record.run_record import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps
 
 

@@ -26,7 +26,7 @@ from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.device.nvml import together
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import json_of
+from lm_profiler.record.run_record import json_of
 from lm_profiler.record.steps import UNKNOWN, StepTable, largest
 from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from lm_profiler.analysis.conclude import as_its_ranks_ended
-from lm_profiler.callbacks.outcome.failures import ends_of_ranks, is_of_the_group
-from lm_profiler.callbacks.profiling_options import Launch
-from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end, how_it_ended, read_ends
+from lm_profiler.callbacks.failures import ends_of_ranks, is_of_the_group
+from lm_profiler.callbacks.instruments.profiling_options import Launch
+from lm_profiler.record.rank_ends import RankEnd, end_file, first_end, how_it_ended, read_ends
+from lm_profiler.record.run_record import Failure, RunRecord, Status
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 

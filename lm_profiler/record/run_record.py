@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+# ruff: noqa: F403, F405  # every class of a record is imported from here; a list of them would be kept by hand
+from lm_profiler.record import machine
 from lm_profiler.record.figure import Figure, Place, figure, within
-from lm_profiler.record.files import Newer, Part, read_as
+from lm_profiler.record.files import *
+from lm_profiler.record.findings import *
+from lm_profiler.record.machine import *
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
-from lm_profiler.record.run import machine
-from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict, Waterfall
-from lm_profiler.record.run.ranks import Ranks
+from lm_profiler.record.rank_facts import *
 
 
 class TimeSummary(Part):

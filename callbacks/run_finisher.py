@@ -20,8 +20,7 @@ from lm_profiler.analysis.evidence import Evidence, write_evidence
 from lm_profiler.analysis.steps.summaries import ideal_step_s, scalars
 from lm_profiler.callbacks.collect import Collector
 from lm_profiler.callbacks.exports import send_figures
-from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.outcome.failures import (
+from lm_profiler.callbacks.failures import (
     NO_STEP,
     codes_of,
     ends_of_ranks,
@@ -30,15 +29,17 @@ from lm_profiler.callbacks.outcome.failures import (
     keep_snapshot,
     status_of,
 )
-from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.profiling_options import Launch, ProfilingOptions
+from lm_profiler.callbacks.gather import Exchange
+from lm_profiler.callbacks.instruments.instrument import Measured
+from lm_profiler.callbacks.instruments.profiling_options import Launch, ProfilingOptions
 from lm_profiler.callbacks.session import Session
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Failure, RankEnd, RunRecord, Status, end_file, first_end
+from lm_profiler.record.rank_ends import RankEnd, end_file, first_end
+from lm_profiler.record.run_record import Failure, RunRecord, Status
 from lm_profiler.record.steps import (
     begin_rows,
     rank_file,

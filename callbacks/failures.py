@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from lm_profiler.callbacks.namespaces import is_a, is_fetch
+from lm_profiler.callbacks.marks.namespaces import is_a, is_fetch
 from lm_profiler.measure.boundary import first_line, message_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.history import is_out_of_memory, memory_history_of, oom_cause
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Failure, RankEnd, Status, read_ends
+from lm_profiler.record.rank_ends import RankEnd, read_ends
+from lm_profiler.record.run_record import Failure, Status
 
 # the failure of a run that ended without an error before it had done a step
 NO_STEP = Failure(

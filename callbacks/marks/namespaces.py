@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any, cast
 
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run_record import Verb
 
 _PACKAGES = ("lightning", "lightning_fabric", "pytorch_lightning")
 
