@@ -69,7 +69,7 @@ def test_the_reference_measurements_are_what_their_name_says(name: str, read: An
     assert cli.model.optimizer_name == "adamw"
     assert cli.trainer.precision == PRECISIONS[precision]
     assert (cli.datamodule.batch_size, cli.datamodule.context_length) == (4, 512)
-    assert (cli.config_init.fit.stages.warmup_steps, cli.config_init.fit.stages.measure_steps) == (5, 10)
+    assert (cli.config_init.fit.stages.warmup_steps, cli.config_init.fit.stages.measure_steps) == (5, 40)
 
 
 SHORT = ["--data.context_length=32", "--data.batch_size=1", "--stages.warmup_steps=1"]
