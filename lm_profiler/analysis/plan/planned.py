@@ -267,7 +267,8 @@ def _alike(given: str, name: str) -> float:
 
 def _words(name: str) -> set[str]:
     words = {*re.split(r"[\s_-]+", name.casefold().strip())} - {"", "nvidia"}
-    return words | {"sxm" for word in words if word.startswith("sxm") or name in _ON_A_BOARD}
+    on_a_board = name in _ON_A_BOARD or any(word.startswith("sxm") for word in words)
+    return words | {"sxm"} if on_a_board else words
 
 
 _MOST = 12  # sizes that are tried
