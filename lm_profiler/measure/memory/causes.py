@@ -17,7 +17,6 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.torch_names import tree_leaves
 
-
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -181,7 +180,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     return {
         id(storage): storage.nbytes()
         for storage in stored
-        if storage.device == device or (device.index is None and storage.device.type == device.type)
+        if (on := storage.device) == device or (on.type == device.type and device.index in (None, on.index))
     }
 
 
