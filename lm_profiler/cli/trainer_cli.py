@@ -116,6 +116,10 @@ class ProfilerCLI(OptionsCLI):
             raise trainer_error(_cause(error), given) from error
         self.trainer = trainer
         skip_teardown(trainer)
+        model = self._get(self.config, "model")
+        if model is not None and str(model.class_path).startswith("lm_profiler.") and trainer.is_global_zero:
+            for line in other_meanings([model.init_args.get("size", "")]):
+                say(line)
         self._claim_folder(trainer)
 
     @property
@@ -136,9 +140,6 @@ class ProfilerCLI(OptionsCLI):
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         check_attention_of(self.model, self.trainer, self.verb)
         transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
-        if isinstance(self.model, LanguageModel) and self.trainer.is_global_zero:
-            for line in other_meanings([self.model.size]):
-                say(line)
         given = vars(self.config_init[self.verb])
         arguments = {key: given[key] for key in _PASSED_ON if key in given}
         arguments |= {"model": self.model, "datamodule": self.datamodule}

@@ -24,6 +24,7 @@ SETTINGS = (
     "trainer.accumulate_grad_batches",
     "data.batch_size",
     "data.context_length",
+    "model.size",
     "model.attention",
     "model.activation_checkpointing",
     "model.checkpoint_every",

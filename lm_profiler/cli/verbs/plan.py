@@ -17,6 +17,7 @@ from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
 from lm_profiler.cli.verbs.shared import show, writable
 from lm_profiler.measure.boundary import say
+from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.report.pictures.over_time import named
@@ -89,10 +90,13 @@ def run(options: Options) -> int:
         if not isinstance(answer, Planned):
             if answer.wrong:
                 raise UsageError(answer.reason)
-            say(f"cannot be planned: {answer.reason}")
+            for line in answer.reason.splitlines():
+                say(line if answer.too_large else f"cannot be planned: {line}")
             return FAILED
         known.append(answer)
     batch, context = known
+    for line in other_meanings([batch.settings.get("model.size", "")]):
+        say(line)
     floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
     show(plan_table(batch, context.largest, device, floors(batch)))
     if batch.timeline is not None:
