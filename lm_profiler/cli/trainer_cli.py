@@ -327,6 +327,7 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
     kept = how == "mixed" and isinstance(model, AttentionAlone)  # its Q, K and V are parameters
     dtype = torch.float32 if kept else _DTYPES.get(kind, torch.float32)
     try:
-        check_attention(name, width, dtype, trainer.strategy.root_device, backward=verb == "fit")
+        where, is_causal = trainer.strategy.root_device, getattr(model, "is_causal", True)
+        check_attention(name, width, dtype, where, backward=verb == "fit", is_causal=is_causal)
     except UsageError as error:
         raise UsageError(f"model.{error}") from error.__cause__
