@@ -16,7 +16,7 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -28,9 +28,10 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.options import wrong_call
 from lm_profiler.cli.run_context import RunContext, take_over
-from lm_profiler.cli.surroundings import quiet
+from lm_profiler.cli.surroundings import check_port, quiet, say_who_shares
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
 from lm_profiler.measure.boundary import say
+from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
 from lm_profiler.models.config import other_meanings
 from lm_profiler.models.transformer import check_attention
@@ -289,6 +290,10 @@ def check_launch(trainer: Trainer) -> None:
         _check_torchrun(environment.world_size(), trainer)
     elif environment is not None:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+        if type(environment) is LightningEnvironment and not environment.creates_processes_externally:
+            check_port()  # torch would name it in a traceback
+            if trainer.strategy.root_device.type == "cpu":
+                say_who_shares(trainer.num_devices, cpu_cores(), "the step")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
         tasks = os.environ["SLURM_NTASKS"]
         say(f"SLURM has {tasks} tasks: each is a run of its own, for --trainer.devices and --trainer.num_nodes are 1")
