@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from known_loop import trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
@@ -68,10 +69,10 @@ def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> Run
     return profiler.record
 
 
-def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
-    monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: 1e9)
-    record = run(tmp_path, gradient_clip_val=1.0)
+    with warm.with_rates(1e11, 1e9):
+        record = run(tmp_path, gradient_clip_val=1.0)
     floors, activation = record.floors, INPUT
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
         "forward": {"float32": 2 * PRODUCT},
