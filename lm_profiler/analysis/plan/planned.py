@@ -24,6 +24,7 @@ SETTINGS = (
     "trainer.accumulate_grad_batches",
     "data.batch_size",
     "data.context_length",
+    "model.size",
     "model.attention",
     "model.activation_checkpointing",
     "model.checkpoint_every",
@@ -51,6 +52,7 @@ class Planned:
     steps: Sequence[int] = ()  # The peak of each step that was rehearsed. What is told is the largest of them.
     taken_for_one: Sequence[str] = ()  # lines that made a float of a number that nobody knew: it was taken to be 1
     buckets: int | None = None  # bytes of DDP's buckets, in the rest of each phase's peak; None where there are none
+    gathered: int = 0  # bytes of weights that are gathered from other ranks, in the rest: the most at one time
     workspaces: int | None = None  # bytes that libraries keep to work in, in each phase's peak; None on the CPU
     # what the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves
     reserved: int | None = None

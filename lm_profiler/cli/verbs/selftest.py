@@ -20,8 +20,9 @@ import numpy as np
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.cli.options import told_in
-from lm_profiler.cli.verbs.shared import show
+from lm_profiler.cli.verbs.shared import format_for_people, write
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.entry import Collection
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import RunRecord, read_run
@@ -147,9 +148,20 @@ for your own model under your own precision:
 _ADDEND, _TIMES = 0.01, 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SumsOptions:
-    """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
+    """Add 0.01 a thousand times in float32, in float16, in bfloat16, and mixed, and say why the sums differ.
+
+    Args:
+        format: terminal, markdown, latex or typst; if not given, as output's suffix says.
+        output: Write the table to this file.
+    """
+
+    format: str | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_for_people(self.format, self.output))
 
 
 def run_numerics(options: SumsOptions) -> int:
@@ -158,8 +170,15 @@ def run_numerics(options: SumsOptions) -> int:
     rows = [[how, f"{value:.4f}", f"{value / exact - 1:+.3%}", why] for how, value, why in sums()]
     headings = [Heading(title, title, at in (1, 2)) for at, title in enumerate(("sum", "result", "off by", "why"))]
     cells = [[TableCell(text=text) for text in row] for row in rows]
-    show(Table(headings, cells, [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]))
+    table = Table(headings, cells, [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"])
+    write(Collection(), [table], options.format or "terminal", options.output)
     return OK
+
+
+def _bfloat16(value: np.float32) -> np.float32:
+    """Return ``value`` rounded to bfloat16, to the nearest and ties to even; numpy has no such type."""
+    bits = int(value.view(np.uint32))
+    return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def sums() -> list[tuple[str, float, str]]:
@@ -173,9 +192,17 @@ def sums() -> list[tuple[str, float, str]]:
         """Add one by one, to a sum of ``kind``; ``np.sum`` would add in pairs."""
         return float(np.full(_TIMES, addend).cumsum(dtype=kind)[-1])
 
+    narrow, low = np.float32(0.0), _bfloat16(whole)
+    for _ in range(_TIMES):
+        narrow = _bfloat16(narrow + low)
     return [
         ("float32 += float32", added(np.float32, whole), "24 bits: each addition rounds by at most 5e-7"),
         ("float16 += float16", added(np.float16, half), of_sum),
+        (
+            "bfloat16 += bfloat16",
+            float(narrow),
+            "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in",
+        ),
         ("float32 += float16", added(np.float32, half), of_addend),
         ("float32 += float32(float16)", added(np.float32, half), of_cast),
     ]

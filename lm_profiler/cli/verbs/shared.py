@@ -14,8 +14,9 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect_one_of
 
+FOR_PEOPLE = ("terminal", "markdown", "latex", "typst")
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
 
 
@@ -44,6 +45,13 @@ def format_of(given: str | None, output: Path | None) -> str | None:
             raise UsageError(f"format: expected --output FILE for {given}, given none")
         require(_NEEDS[given], asked)
     return given
+
+
+def format_for_people(given: str | None, output: Path | None) -> str:
+    """Return the same of the formats that people read; ``terminal`` without either."""
+    kind = format_of(given, output) or "terminal"
+    expect_one_of(FOR_PEOPLE, "output" if given is None else "format", kind)
+    return kind
 
 
 def show(table: Table) -> None:

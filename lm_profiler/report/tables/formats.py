@@ -101,7 +101,7 @@ def latex(table: Table) -> str:
 
 def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
     above, below = ([f"{mark} {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
-    return "\n".join([*above, *body, *below]) + "\n"
+    return "\n".join([*above, *(body if table.headings else ()), *below]) + "\n"
 
 
 def _latex(text: str) -> str:
