@@ -17,7 +17,16 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, UNEXPLAINED, WAITING, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import (
+    COMPILED_IN,
+    COMPILING,
+    INSTRUMENTS,
+    STALLED,
+    UNEXPLAINED,
+    WAITING,
+    Ledger,
+    NamedSpan,
+)
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
@@ -29,6 +38,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
 from lm_profiler.measure.memory.peaks import left_bytes
+from lm_profiler.processes.process_name import process_name
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
@@ -98,6 +108,7 @@ class WatchWriter:
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
         self.part, self.clock = self.timeline.part, self.timeline.clock
+        self._process = process_name()
 
     def start(self) -> None:
         self._last = Handed(self.clock())
@@ -153,7 +164,9 @@ class WatchWriter:
         first = self.run.steps + 1
         self.ledger.add(*timed[:3], handed.spans)
         others = [span for span in handed.spans if span.ns and span.what != INSTRUMENTS]
-        events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), others)
+        counters = self._counters(first, timed, handed)
+        self.ledger.move(sum(each.compile_s or 0.0 for each in counters), COMPILING, COMPILED_IN)
+        events = self.run.add(ns, timed.seconds, counters, others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
         self.ledger.longest.clear()
@@ -252,7 +265,7 @@ class WatchWriter:
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
         self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
-        self.ledger.move(self._ranks.waited_s, WAITING, WAITED_IN)
+        self.ledger.move(self._ranks.waited_s, WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
         self._ranks.waited_s = 0.0
         self._flush()
 
@@ -268,7 +281,7 @@ class WatchWriter:
                 self.report(str(error))  # `trace` replaces the file as a whole, so this is not half of one
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:
-                self._why, self.asked = None, max(request.steps, 1)
+                self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
 
     def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None) -> None:
         """Write the steps as rows, and those of a thousand or more as a window."""
@@ -301,6 +314,7 @@ class WatchWriter:
         status = files.WatchStatus(
             rank=self.rank,
             world_size=self.world_size,
+            process=self._process,
             began_s=self._at_s(self.ledger.began_ns),
             written_s=self._at_s(now_ns),
             ended=ended,

@@ -21,6 +21,9 @@ from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch.ledger import (
     CHECKPOINTS,
+    COMPILED_IN,
+    COMPILING,
+    FIRST_STEP,
     INSTRUMENTS,
     LOGGERS,
     VALIDATION,
@@ -42,7 +45,8 @@ from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.counts.recompiles import compilations
+from lm_profiler.measure.counts.step_reader import StepReader, disjoint
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
@@ -132,7 +136,8 @@ class Watching:
 
     def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
         """Begin to watch, between two steps: the ``stages`` are over, and left a ``record``."""
-        self._book_stages(stages)
+        epoch_s = time.time() - self.clock() * 1e-9
+        self._book_stages(stages, epoch_s)
         trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
         self.steps = len(stages.rows)
         self._timeline = timeline = Timeline(self.clock, stream_of(device), self.part)
@@ -140,7 +145,6 @@ class Watching:
         self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
         self._reader.start()
         self._undo.callback(self._reader.stop)
-        epoch_s = time.time() - self.clock() * 1e-9
         run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
         run.skip(self.steps)
         metrics, write = None, None
@@ -163,7 +167,10 @@ class Watching:
                     bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
         self._writer.start()
 
-    def _book_stages(self, stages: Session) -> None:
+    def leave_epoch(self) -> None:
+        self.part.run(lambda: self._phases.leave_epoch())
+
+    def _book_stages(self, stages: Session, epoch_s: float) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
         others = passed(stages.timeline.went_outside, stages.timeline.saved)
         spans, self._spans = sorted([*self._spans, *others], key=lambda span: span.end_ns), []
@@ -175,7 +182,11 @@ class Watching:
             self.ledger.longest.clear()
             for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
                 self.ledger.seconds[f"{STEPS}{part}"] -= seconds
-                self.ledger.seconds["first step"] += seconds
+                self.ledger.seconds[FIRST_STEP] += seconds
+            compiled = disjoint(compilations(epoch_s + float(begin_ns[0]) * 1e-9) or ())
+            self.ledger.move(
+                sum(each.ended_s - each.began_s for each in compiled), COMPILING, [*COMPILED_IN, FIRST_STEP]
+            )
         self.passed(INSTRUMENTS)
 
     def _named(self, action_name: str, span: Marked) -> Marked:

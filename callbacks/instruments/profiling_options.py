@@ -225,6 +225,7 @@ class Launch:
     added: bool = False
     planned: PlannedMemory | None = None  # memory that the run would need, as it was rehearsed
     started: float = field(default_factory=time.time)  # seconds since 1970
+    called_ns: int | None = None  # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""
