@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.watch.ledger import (
     COMPILED_IN,
     COMPILING,
+    EPOCH_TURN,
     INSTRUMENTS,
     STALLED,
     UNEXPLAINED,
+    VALIDATION,
     WAITING,
     Ledger,
     NamedSpan,
@@ -31,6 +34,7 @@ from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
+from lm_profiler.callbacks.instruments.python_time import package_of
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
@@ -69,6 +73,15 @@ class Handed(NamedTuple):
     traced: Tracer | None = None  # has taken a trace
 
 
+@dataclass(eq=False, slots=True)
+class Place:
+    """Where training stands beside the marks: read by the watch's thread when nothing is handed over."""
+
+    within: list[tuple[int, str]] = field(default_factory=list)  # the named things that run, the innermost last
+    alive_ns: int = 0  # when something last ended that leaves no mark: a batch of validation
+    thread: int = field(default_factory=get_ident)  # the one that trains
+
+
 @dataclass(eq=False)
 class WatchWriter:
     """Reads and writes in a thread of its own. Training calls ``put``, and traces as many steps as ``asked``."""
@@ -82,6 +95,7 @@ class WatchWriter:
     options: WatchOptions  # how many traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
     device: torch.device  # where steps run
+    place: Place = field(default_factory=Place)
     resumed_at: int = 0  # the Trainer's count of steps when fit began
     metrics: RunMetrics | None = None  # what monitoring gets
     publish: Callable[[], object] | None = None  # writes the metrics' file
@@ -99,7 +113,8 @@ class WatchWriter:
     _repeated: int | None = None
     _timed: int = 0
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
-    _stalled: bool = False
+    _stalled: str = ""  # where
+    _longest_s: dict[str, float] = field(default_factory=dict)  # of the stalls that ended, by where
     _why: WatchEvent | None = None  # the event because of which the next trace is taken
     _traces_ns: deque[int] = field(default_factory=deque)  # when traces that nobody asked for were taken, of a day
     _trace_bytes: int = 0
@@ -175,14 +190,16 @@ class WatchWriter:
         if held is not None:
             events += self.run.held(at_s, held, partial(_free_bytes, self.device))
         if self._stalled:
-            self._book_stall(timed)
+            self._longest_s[self._stalled] = (handed.now_ns - self._last.now_ns) * 1e-9
+            if self._stalled in PARTS:
+                self._book_stall(timed)
         for event in events:
             self._lines[EVENTS].append(event.model_copy(update={"rank": self.rank}))
             self._ask_for_trace(event, handed.now_ns)
         if handed.traced is not None:
             self._keep_trace(handed.traced)
         self._keep(first, ns, timed.seconds, held)
-        self._last, self._stalled = handed._replace(marks=()), False
+        self._last, self._stalled = handed._replace(marks=()), ""
         if handed.now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(handed.now_ns)
         self._flush()
@@ -228,22 +245,40 @@ class WatchWriter:
             again = {"rank": self.rank, "trace": path.name, "times": 1}
             self._lines[EVENTS].append(why.model_copy(update=again))
 
+    def _where(self) -> str:
+        """Return the innermost name of what training does now."""
+        if within := self.place.within[-1:]:
+            return within[0][1]
+        reading = self.timeline.peek()
+        if (part := reading.stack[-1]) < len(PARTS):
+            return PARTS[part] if reading.running else EPOCH_TURN
+        return VALIDATION
+
     def _look_for_stall(self) -> None:
-        """Report where training stands if no step has ended for long."""
-        now_ns = self.clock()
-        quiet_s = (now_ns - self._last.now_ns) * 1e-9
+        """Report where training stands if nothing has begun or ended there for long."""
+        now_ns, place = self.clock(), self.place
         if now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(now_ns)
-        part = self.timeline.peek().stack[-1]
-        usual_s = self.run.levels.level_s or 0.0
-        # Outside of steps validation may take long.
-        if self._stalled or quiet_s < max(_STALL_S, _STALL_STEPS * usual_s) or part >= len(PARTS):
+        signs_ns = [self._last.now_ns, self.timeline.last_ns, place.alive_ns, *(at for at, _ in place.within[-1:])]
+        quiet_s, where = (now_ns - max(signs_ns)) * 1e-9, self._where()
+        # Where it went on by itself before, as in a slow validation, it has to take three times as long.
+        least_s = (_STALL_S, _STALL_STEPS * (self.run.levels.level_s or 0.0), 3.0 * self._longest_s.get(where, 0.0))
+        if self._stalled or quiet_s < max(least_s):
             return
-        self._stalled = True
-        where = {"rank": self.rank, "step": self.run.steps + 1, "part": PARTS[part]}
-        stall = WatchEvent.model_validate({**where, "at_s": self._at_s(now_ns), "kind": "stall", "now": quiet_s})
-        self._lines[EVENTS].append(stall)
+        self._stalled = where
+        stands = {"at_s": self._at_s(now_ns), "kind": "stall", "part": where, "now": quiet_s, "cause": self._line()}
+        self._lines[EVENTS].append(WatchEvent.model_validate({"rank": self.rank, "step": self.run.steps + 1, **stands}))
         self._flush()
+
+    def _line(self) -> str | None:
+        """Return the line of the program that runs, and the function that it waits in."""
+        frame = innermost = sys._current_frames().get(self.place.thread)
+        while frame is not None and package_of(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None or innermost is None:
+            return None
+        waits = "" if frame is innermost else f", in {innermost.f_code.co_name}"
+        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}{waits}"
 
     def _book_stall(self, timed: TimedSteps) -> None:
         """Book what a stalled step took beyond the usual as that."""
@@ -307,7 +342,6 @@ class WatchWriter:
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns
-        part = self.timeline.peek().stack[-1]
         terms = self.ledger.terms(now_ns)
         if not ended:  # the step that runs is in no term yet
             terms.pop(UNEXPLAINED)
@@ -319,7 +353,7 @@ class WatchWriter:
             written_s=self._at_s(now_ns),
             ended=ended,
             steps=self.run.steps,
-            phase="" if ended else PARTS[part] if part < len(PARTS) else "outside of steps",
+            phase="" if ended else self._where(),
             ledger=terms,
             wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(terms.values()),
             window=self._window,

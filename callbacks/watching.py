@@ -36,12 +36,12 @@ from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.marks.actions import NOTHING, Marked
+from lm_profiler.callbacks.marks.actions import NOTHING, Marked, Nothing
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
+from lm_profiler.callbacks.watch_writer import Handed, Place, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -84,6 +84,7 @@ class Watching:
     _user: object = None
     _writer: WatchWriter | None = None
     _spans: list[NamedSpan] = field(default_factory=list)
+    place: Place = field(default_factory=Place)
     _validated_ns: int = 0
     _hand_ns: int = 0
     _read_ns: int = 0
@@ -154,7 +155,7 @@ class Watching:
             write = part.run(publish, metrics, export, rank, trainer.local_rank, self._unpublish)
         self._writer = WatchWriter(
             folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
-            self.resumed_at, metrics, write,
+            self.place, self.resumed_at, metrics, write,
         )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
@@ -195,6 +196,8 @@ class Watching:
             return _TimedByName(self, CHECKPOINTS)
         if action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
             return _ValidationEnds(self, span)
+        if action_name.startswith("[Strategy]") and action_name.endswith(".validation_step"):
+            return _Alive(self)
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
@@ -306,22 +309,34 @@ class _TimedByName:
 
     watching: Watching
     what: str
-    _begun: list[int] = field(default_factory=list)
 
     def __enter__(self) -> None:
         watching = self.watching
         try:
-            self._begun.append(watching.clock())
+            watching.place.within.append((watching.clock(), self.what))
         except BaseException as error:
             watching.part.failed(error)
 
     def __exit__(self, *_: object) -> None:
         watching = self.watching
         try:
-            if self._begun:
-                watching._spans.append(NamedSpan(self._begun.pop(), watching.clock(), self.what))
+            if within := watching.place.within:
+                watching._spans.append(NamedSpan(within.pop()[0], watching.clock(), self.what))
         except BaseException as error:
             watching.part.failed(error)
+
+
+@dataclass(eq=False)
+class _Alive(Nothing):
+    """A batch of validation, which leaves no mark."""
+
+    watching: Watching
+
+    def __exit__(self, *_: object) -> None:  # type: ignore[override]
+        try:
+            self.watching.place.alive_ns = self.watching.clock()
+        except BaseException as error:
+            self.watching.part.failed(error)
 
 
 @dataclass(eq=False, slots=True)

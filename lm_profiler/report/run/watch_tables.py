@@ -85,7 +85,7 @@ def event_text(event: WatchEvent, world_size: int = 1) -> str:
     took = duration_text(event.now) + ("" if event.against is None else f", not {duration_text(event.against)}")
     text = f"{event.kind}: {took}{part}"
     if event.kind == "stall":
-        text = f"stalled for {took}{part}"
+        text = f"stalled{part} since {_clock(event.at_s - event.now)}, for {took} by then"
     elif event.kind == "memory":
         text = f"memory grows by {bytes_text(round(event.now))} an hour"
     elif event.kind == "silent rank":
