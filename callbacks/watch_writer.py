@@ -18,18 +18,8 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.ledger import (
-    COMPILED_IN,
-    COMPILING,
-    EPOCH_TURN,
-    INSTRUMENTS,
-    STALLED,
-    UNEXPLAINED,
-    VALIDATION,
-    WAITING,
-    Ledger,
-    NamedSpan,
-)
+from lm_profiler.analysis.watch import ledger as terms
+from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
@@ -149,7 +139,7 @@ class WatchWriter:
                 self._lines[WINDOWS].append(self._window)
                 self._window = None
             self._flush()
-            self.ledger.until(now_ns := self.clock(), INSTRUMENTS)
+            self.ledger.until(now_ns := self.clock(), terms.INSTRUMENTS)
             self._status(now_ns, ended=True)
 
     def stop(self) -> None:
@@ -178,9 +168,9 @@ class WatchWriter:
         ns = np.column_stack([timed.begin_ns, timed.end_ns])
         first = self.run.steps + 1
         self.ledger.add(*timed[:3], handed.spans)
-        others = [span for span in handed.spans if span.ns and span.what != INSTRUMENTS]
+        others = [span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS]
         counters = self._counters(first, timed, handed)
-        self.ledger.move(sum(each.compile_s or 0.0 for each in counters), COMPILING, COMPILED_IN)
+        self.ledger.move(sum(each.compile_s or 0.0 for each in counters), terms.COMPILING, terms.COMPILED_IN)
         events = self.run.add(ns, timed.seconds, counters, others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
@@ -251,8 +241,8 @@ class WatchWriter:
             return within[0][1]
         reading = self.timeline.peek()
         if (part := reading.stack[-1]) < len(PARTS):
-            return PARTS[part] if reading.running else EPOCH_TURN
-        return VALIDATION
+            return PARTS[part] if reading.running else terms.EPOCH_TURN
+        return terms.VALIDATION
 
     def _look_for_stall(self) -> None:
         """Report where training stands if nothing has begun or ended there for long."""
@@ -287,7 +277,7 @@ class WatchWriter:
         at = int(timed.host_s[:, -1].argmax())
         part = int(timed.host_s[at, :-1].argmax())
         excess_s = max(float(timed.host_s[at, part]) - (self.run.levels.level_s or 0.0), 0.0)
-        self.ledger.seconds[STALLED] += excess_s
+        self.ledger.seconds[terms.STALLED] += excess_s
         self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
 
     def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
@@ -300,7 +290,7 @@ class WatchWriter:
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
         self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
-        self.ledger.move(self._ranks.waited_s, WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
+        self.ledger.move(self._ranks.waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
         self._ranks.waited_s = 0.0
         self._flush()
 
@@ -342,9 +332,9 @@ class WatchWriter:
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns
-        terms = self.ledger.terms(now_ns)
+        went = self.ledger.terms(now_ns)
         if not ended:  # the step that runs is in no term yet
-            terms.pop(UNEXPLAINED)
+            went.pop(terms.UNEXPLAINED)
         status = files.WatchStatus(
             rank=self.rank,
             world_size=self.world_size,
@@ -354,8 +344,8 @@ class WatchWriter:
             ended=ended,
             steps=self.run.steps,
             phase="" if ended else self._where(),
-            ledger=terms,
-            wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(terms.values()),
+            ledger=went,
+            wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(went.values()),
             window=self._window,
             held_bytes=self._last.held_bytes,
             traces=self.options.traces,

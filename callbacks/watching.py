@@ -19,24 +19,14 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback, Trainer
 
-from lm_profiler.analysis.watch.ledger import (
-    CHECKPOINTS,
-    COMPILED_IN,
-    COMPILING,
-    FIRST_STEP,
-    INSTRUMENTS,
-    LOGGERS,
-    VALIDATION,
-    Ledger,
-    NamedSpan,
-    passed,
-)
+from lm_profiler.analysis.watch import ledger as terms
+from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan, passed
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.marks.actions import NOTHING, Marked, Nothing
+from lm_profiler.callbacks.marks.actions import NOTHING, Marked
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -131,7 +121,7 @@ class Watching:
             try:
                 return step_ended()
             finally:
-                self._spans.append(NamedSpan(began_ns, self.clock(), INSTRUMENTS))
+                self._spans.append(NamedSpan(began_ns, self.clock(), terms.INSTRUMENTS))
 
         return noted
 
@@ -165,7 +155,7 @@ class Watching:
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
                 with suppress(AttributeError):
-                    bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
+                    bracket(logger, name, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
         self._writer.start()
 
     def leave_epoch(self) -> None:
@@ -183,26 +173,35 @@ class Watching:
             self.ledger.longest.clear()
             for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
                 self.ledger.seconds[f"{STEPS}{part}"] -= seconds
-                self.ledger.seconds[FIRST_STEP] += seconds
+                self.ledger.seconds[terms.FIRST_STEP] += seconds
             compiled = disjoint(compilations(epoch_s + float(begin_ns[0]) * 1e-9) or ())
             self.ledger.move(
-                sum(each.ended_s - each.began_s for each in compiled), COMPILING, [*COMPILED_IN, FIRST_STEP]
+                sum(each.ended_s - each.began_s for each in compiled),
+                terms.COMPILING,
+                [*terms.COMPILED_IN, terms.FIRST_STEP],
             )
-        self.passed(INSTRUMENTS)
+        self.passed(terms.INSTRUMENTS)
 
     def _named(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
         if action_name == "save_checkpoint":
-            return _TimedByName(self, CHECKPOINTS)
+            return _TimedByName(self, terms.CHECKPOINTS)
         if action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
-            return _ValidationEnds(self, span)
+            return _Then(self, span, self._validated)
         if action_name.startswith("[Strategy]") and action_name.endswith(".validation_step"):
-            return _Alive(self)
+            return _Then(self, span, lambda: setattr(self.place, "alive_ns", self.clock()))
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
         kind = "callback" if action_name.startswith("[Callback]") else "hooks"
         return _TimedByName(self, f"{kind}: {owner[0]}")
+
+    def _validated(self) -> None:
+        """Add the span of a validation, which begins where the loop left the step: its last action is over."""
+        went = (at for at, what in self._timeline.went_outside if what == terms.VALIDATION)
+        if (began := next((at for at in went if at > self._validated_ns), None)) is not None:
+            self._validated_ns = self.clock()
+            self._spans.append(NamedSpan(began, self._validated_ns, terms.VALIDATION))
 
     def _step_ended(self) -> int:
         """Count a step; called in every one, so that it does nothing else but compare two clocks."""
@@ -216,7 +215,7 @@ class Watching:
         elif now_ns >= self._hand_ns:
             self._hand_over(now_ns)
         if self._tracer is None and (ended_ns := self.clock()) - now_ns >= _NAMED_NS:
-            self._spans.append(NamedSpan(now_ns, ended_ns, INSTRUMENTS))
+            self._spans.append(NamedSpan(now_ns, ended_ns, terms.INSTRUMENTS))
         return _ENDLESS
 
     def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
@@ -266,7 +265,7 @@ class Watching:
             tracer.part.run(tracer.step)
             return
         self._tracer = None
-        self._spans.append(NamedSpan(self._trace_ns, now_ns, INSTRUMENTS))
+        self._spans.append(NamedSpan(self._trace_ns, now_ns, terms.INSTRUMENTS))
         tracer.part.run(tracer.result)
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced
@@ -326,36 +325,17 @@ class _TimedByName:
             watching.part.failed(error)
 
 
-@dataclass(eq=False)
-class _Alive(Nothing):
-    """A batch of validation, which leaves no mark."""
-
-    watching: Watching
-
-    def __exit__(self, *_: object) -> None:  # type: ignore[override]
-        try:
-            self.watching.place.alive_ns = self.watching.clock()
-        except BaseException as error:
-            self.watching.part.failed(error)
-
-
 @dataclass(eq=False, slots=True)
-class _ValidationEnds:
-    """The last action that every validation has: adds the span of all of it, from where the loop left the step."""
+class _Then:
+    """The context of an action that calls ``over`` once it has ended."""
 
     watching: Watching
     span: Marked
+    over: Callable[[], object]
 
     def __enter__(self) -> None:
         self.span.__enter__()
 
     def __exit__(self, *given: Any) -> None:
         self.span.__exit__(*given)
-        watching = self.watching
-        try:
-            went = (at for at, what in watching._timeline.went_outside if what == VALIDATION)
-            if (began := next((at for at in went if at > watching._validated_ns), None)) is not None:
-                watching._validated_ns = watching.clock()
-                watching._spans.append(NamedSpan(began, watching._validated_ns, VALIDATION))
-        except BaseException as error:
-            watching.part.failed(error)
+        self.watching.part.run(self.over)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -180,7 +181,17 @@ class ExportOptions:
         if self.prometheus is not None or self.textfile is not None:
             require("prometheus_client", "export.prometheus")
         if self.prometheus is not None:
-            self.address()
+            _check_free(*self.address())
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        try:
+            asked.bind((host.strip("[]"), port))
+        except OSError as error:
+            why = f"{host}:{port} ({error.strerror or error})"
+            raise UsageError(f"export.prometheus: expected an address that is free, given {why}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
