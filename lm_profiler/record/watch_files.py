@@ -137,6 +137,7 @@ class WatchStatus(Part):
     schema_version: Literal[1] = 1
     rank: int = 0
     world_size: int = 1
+    process: str = ""  # the ``process_name`` of who writes
     began_s: float  # when fit began, in seconds since 1970
     written_s: float
     ended: bool = False
@@ -167,6 +168,9 @@ class WatchStatus(Part):
 
 
 STEPS = "step: "  # how terms of the ledger begin that passed in steps
+
+
+MOST_TRACED = 100  # steps of one trace, whose events torch's profiler keeps in memory until its end
 
 
 class TraceRequest(Part):

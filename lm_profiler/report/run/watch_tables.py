@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import reduce
 from pathlib import Path
 
+from lm_profiler.processes.process_name import is_gone
 from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
@@ -39,7 +40,8 @@ def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
 
 def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
     good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
-    how = "ended" if status.ended else f"in {status.phase} at {_clock(status.written_s)}"
+    where = f"in {status.phase} at {_clock(status.written_s)}"
+    how = "ended" if status.ended else f"killed, last {where}" if is_gone(status.process) else where
     resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
     if status.repeated is not None:
         resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
@@ -83,7 +85,7 @@ def event_text(event: WatchEvent, world_size: int = 1) -> str:
     took = duration_text(event.now) + ("" if event.against is None else f", not {duration_text(event.against)}")
     text = f"{event.kind}: {took}{part}"
     if event.kind == "stall":
-        text = f"stalled for {took}{part}"
+        text = f"stalled{part} since {_clock(event.at_s - event.now)}, for {took} by then"
     elif event.kind == "memory":
         text = f"memory grows by {bytes_text(round(event.now))} an hour"
     elif event.kind == "silent rank":
