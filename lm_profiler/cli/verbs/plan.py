@@ -5,23 +5,33 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from lm_profiler.analysis.plan.planned import ANY_GPU, Capacity, Planned, capacity, fits, planned_floors
+from lm_profiler.analysis.plan.planned import (
+    ANY_GPU,
+    Alternative,
+    Capacity,
+    Plan,
+    Planned,
+    capacity,
+    fits,
+    planned_floors,
+)
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
-from lm_profiler.cli.verbs.shared import show, writable
+from lm_profiler.cli.verbs.shared import show, writable, write_json
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.report.pictures.over_time import named
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
 from lm_profiler.report.run.plan_table import allocation_tables, plan_table, remedy_table
+from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
@@ -57,6 +67,7 @@ class Options:
         allocations: Add the largest allocations at the peak, what is saved for backward, and three moments.
         plot: memory_timeline, the bytes in use over one step by cause; with --output FILE.svg, .png, .pdf or .html.
         output: Write the plot to this file.
+        format: terminal, or json with all figures.
         options: Options of fit.
     """
 
@@ -66,6 +77,7 @@ class Options:
     allocations: bool = False
     plot: str | None = None
     output: Path | None = None
+    format: Literal["terminal", "json"] = "terminal"
     options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -82,29 +94,52 @@ class Options:
 
 def run(options: Options) -> int:
     """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned."""
+    try:
+        answer = planned(options, show if options.format == "terminal" else lambda _: None)
+    except CannotPlan as error:
+        say(f"cannot be planned: {error}")
+        return FAILED
+    if options.format == "json":
+        write_json(answer)
+    return FAILED if answer.fits is False else OK
+
+
+class CannotPlan(Exception):
+    """A run that cannot be rehearsed; the message says why."""
+
+
+def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
+    """Return the plan; ``shown`` gets each table as soon as it is known.
+
+    Raises:
+        UsageError: the call is wrong.
+        CannotPlan: the run cannot be rehearsed.
+    """
     device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module lies there
     known = []
     for answer in _rehearsed(options.options, device, [((), "batch"), ((), "context")]):
         if not isinstance(answer, Planned):
-            if answer.wrong:
-                raise UsageError(answer.reason)
-            say(f"cannot be planned: {answer.reason}")
-            return FAILED
+            raise UsageError(answer.reason) if answer.wrong else CannotPlan(answer.reason)
         known.append(answer)
     batch, context = known
     floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
-    show(plan_table(batch, context.largest, device, floors(batch)))
+    shown(plan_table(batch, context.largest, device, floors(batch)))
     if batch.timeline is not None:
-        _show_timeline(batch.timeline, options)
-    if fits(batch, device.bytes):
-        return OK
-    tried = _tried(remedies(batch, context.largest), options.options, device)
-    # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
-    if not any(fits(planned, device.bytes) for _, planned in tried):
-        tried += _tried(together(batch), options.options, device)
-    show(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
-    return FAILED if fits(batch, device.bytes) is False else OK
+        _show_timeline(batch.timeline, options, shown)
+    smaller = list[Alternative]()
+    if not fits(batch, device.bytes):
+        tried = _tried(remedies(batch, context.largest), options.options, device)
+        # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
+        if not any(fits(planned, device.bytes) for _, planned in tried):
+            tried += _tried(together(batch), options.options, device)
+        shown(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
+        smaller = [
+            Alternative(way.words, way.changes, of.needs, fits(of, device.bytes), floors(of).seconds)
+            for way, of in tried
+        ]
+    kept = batch if options.allocations else replace(batch, timeline=None)
+    return Plan(kept, device, fits(batch, device.bytes), batch.needs, context.largest, floors(batch).seconds, smaller)
 
 
 def _tried(ways: Sequence[Smaller], options: Sequence[str], device: Capacity) -> list[tuple[Smaller, Planned]]:
@@ -130,10 +165,10 @@ def _rehearsed(
                 each.end()
 
 
-def _show_timeline(timeline: MemoryTimeline, options: Options) -> None:
+def _show_timeline(timeline: MemoryTimeline, options: Options, shown: Callable[[Table], object]) -> None:
     if options.allocations:
         for table in allocation_tables(timeline):
-            show(replace(table, above=["", *table.above]) if table.above[0] else table)
+            shown(replace(table, above=["", *table.above]) if table.above[0] else table)
     if options.output is not None:
         with writable(options.output):
             save_timelines(named([timeline]), options.output)

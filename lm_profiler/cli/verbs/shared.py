@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection, collect
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.files import json_of, write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
@@ -64,6 +65,11 @@ def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | N
             write_page(runs, output, tables[0])
         else:
             write_whole(output, formats.parquet(tables[0]))
+
+
+def write_json(answer: Any, output: Path | None = None) -> None:
+    """Print or write a record as JSON; ``docs/schemas.py`` makes the schema of its class."""
+    write_text(json_of(answer, indent=1) + "\n", "json", output)
 
 
 def write_text(text: str, kind: str, output: Path | None) -> None:
