@@ -25,7 +25,7 @@ from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True)
-class Answer:
+class Shown:
     """``data`` with its attributes, and the tables that show it, as text and in a notebook."""
 
     data: Any
@@ -47,7 +47,7 @@ class Answer:
 
 
 @dataclass(frozen=True, repr=False)
-class LoadedRun(Answer):
+class LoadedRun(Shown):
     """The record of a run; its figures, such as ``step_s``, are attributes as well, None where they are unknown."""
 
     folder: Path
@@ -82,22 +82,22 @@ def load(folder: str | Path) -> LoadedRun:
     return LoadedRun(record, end_tables(record, where), where)
 
 
-def table(*folders: str | Path, columns: Sequence[str] = ()) -> Answer:
+def table(*folders: str | Path, columns: Sequence[str] = ()) -> Shown:
     """Return the table that ``lm_profiler report`` has of the runs at or below ``folders``."""
     entries = runs_below(list(map(Path, folders)), "table").entries
     shown = rows(repeats_together(entries), columns_named(columns, entries) if columns else None)
-    return Answer(shown, [shown])
+    return Shown(shown, [shown])
 
 
-def compare(a: str | Path, b: str | Path) -> Answer:
+def compare(a: str | Path, b: str | Path) -> Shown:
     """Return the comparison of the runs at or below ``b`` with those of ``a``: several on a side are repeats."""
     side_a, side_b = (runs_below([Path(side)], "compare").entries for side in (a, b))
     machine = next((entry.record.environment for entry in side_a if entry.record is not None), None)
     compared = comparison.compare(side_a, side_b, known_spread(machine))
-    return Answer(compared, [comparison_table(compared)])
+    return Shown(compared, [comparison_table(compared)])
 
 
-def plan(*options: str, device: str | None = None, memory: str | None = None) -> Answer:
+def plan(*options: str, device: str | None = None, memory: str | None = None) -> Shown:
     """Return the memory of a step of ``fit`` with these ``options``, as ``lm_profiler plan`` tells it.
 
     Raises:
@@ -108,4 +108,4 @@ def plan(*options: str, device: str | None = None, memory: str | None = None) ->
     from lm_profiler.cli.verbs.plan import Options, planned
 
     tables = list[Table]()
-    return Answer(planned(Options(device=device, memory=memory, options=options), tables.append), tables)
+    return Shown(planned(Options(device=device, memory=memory, options=options), tables.append), tables)
