@@ -21,7 +21,6 @@ import pytest
 
 import lm_profiler
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.cli import rehearse
 from lm_profiler.record.run_record import read_run
 from lm_profiler.report.tables.formats import _HTML_STYLES, html_text
 from lm_profiler.report.tables.table import Heading, Table, TableCell
@@ -67,8 +66,7 @@ def cells() -> list[str]:
 
 def test_the_cells_of_the_page_show_what_they_name(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Planned({"forward": 1 << 30, "backward": 2 << 30}, {}, 8, 128, 64)
-    monkeypatch.setattr(rehearse, "ask", lambda *_: SimpleNamespace(end=lambda: None))
-    monkeypatch.setattr(rehearse, "told", lambda _: planned)
+    monkeypatch.setattr("lm_profiler.cli.verbs.plan._rehearsed", lambda *asked: iter([planned] * len(asked[-1])))
     names: dict[str, Any] = {}
     shown = []
     for cell in cells():

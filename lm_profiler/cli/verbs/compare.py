@@ -23,11 +23,11 @@ from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.run.comparison_table import (
     CiFormat,
-    as_json,
     ci_text,
     comparison_table,
     measured_in,
@@ -63,7 +63,7 @@ class _ShowOptions:
 def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
-        text = as_json(comparison)
+        text = json_of(comparison, indent=1) + "\n"
     elif options.format in get_args(CiFormat):
         text = ci_text(measured_in(comparison), cast(CiFormat, options.format))
     else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lm_profiler.analysis.plan.planned import (
     ANY_GPU,
@@ -24,7 +24,7 @@ from lm_profiler.analysis.plan.planned import (
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
-from lm_profiler.cli.verbs.shared import show, writable, write_json
+from lm_profiler.cli.verbs.shared import ForWhom, show, writable, write_json
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.memory_timeline import MemoryTimeline
@@ -77,7 +77,7 @@ class Options:
     allocations: bool = False
     plot: str | None = None
     output: Path | None = None
-    format: Literal["terminal", "json"] = "terminal"
+    format: ForWhom = "terminal"
     options: Sequence[str] = ()
 
     def __post_init__(self) -> None:

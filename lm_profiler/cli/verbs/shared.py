@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import require
@@ -16,6 +16,8 @@ from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError
+
+ForWhom = Literal["terminal", "json"]  # the values of --format where a verb has one answer, and no table of choice
 
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
 
