@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -201,6 +202,21 @@ def ranks_watched(folder: Path) -> list[int]:
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the files of a watched run say, but for its last steps."""
+
+    ranks: list[WatchStatus]
+    windows: list[WatchWindow]  # of rank 0; the last may not be complete
+    events: list[WatchEvent]  # of all ranks, in the order of time
+
+
+def read_watched(folder: Path) -> Watched:
+    ranks = [read_status(folder, rank) for rank in ranks_watched(folder)]
+    last = ranks[0].window
+    return Watched(ranks, [*read_windows(folder), *([] if last is None else [last])], read_events(folder))
 
 
 def steps_repeated(folder: Path, resumed_at: int) -> int | None:

@@ -23,11 +23,11 @@ from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.run.comparison_table import (
     CiFormat,
-    as_json,
     ci_text,
     comparison_table,
     measured_in,
@@ -43,7 +43,7 @@ _SET_BY_AB = ("--name", "--log_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shown:
+class _ShowOptions:
     """How a comparison is written.
 
     Args:
@@ -60,10 +60,10 @@ class _Shown:
     output: Path | None = None
 
 
-def _tell(comparison: Comparison, options: _Shown, verb: str) -> int:
+def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
-        text = as_json(comparison)
+        text = json_of(comparison, indent=1) + "\n"
     elif options.format in get_args(CiFormat):
         text = ci_text(measured_in(comparison), cast(CiFormat, options.format))
     else:
@@ -91,7 +91,7 @@ for example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(_Shown):
+class Options(_ShowOptions):
     """Compare B with A: the step, its phases, tokens/s and memory.
 
     Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
@@ -153,7 +153,7 @@ for example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbOptions(_Shown):
+class AbOptions(_ShowOptions):
     """Run a verb in tree A and in tree B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
 
     A tree is a folder, or `git:REF` for that state of this repository, in a worktree that is removed afterwards. After

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lm_profiler.cli.verbs.shared import show
+from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.process_name import is_gone
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
-from lm_profiler.record.kernels import kernel_files, read_kernels
+from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.watch_files import (
@@ -26,6 +26,7 @@ from lm_profiler.record.watch_files import (
     WatchStatus,
     ranks_watched,
     read_status,
+    read_watched,
     request_file,
 )
 from lm_profiler.report.run.kernel_tables import kernel_tables
@@ -59,6 +60,7 @@ class Options:
         config: A YAML file of these options.
         run: The folder of the run.
         once: Show what there is now, and end.
+        format: terminal, or json, which shows it once.
     """
 
     WORDS: ClassVar[str] = "run"
@@ -66,12 +68,16 @@ class Options:
     config: str | None = None
     run: Path | None = None
     once: bool = False
+    format: ForWhom = "terminal"
 
 
 def run(options: Options) -> int:
     """Show the run and return the exit code: 2 where there is nothing left to watch."""
     folder = watched_folder(options.run)
     try:
+        if options.format == "json":
+            write_json(read_watched(folder))
+            return OK
         return _watch(folder, options.once)
     except RecordError as error:
         raise UsageError(str(error)) from None
@@ -150,6 +156,7 @@ class AskOptions:
         steps: Whole steps to trace.
         rank: The rank that traces.
         patience_s: Seconds to wait for the trace; it may come later, where a step takes longer.
+        format: terminal, or json.
     """
 
     WORDS: ClassVar[str] = "run"
@@ -159,6 +166,7 @@ class AskOptions:
     steps: int = 2
     rank: int = 0
     patience_s: float = 120.0
+    format: ForWhom = "terminal"
 
     def __post_init__(self) -> None:
         expect(0 < self.steps <= MOST_TRACED, "steps", f"1 to {MOST_TRACED}, which all stay in memory", self.steps)
@@ -186,9 +194,7 @@ def run_trace(options: AskOptions) -> int:
         time.sleep(_LOOK_S)
         if new := sorted(set(_tables(folder, options.rank)) - before):
             say(f"traced: {new[0]}")
-            for table in kernel_tables(read_kernels(new[0])):
-                show(table)
-                print()
+            _show(read_kernels(new[0]), options.format)
             return OK
         if _over(read_status(folder, options.rank)):
             break
@@ -198,6 +204,15 @@ def run_trace(options: AskOptions) -> int:
     else:
         say(f"{folder}: no trace by now; it comes where the training goes on")
     return FAILED
+
+
+def _show(kernels: KernelTable, kind: ForWhom) -> None:
+    if kind == "json":
+        write_json(kernels)
+        return
+    for table in kernel_tables(kernels):
+        show(table)
+        print()
 
 
 def _tables(folder: Path, rank: int) -> list[Path]:

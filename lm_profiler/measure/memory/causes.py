@@ -17,7 +17,6 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.torch_names import tree_leaves
 
-
 _PLAIN = (Tensor, nn.Parameter)
 
 

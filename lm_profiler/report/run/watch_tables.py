@@ -24,9 +24,9 @@ def is_watched(folder: Path) -> bool:
 
 def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
     """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks."""
-    status, told = watch_files.read_status(folder), watch_files.read_events(folder)
-    windows = [*watch_files.read_windows(folder), *([] if status.window is None else [status.window])]
-    ranks = [watch_files.read_status(folder, rank) for rank in watch_files.ranks_watched(folder)]
+    watched = watch_files.read_watched(folder)
+    ranks, windows, told = watched.ranks, watched.windows, watched.events
+    status = ranks[0]
     last = [[_clock(of.at_s), f"{of.step:,}", event_text(of, status.world_size)] for of in told[-events:]]
     return [
         Table(title="Watch", above=_state(status, windows)),
