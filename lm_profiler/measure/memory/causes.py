@@ -17,8 +17,6 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.torch_names import tree_leaves
 
-_PLAIN = (Tensor, nn.Parameter)
-
 
 class Holdings(NamedTuple):
     """Bytes held on one device. Each storage counts once, for its first cause in this order."""
@@ -180,13 +178,14 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     return {
         id(storage): storage.nbytes()
         for storage in stored
-        if storage.device == device or (device.index is None and storage.device.type == device.type)
+        if storage.device.type == device.type and device.index in (None, storage.device.index)
     }
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors in which ``tensor`` is stored in this process."""
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all: their class has none of what follows
+    # Nearly all are plain: their class has none of what follows.
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
         yield tensor
     elif hasattr(tensor, "to_local"):  # DTensor
         with torch.no_grad():
