@@ -32,12 +32,11 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
 from lm_profiler.measure.memory.peaks import left_bytes
-from lm_profiler.processes.process_name import process_name
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow
+from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow, process_name
 
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
@@ -64,7 +63,7 @@ class Handed(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class TrainingPosition:
     """Where training stands beside the marks: read by the watch's thread when nothing is handed over."""
 
     within: list[tuple[int, str]] = field(default_factory=list)  # the named things that run, the innermost last
@@ -85,7 +84,7 @@ class WatchWriter:
     options: WatchOptions  # how many traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
     device: torch.device  # where steps run
-    place: Place = field(default_factory=Place)
+    place: TrainingPosition = field(default_factory=TrainingPosition)
     resumed_at: int = 0  # the Trainer's count of steps when fit began
     metrics: RunMetrics | None = None  # what monitoring gets
     publish: Callable[[], object] | None = None  # writes the metrics' file

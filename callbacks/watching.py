@@ -31,7 +31,7 @@ from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.watch_writer import Handed, Place, WatchWriter
+from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -74,7 +74,7 @@ class Watching:
     _user: object = None
     _writer: WatchWriter | None = None
     _spans: list[NamedSpan] = field(default_factory=list)
-    place: Place = field(default_factory=Place)
+    place: TrainingPosition = field(default_factory=TrainingPosition)
     _validated_ns: int = 0
     _hand_ns: int = 0
     _read_ns: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, computed_field
 
@@ -290,3 +292,31 @@ def _lines(path: Path, form: type[P]) -> list[P]:
         return [form.model_validate_json(line) for line in whole]
     except ValidationError as error:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
+
+
+_APART_S = 5.0  # how far two readings of one process's begin may be apart, where the time of day was set meanwhile
+
+
+def process_name() -> str:
+    """Return the host, the namespace of process numbers (a container has its own), the number, and when it began."""
+    return f"{_where()} {os.getpid()} {psutil.Process().create_time():.0f}"
+
+
+def is_gone(name: str) -> bool:
+    """Return whether the process of this ``process_name`` has ended; False where it ran elsewhere or has no name."""
+    where, _, known = name.partition(" ")
+    if where != _where():
+        return False
+    number, began_s = known.split()
+    with suppress(psutil.Error):
+        process = psutil.Process(int(number))
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return zombie or abs(process.create_time() - float(began_s)) > _APART_S
+    return True
+
+
+def _where() -> str:
+    namespace = ""
+    with suppress(OSError):  # not Linux
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return f"{platform.node()}/{namespace}"

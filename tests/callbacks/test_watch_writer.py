@@ -11,7 +11,7 @@ import torch
 from lm_profiler.analysis.watch.ledger import EPOCH_TURN, VALIDATION, Ledger
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import WatchOptions, watch_writer
-from lm_profiler.callbacks.watch_writer import Handed, Place, WatchWriter
+from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.watch_files import WatchEvent, read_events, read_status
@@ -27,7 +27,8 @@ class Standing(WatchWriter):
         self.now_ns = S
         timeline = Timeline(lambda: self.now_ns)
         super().__init__(
-            folder, 5, 8, timeline, WatchedRun(), Ledger(0), WatchOptions(), print, torch.device("cpu"), place=Place(),
+            folder, 5, 8, timeline, WatchedRun(), Ledger(0), WatchOptions(), print, torch.device("cpu"),
+            place=TrainingPosition(),
         )  # fmt: skip
         self._last = Handed(S)
 

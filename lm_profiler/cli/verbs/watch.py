@@ -14,7 +14,6 @@ from rich.text import Text
 
 from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
 from lm_profiler.measure.boundary import say
-from lm_profiler.processes.process_name import is_gone
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.quantities import duration_text
@@ -24,6 +23,7 @@ from lm_profiler.record.watch_files import (
     STATUS,
     TraceRequest,
     WatchStatus,
+    is_gone,
     ranks_watched,
     read_status,
     read_watched,

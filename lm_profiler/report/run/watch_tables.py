@@ -7,12 +7,11 @@ from datetime import datetime
 from functools import reduce
 from pathlib import Path
 
-from lm_profiler.processes.process_name import is_gone
 from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
-from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow
+from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow, is_gone
 from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12

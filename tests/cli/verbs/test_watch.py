@@ -11,7 +11,6 @@ import pytest
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import watch
 from lm_profiler.cli.verbs.watch import watched_folder
-from lm_profiler.processes.process_name import process_name
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.files import read_as
 from lm_profiler.record.kernels import KernelTable, Rest
@@ -25,6 +24,7 @@ from lm_profiler.record.watch_files import (
     WatchStatus,
     WatchWindow,
     append_lines,
+    process_name,
     request_file,
 )
 
