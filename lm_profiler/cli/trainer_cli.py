@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,7 @@ class ProfilerCLI(OptionsCLI):
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
+        self.context.launched(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
     def _claim_folder(self, trainer: Trainer) -> None:

@@ -20,6 +20,8 @@ from lm_profiler.record.run_record import read_run
 from lm_profiler.rehearse.strategies import CannotSplit, FakeReplica, devices_in, fake_strategy, ring_bytes
 from lm_profiler.usage_error import UsageError
 
+pytestmark = pytest.mark.usefixtures("in_warm_forks")
+
 DDP = "lightning.pytorch.strategies.DDPStrategy"
 FSDP2 = (
     "--trainer.strategy.class_path=lightning.pytorch.strategies.ModelParallelStrategy",
@@ -28,12 +30,6 @@ FSDP2 = (
 RANKS = 4
 LAYER, WHOLE = 4 * sharded_plans.LAYER, 4 * sharded_plans.LAYER * sharded_plans.LAYERS
 """Bytes of a layer's parameters, and of all layers'."""
-
-
-@pytest.fixture(autouse=True)
-def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask forks of a process that has loaded what it takes: this one may have gone backward in another test."""
-    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
 
 
 @pytest.mark.parametrize(

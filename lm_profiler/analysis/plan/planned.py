@@ -133,6 +133,30 @@ class PlannedFloors:
         return [phase for phase in self.by_phase if self.of(phase) is None]
 
 
+@dataclass(frozen=True)
+class Alternative:
+    """A setting that would need less, as its step was rehearsed."""
+
+    options: Sequence[str]
+    changes: str | None  # what it changes besides memory; None is nothing
+    needs_bytes: int
+    fits: bool | None
+    floor_s: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the verb ``plan`` answers, of one device."""
+
+    planned: Planned
+    device: Capacity
+    fits: bool | None  # None where nobody can tell, as of steps that grow
+    needs_bytes: int  # the least that surely holds the run
+    largest_context: int | None  # that fits, as ``planned.largest`` is the largest batch
+    floor_s: float | None  # of the step; None where no peaks of the device are known
+    smaller: Sequence[Alternative]  # settings that would need less, where it does not surely fit
+
+
 def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None = None) -> PlannedFloors:
     """Return the floors of ``planned`` on the GPU of that name, as far as the table of peaks knows it.
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause
+from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause, tensors_in
 from lm_profiler.measure.memory.levels import SavedTensors
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.torch_names import tree_leaves
@@ -182,8 +182,7 @@ class TrafficReader:
         elif part == OPTIMIZER:
             stepped = self._stepping
             states = (each.state.get(parameter, {}) for each in self.optimizers for parameter in stepped)
-            held = [leaf for leaf in tree_leaves(list(states)) if isinstance(leaf, Tensor)]
-            self._add(OPTIMIZER, 2 * self._stored([*stepped, *held]) + self._gradient_bytes)
+            self._add(OPTIMIZER, 2 * self._stored([*stepped, *tensors_in(states)]) + self._gradient_bytes)
             self._sparse = self._sparse or any(p.grad is not None and p.grad.is_sparse for p in stepped)
 
     def _saved(self) -> dict[int, int]:

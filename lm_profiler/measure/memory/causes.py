@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -44,14 +45,14 @@ def storages_by_cause(
     module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device
 ) -> Iterator[dict[int, int]]:
     """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
-    grouped = list(_grouped(optimizers))
+    parameters, grouped = list(module.parameters()), list(_grouped(optimizers))
     # A ZeroRedundancyOptimizer keeps its rank's states in an optimizer inside.
     inner = [each for each in (getattr(optimizer, "optim", None) for optimizer in optimizers) if each is not None]
-    states = tree_leaves([list(optimizer.state.values()) for optimizer in (*optimizers, *inner)])
+    states = (state for optimizer in (*optimizers, *inner) for state in optimizer.state.values())
     causes = (
-        module.parameters(),
-        gradients(module, optimizers),
-        [*grouped, *(leaf for leaf in states if isinstance(leaf, Tensor))],
+        parameters,
+        _gradients_of((*parameters, *grouped)),
+        chain(grouped, tensors_in(states)),
         module.buffers(),
     )
     seen: set[int] = set()
@@ -152,8 +153,23 @@ def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
 
 
 def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    parameters = (*module.parameters(), *_grouped(optimizers))
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return _gradients_of((*module.parameters(), *_grouped(optimizers)))
+
+
+def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    # As a rule both the module and an optimizer name a parameter: it is asked once.
+    return [parameter.grad for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
+
+
+def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in an optimizer's ``states``, as a rule dicts of tensors and numbers."""
+    for state in states:
+        # Torch's walk through any tree takes ten times as long, and a model has thousands of states.
+        for value in state.values() if type(state) is dict else (state,):
+            if isinstance(value, Tensor):
+                yield value
+            else:
+                yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
@@ -168,7 +184,10 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors in which ``tensor`` is stored in this process."""
-    if hasattr(tensor, "to_local"):  # DTensor
+    # Nearly all are plain: their class has none of what follows.
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+        yield tensor
+    elif hasattr(tensor, "to_local"):  # DTensor
         with torch.no_grad():
             yield from pieces(tensor.to_local())
     elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
