@@ -37,7 +37,7 @@ from lm_profiler.report.run.comparison_table import (
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 
-_ERROR = 0.05  # in how many of all calls of ``ab`` the interval may miss the true ratio, at any look
+_ERROR = 0.04  # in how many of all calls of ``ab`` the interval may miss the true ratio, at any look
 
 _SET_BY_AB = ("--name", "--log_dir")
 

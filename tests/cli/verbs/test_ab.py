@@ -130,7 +130,7 @@ def test_equal_trees_are_called_different_in_few_calls_and_slower_ones_found() -
         for look in ab.LOOKS:
             while len(ratios) < look:
                 ratios.append(float(ratio * np.exp(0.05 * np.sqrt(2.0) * rng.standard_normal())))
-            word = change(ab.repeated_interval(ratios, 0.05, known.std))
+            word = change(ab.repeated_interval(ratios, ab._ERROR, known.std))
             if word != "UNCLEAR":
                 return word
         return "UNCLEAR"
