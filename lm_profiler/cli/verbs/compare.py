@@ -39,8 +39,8 @@ from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 
 # In how many of all calls of ``ab`` the interval may miss the true ratio, at any look, and the pairs after which it is
-# looked at. Where processes differ by twice what is assumed, 3.6 % are wrong; with LOOKS and 5 % it was 10 %
-# (tests/cli/verbs/test_ab.py).
+# looked at. Where processes differ by twice what is assumed, 4.2 % of 1,000 calls are wrong; with LOOKS and 5 % it was
+# 10 % (benchmarks/README.md).
 _ERROR, AB_LOOKS = 0.03, LOOKS[1:]
 _FEWEST_PAIRS = 2  # that run whatever the budget
 
