@@ -46,7 +46,7 @@ format: $(INSTALLED_DEV)  ## let ruff repair what it can
 	$(BIN)/ruff format .
 
 type: $(INSTALLED_DEV)  ## mypy, strict
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 imports: $(INSTALLED_DEV)  ## import-linter: who may import whom
 	$(BIN)/lint-imports

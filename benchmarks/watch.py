@@ -6,8 +6,9 @@
 
 ``cost``: microseconds a step above a bare Trainer, beside other instruments, as benchmarks/overhead measures them, with
 the watch already running when the clock starts. ``alarms``: events of steady steps, independent, with AR(1) noise of
-0.6 and with Student's t of three degrees, and how far memory and disk grow over that many steps. ``faults``: seeded
-loops with one planted fault each, and whether kind and part are told right; simulated, because real ones take days.
+0.6 and with Student's t of three degrees, how far memory and disk grow over that many steps, and whether the last
+steps cost more than the first. ``faults``: seeded loops with one planted fault each, and whether kind and part are told
+right; simulated, because real ones take days.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import logging
 import resource
 import tempfile
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -27,7 +29,8 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from benchmarks import overhead
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH_TURN, VALIDATION, Ledger, NamedSpan
+from lm_profiler.analysis.watch.rank_reports import RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import (
     ActionsOptions,
@@ -42,7 +45,7 @@ from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent
+from lm_profiler.record.watch_files import WatchEvent, WatchStatus, read_events
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 STEP_S = 0.1
@@ -95,15 +98,21 @@ def alarms(steps: int) -> None:
                 folder, 0, 1, Timeline(lambda: now_ns), WatchedRun(), Ledger(0),  # noqa: B023 - called at once
                 WatchOptions(traces=False), print, torch.device("cpu"),
             )  # fmt: skip
-            before = 0
+            before, trains_us, thread_us = 0, [], []
             for some in np.array_split(step_s, max(steps // 1000, 1)):
-                marks: list[int] = []
+                marks: list[tuple[int, int]] = []
                 for seconds in some.tolist():
                     each_ns = round(seconds * 1e9 / (len(CODES) - 1))
-                    for place, code in enumerate(CODES):
-                        marks += (code, now_ns + place * each_ns)
+                    marks += [(code, now_ns + place * each_ns) for place, code in enumerate(CODES)]
                     now_ns += (len(CODES) - 1) * each_ns
-                writer.take(Handed(now_ns, marks, held_bytes=2**30))
+                began_ns = time.process_time_ns()
+                for mark in marks:
+                    writer.timeline.note(mark)
+                handed = Handed(now_ns, writer.timeline.take(), held_bytes=2**30)
+                trained_ns = time.process_time_ns()
+                writer.take(handed)
+                trains_us.append((trained_ns - began_ns) * 1e-3 / len(some))
+                thread_us.append((time.process_time_ns() - trained_ns) * 1e-3 / len(some))
                 before = before or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             grew = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
             disk = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
@@ -111,14 +120,71 @@ def alarms(steps: int) -> None:
             events = sum(path.read_text().count("\n") for path in folder.glob("events*.jsonl"))
             sizes = f"memory +{grew:.0f} MiB, disk {disk:.1f} MiB, of it windows {windows:.1f} MiB"
             print(f"{kind}: {events} events in {steps:,} steps, {sizes}", flush=True)
+            for who, us in (("marks and hand-over", trains_us), ("the thread", thread_us)):
+                early, late = np.median(us[1 : max(len(us) // 10, 2)]), np.median(us[-max(len(us) // 10, 1) :])
+                print(f"  {who}: {early:.2f} µs of CPU a step in the first tenth, {late:.2f} in the last", flush=True)
 
 
-FAULTS = ("slow phase", "level 2%", "level 5%", "level 20%", "leak", "validation", "checkpoint", "gc", "contention")
+FAULTS = ("slow phase", "level 2%", "level 5%", "level 20%", "leak", "validation", "checkpoint", "gc", "contention",
+          "stall", "slow rank", "epoch turn")  # fmt: skip
+STANDS = {
+    "data": (at.DATA,),
+    "forward": (at.DATA, at.LEAVE, at.FORWARD),
+    "backward": (at.DATA, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD),
+    "validation": (at.DATA, at.OUTSIDE),
+}
+
+
+def one_stall(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
+    """Let training stand still somewhere for 100 s, after some steps; return what is to be told and what is."""
+    where, now_ns = str(rng.choice(list(STANDS))), 0
+    with tempfile.TemporaryDirectory() as name:
+        timeline = Timeline(lambda: now_ns)
+        writer = WatchWriter(
+            Path(name), 0, 1, timeline, WatchedRun(), Ledger(0), WatchOptions(traces=False), print, torch.device("cpu")
+        )
+        for code in (*CODES * int(rng.integers(20, 100)), *STANDS[where]):
+            now_ns += round(STEP_S * 1e9 / len(CODES) * rng.uniform(0.9, 1.1))
+            timeline.mark(code)
+            if code == at.END:
+                writer.take(Handed(now_ns, timeline.take()))
+        for _ in range(100):
+            now_ns += 1_000_000_000
+            writer._look_for_stall()
+        return ("stall", where, None), read_events(Path(name))
+
+
+def one_slow_rank(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
+    """Let one of 2 to 8 ranks be 10 to 50 % late in a phase from some minute on: the others wait in backward."""
+    ranks, looks = RankReports(), 40
+    number, part = int(rng.integers(2, 9)), int(rng.choice([PARTS.index("data"), PARTS.index("forward")]))
+    late, begins = int(rng.integers(number)), int(rng.integers(5, 30))
+    seconds, told = np.zeros((number, len(PARTS))), list[WatchEvent]()
+    for look in range(looks):
+        own_s = STEP_S * SHARES * np.exp(0.01 * rng.standard_normal((number, len(PARTS))))
+        if look >= begins:
+            own_s[late, part] += STEP_S * float(rng.uniform(0.1, 0.5))
+        before_s = own_s[:, : PARTS.index("backward")].sum(axis=1)
+        own_s[:, PARTS.index("backward")] += before_s.max() - before_s  # where gradients are averaged
+        seconds += 100 * own_s
+        reports = {
+            rank: WatchStatus(
+                rank=rank, began_s=0.0, written_s=30.0 * look, steps=100 * (look + 1), timed=100 * (look + 1),
+                seconds=dict(zip(PARTS, seconds[rank].tolist(), strict=True)),
+            )
+            for rank in range(number)
+        }  # fmt: skip
+        told += ranks.look(30.0 * look, reports)
+    right = all(each.rank == late for each in told)
+    return ("rank late" if right else f"rank late, of rank {late}", PARTS[part], None), told
 
 
 def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
     """Plant a fault into a loop; return what is to be told and what is, each as kind, part and cause."""
     rng = np.random.default_rng(seed)
+    if kind in ("stall", "slow rank"):
+        wanted, events = (one_stall if kind == "stall" else one_slow_rank)(rng)
+        return wanted, {(each.kind, each.part, None) for each in events}
     parts_s = STEP_S * SHARES * np.exp(0.01 * rng.standard_normal((steps, len(PARTS))))
     part, begin, every = int(rng.choice([0, 2, 4, 6])), int(rng.integers(2500, 4500)), int(rng.integers(150, 400))
     run, counters, spans, told = WatchedRun(workers=0), {}, {}, list[WatchEvent]()
@@ -131,10 +197,10 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
         held = 2**31 + 2**18 * rng.uniform(0.5, 4) * np.arange(4000)
         told = [each for s, b in enumerate(held.tolist()) for each in run.held(float(s), int(b), lambda: None)]
         want = ("memory", None, None)
-    elif kind == "validation":
+    elif kind in (VALIDATION, EPOCH_TURN):
         for s in range(12):
-            told += run.outside(VALIDATION, [float((3.0 if s < 10 else 6.0) * rng.uniform(0.95, 1.05))], float(s))
-        want = ("validation", None, None)
+            told += run.outside(kind, [float((3.0 if s < 10 else 6.0) * rng.uniform(0.95, 1.05))], float(s))
+        want = (kind, None, None)
     elif kind == "checkpoint":
         part, want = 7, ("slow step", "other", CHECKPOINTS)
     elif kind in ("gc", "contention"):

@@ -72,7 +72,10 @@ class Attachment:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
         options, ending = self.options, self.ending
         if options.watch is not None:
-            self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, began_ns, self.report)
+            called_ns = None if options.launch is None else options.launch.called_ns
+            since_ns = began_ns if called_ns is None else called_ns
+            self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, since_ns, self.report)
+            self.watching.ledger.until(began_ns, "processes and prepare_data")
         ending.exchange = Exchange.of_process_group()
         if options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
             # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
@@ -240,6 +243,8 @@ class Attachment:
         watching = self.watching
         if watching is not None and ending.folder is not None and session is not None and not self.part.out:
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
+            if self.phases is not None:  # the epoch that runs now was entered by the stages' profiler
+                self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]
 
     def _follow(self, left: int) -> int:
         """Return the steps left, as the ranks agree under ``until_ci``: each has to ask as often as the others."""

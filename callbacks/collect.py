@@ -208,6 +208,11 @@ def switches(trainer: Trainer) -> Settings:
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if device.type == "cuda" else None,
         fused_optimizer=_are_fused(trainer),
+        weight_by_weight=any(
+            group.get("foreach") is False and not group.get("fused")
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+        ),
         anomalies=torch.is_anomaly_enabled(),
         profiler=None if profiler in _OWN_PROFILERS else profiler,
     )

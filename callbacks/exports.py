@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 
+PATIENCE_S = 10.0
+
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
 
 
@@ -45,11 +47,22 @@ def figures(record: RunRecord) -> dict[str, float]:
 
 
 def send_figures(loggers: Sequence[Any], record: RunRecord, step: int, report: Callable[[str], object]) -> None:
-    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``; reports what fails."""
+    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``; reports what fails.
+
+    A logger that blocks, as where its server is gone, gets ``PATIENCE_S``; training does not wait longer.
+    """
     for logger in loggers:
         part = Guard(type(logger).__name__, report, outcome="did not take the figures")
-        part.run(lambda to: to.log_metrics(figures(record), step=step), logger)
-        part.run(logger.save)
+
+        def send(to: Any = logger, part: Guard = part) -> None:
+            part.run(lambda: to.log_metrics(figures(record), step=step))
+            part.run(to.save)
+
+        thread = Thread(target=send, name="lm_profiler export", daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        if thread.is_alive():
+            part.leave_out(f"it did not take the figures within {PATIENCE_S:g} s")
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from lm_profiler.record.quantities import counted
 _MORE = 0.25
 
 _REDRAW_S = 0.5  # least seconds between two drawings on a terminal
+_WIDTH = 40  # of the longest line that is drawn, at least
 
 
 @dataclass
@@ -95,7 +96,7 @@ class StageCounter:
 
 
 class Progress:
-    """Draws ``measuring 7/20`` over itself on a terminal; elsewhere prints one line for each stage."""
+    """Draws ``measuring 7/20`` over itself on a terminal or in a notebook; elsewhere prints a line for each stage."""
 
     def __init__(
         self, options: StageOptions, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -103,7 +104,10 @@ class Progress:
         self._measured = "" if options.until_ci is None else "at most "
         self._out: TextIO | None = out if out is not None else sys.stderr
         self._clock = clock
-        self._live = self._out is not None and self._out.isatty()
+        screen = self._out is not None and self._out.isatty()
+        # A notebook obeys a carriage return, and knows no code that erases a line.
+        notebook = type(self._out).__module__.startswith("ipykernel.")
+        self._live, self._begin = screen or notebook, "\r\x1b[K" if screen else f"\r{'':{_WIDTH}}\r"
         self._drawn_at = float("-inf")
         self._stage: str | None = None
 
@@ -114,8 +118,7 @@ class Progress:
             if not new and now - self._drawn_at < _REDRAW_S:
                 return
             self._drawn_at = now
-            # To the beginning of the line, and erase it.
-            put(self._out, f"\r\x1b[K{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
+            put(self._out, f"{self._begin}{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
             limit = self._measured if stage == "measure" else ""
             put(self._out, f"{STAGE_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
@@ -123,5 +126,5 @@ class Progress:
 
     def clear(self) -> None:
         if self._live and self._stage is not None:
-            put(self._out, "\r\x1b[K")
+            put(self._out, self._begin)
         self._stage = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.ledger import INSTRUMENTS, STALLED, UNEXPLAINED, WAITING, Ledger, NamedSpan
+from lm_profiler.analysis.watch import ledger as terms
+from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
+from lm_profiler.callbacks.instruments.python_time import package_of
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
@@ -33,7 +36,7 @@ from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow
+from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow, process_name
 
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
@@ -59,6 +62,15 @@ class Handed(NamedTuple):
     traced: Tracer | None = None  # has taken a trace
 
 
+@dataclass(eq=False, slots=True)
+class TrainingPosition:
+    """Where training stands beside the marks: read by the watch's thread when nothing is handed over."""
+
+    within: list[tuple[int, str]] = field(default_factory=list)  # the named things that run, the innermost last
+    alive_ns: int = 0  # when something last ended that leaves no mark: a batch of validation
+    thread: int = field(default_factory=get_ident)  # the one that trains
+
+
 @dataclass(eq=False)
 class WatchWriter:
     """Reads and writes in a thread of its own. Training calls ``put``, and traces as many steps as ``asked``."""
@@ -72,6 +84,7 @@ class WatchWriter:
     options: WatchOptions  # how many traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
     device: torch.device  # where steps run
+    place: TrainingPosition = field(default_factory=TrainingPosition)
     resumed_at: int = 0  # the Trainer's count of steps when fit began
     metrics: RunMetrics | None = None  # what monitoring gets
     publish: Callable[[], object] | None = None  # writes the metrics' file
@@ -89,7 +102,8 @@ class WatchWriter:
     _repeated: int | None = None
     _timed: int = 0
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
-    _stalled: bool = False
+    _stalled: str = ""  # where
+    _longest_s: dict[str, float] = field(default_factory=dict)  # of the stalls that ended, by where
     _why: WatchEvent | None = None  # the event because of which the next trace is taken
     _traces_ns: deque[int] = field(default_factory=deque)  # when traces that nobody asked for were taken, of a day
     _trace_bytes: int = 0
@@ -98,6 +112,7 @@ class WatchWriter:
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
         self.part, self.clock = self.timeline.part, self.timeline.clock
+        self._process = process_name()
 
     def start(self) -> None:
         self._last = Handed(self.clock())
@@ -123,7 +138,7 @@ class WatchWriter:
                 self._lines[WINDOWS].append(self._window)
                 self._window = None
             self._flush()
-            self.ledger.until(now_ns := self.clock(), INSTRUMENTS)
+            self.ledger.until(now_ns := self.clock(), terms.INSTRUMENTS)
             self._status(now_ns, ended=True)
 
     def stop(self) -> None:
@@ -152,8 +167,10 @@ class WatchWriter:
         ns = np.column_stack([timed.begin_ns, timed.end_ns])
         first = self.run.steps + 1
         self.ledger.add(*timed[:3], handed.spans)
-        others = [span for span in handed.spans if span.ns and span.what != INSTRUMENTS]
-        events = self.run.add(ns, timed.seconds, self._counters(first, timed, handed), others)
+        others = [span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS]
+        counters = self._counters(first, timed, handed)
+        self.ledger.move(sum(each.compile_s or 0.0 for each in counters), terms.COMPILING, terms.COMPILED_IN)
+        events = self.run.add(ns, timed.seconds, counters, others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
         self.ledger.longest.clear()
@@ -162,14 +179,16 @@ class WatchWriter:
         if held is not None:
             events += self.run.held(at_s, held, partial(_free_bytes, self.device))
         if self._stalled:
-            self._book_stall(timed)
+            self._longest_s[self._stalled] = (handed.now_ns - self._last.now_ns) * 1e-9
+            if self._stalled in PARTS:
+                self._book_stall(timed)
         for event in events:
             self._lines[EVENTS].append(event.model_copy(update={"rank": self.rank}))
             self._ask_for_trace(event, handed.now_ns)
         if handed.traced is not None:
             self._keep_trace(handed.traced)
         self._keep(first, ns, timed.seconds, held)
-        self._last, self._stalled = handed._replace(marks=()), False
+        self._last, self._stalled = handed._replace(marks=()), ""
         if handed.now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(handed.now_ns)
         self._flush()
@@ -215,22 +234,40 @@ class WatchWriter:
             again = {"rank": self.rank, "trace": path.name, "times": 1}
             self._lines[EVENTS].append(why.model_copy(update=again))
 
+    def _where(self) -> str:
+        """Return the innermost name of what training does now."""
+        if within := self.place.within[-1:]:
+            return within[0][1]
+        reading = self.timeline.peek()
+        if (part := reading.stack[-1]) < len(PARTS):
+            return PARTS[part] if reading.running else terms.EPOCH_TURN
+        return terms.VALIDATION
+
     def _look_for_stall(self) -> None:
-        """Report where training stands if no step has ended for long."""
-        now_ns = self.clock()
-        quiet_s = (now_ns - self._last.now_ns) * 1e-9
+        """Report where training stands if nothing has begun or ended there for long."""
+        now_ns, place = self.clock(), self.place
         if now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(now_ns)
-        part = self.timeline.peek().stack[-1]
-        usual_s = self.run.levels.level_s or 0.0
-        # Outside of steps validation may take long.
-        if self._stalled or quiet_s < max(_STALL_S, _STALL_STEPS * usual_s) or part >= len(PARTS):
+        signs_ns = [self._last.now_ns, self.timeline.last_ns, place.alive_ns, *(at for at, _ in place.within[-1:])]
+        quiet_s, where = (now_ns - max(signs_ns)) * 1e-9, self._where()
+        # Where it went on by itself before, as in a slow validation, it has to take three times as long.
+        least_s = (_STALL_S, _STALL_STEPS * (self.run.levels.level_s or 0.0), 3.0 * self._longest_s.get(where, 0.0))
+        if self._stalled or quiet_s < max(least_s):
             return
-        self._stalled = True
-        where = {"rank": self.rank, "step": self.run.steps + 1, "part": PARTS[part]}
-        stall = WatchEvent.model_validate({**where, "at_s": self._at_s(now_ns), "kind": "stall", "now": quiet_s})
-        self._lines[EVENTS].append(stall)
+        self._stalled = where
+        stands = {"at_s": self._at_s(now_ns), "kind": "stall", "part": where, "now": quiet_s, "cause": self._line()}
+        self._lines[EVENTS].append(WatchEvent.model_validate({"rank": self.rank, "step": self.run.steps + 1, **stands}))
         self._flush()
+
+    def _line(self) -> str | None:
+        """Return the line of the program that runs, and the function that it waits in."""
+        frame = innermost = sys._current_frames().get(self.place.thread)
+        while frame is not None and package_of(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None or innermost is None:
+            return None
+        waits = "" if frame is innermost else f", in {innermost.f_code.co_name}"
+        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}{waits}"
 
     def _book_stall(self, timed: TimedSteps) -> None:
         """Book what a stalled step took beyond the usual as that."""
@@ -239,7 +276,7 @@ class WatchWriter:
         at = int(timed.host_s[:, -1].argmax())
         part = int(timed.host_s[at, :-1].argmax())
         excess_s = max(float(timed.host_s[at, part]) - (self.run.levels.level_s or 0.0), 0.0)
-        self.ledger.seconds[STALLED] += excess_s
+        self.ledger.seconds[terms.STALLED] += excess_s
         self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
 
     def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
@@ -252,7 +289,7 @@ class WatchWriter:
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
         self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
-        self.ledger.move(self._ranks.waited_s, WAITING, WAITED_IN)
+        self.ledger.move(self._ranks.waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
         self._ranks.waited_s = 0.0
         self._flush()
 
@@ -268,7 +305,7 @@ class WatchWriter:
                 self.report(str(error))  # `trace` replaces the file as a whole, so this is not half of one
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:
-                self._why, self.asked = None, max(request.steps, 1)
+                self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
 
     def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None) -> None:
         """Write the steps as rows, and those of a thousand or more as a window."""
@@ -294,20 +331,20 @@ class WatchWriter:
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns
-        part = self.timeline.peek().stack[-1]
-        terms = self.ledger.terms(now_ns)
+        went = self.ledger.terms(now_ns)
         if not ended:  # the step that runs is in no term yet
-            terms.pop(UNEXPLAINED)
+            went.pop(terms.UNEXPLAINED)
         status = files.WatchStatus(
             rank=self.rank,
             world_size=self.world_size,
+            process=self._process,
             began_s=self._at_s(self.ledger.began_ns),
             written_s=self._at_s(now_ns),
             ended=ended,
             steps=self.run.steps,
-            phase="" if ended else PARTS[part] if part < len(PARTS) else "outside of steps",
-            ledger=terms,
-            wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(terms.values()),
+            phase="" if ended else self._where(),
+            ledger=went,
+            wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(went.values()),
             window=self._window,
             held_bytes=self._last.held_bytes,
             traces=self.options.traces,

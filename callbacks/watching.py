@@ -19,15 +19,8 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback, Trainer
 
-from lm_profiler.analysis.watch.ledger import (
-    CHECKPOINTS,
-    INSTRUMENTS,
-    LOGGERS,
-    VALIDATION,
-    Ledger,
-    NamedSpan,
-    passed,
-)
+from lm_profiler.analysis.watch import ledger as terms
+from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan, passed
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
@@ -38,11 +31,12 @@ from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
+from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.counts.recompiles import compilations
+from lm_profiler.measure.counts.step_reader import StepReader, disjoint
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
@@ -80,6 +74,7 @@ class Watching:
     _user: object = None
     _writer: WatchWriter | None = None
     _spans: list[NamedSpan] = field(default_factory=list)
+    place: TrainingPosition = field(default_factory=TrainingPosition)
     _validated_ns: int = 0
     _hand_ns: int = 0
     _read_ns: int = 0
@@ -126,13 +121,14 @@ class Watching:
             try:
                 return step_ended()
             finally:
-                self._spans.append(NamedSpan(began_ns, self.clock(), INSTRUMENTS))
+                self._spans.append(NamedSpan(began_ns, self.clock(), terms.INSTRUMENTS))
 
         return noted
 
     def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
         """Begin to watch, between two steps: the ``stages`` are over, and left a ``record``."""
-        self._book_stages(stages)
+        epoch_s = time.time() - self.clock() * 1e-9
+        self._book_stages(stages, epoch_s)
         trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
         self.steps = len(stages.rows)
         self._timeline = timeline = Timeline(self.clock, stream_of(device), self.part)
@@ -140,7 +136,6 @@ class Watching:
         self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
         self._reader.start()
         self._undo.callback(self._reader.stop)
-        epoch_s = time.time() - self.clock() * 1e-9
         run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
         run.skip(self.steps)
         metrics, write = None, None
@@ -150,7 +145,7 @@ class Watching:
             write = part.run(publish, metrics, export, rank, trainer.local_rank, self._unpublish)
         self._writer = WatchWriter(
             folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
-            self.resumed_at, metrics, write,
+            self.place, self.resumed_at, metrics, write,
         )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
@@ -160,10 +155,13 @@ class Watching:
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
                 with suppress(AttributeError):
-                    bracket(logger, name, _TimedByName(self, LOGGERS), self.part, self._undo)
+                    bracket(logger, name, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
         self._writer.start()
 
-    def _book_stages(self, stages: Session) -> None:
+    def leave_epoch(self) -> None:
+        self.part.run(lambda: self._phases.leave_epoch())
+
+    def _book_stages(self, stages: Session, epoch_s: float) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
         others = passed(stages.timeline.went_outside, stages.timeline.saved)
         spans, self._spans = sorted([*self._spans, *others], key=lambda span: span.end_ns), []
@@ -175,20 +173,35 @@ class Watching:
             self.ledger.longest.clear()
             for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
                 self.ledger.seconds[f"{STEPS}{part}"] -= seconds
-                self.ledger.seconds["first step"] += seconds
-        self.passed(INSTRUMENTS)
+                self.ledger.seconds[terms.FIRST_STEP] += seconds
+            compiled = disjoint(compilations(epoch_s + float(begin_ns[0]) * 1e-9) or ())
+            self.ledger.move(
+                sum(each.ended_s - each.began_s for each in compiled),
+                terms.COMPILING,
+                [*terms.COMPILED_IN, terms.FIRST_STEP],
+            )
+        self.passed(terms.INSTRUMENTS)
 
     def _named(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
         if action_name == "save_checkpoint":
-            return _TimedByName(self, CHECKPOINTS)
+            return _TimedByName(self, terms.CHECKPOINTS)
         if action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
-            return _ValidationEnds(self, span)
+            return _Then(self, span, self._validated)
+        if action_name.startswith("[Strategy]") and action_name.endswith(".validation_step"):
+            return _Then(self, span, lambda: setattr(self.place, "alive_ns", self.clock()))
         owner = owner_of(action_name, self.trainer, self.callback)
         if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
             return span
         kind = "callback" if action_name.startswith("[Callback]") else "hooks"
         return _TimedByName(self, f"{kind}: {owner[0]}")
+
+    def _validated(self) -> None:
+        """Add the span of a validation, which begins where the loop left the step: its last action is over."""
+        went = (at for at, what in self._timeline.went_outside if what == terms.VALIDATION)
+        if (began := next((at for at in went if at > self._validated_ns), None)) is not None:
+            self._validated_ns = self.clock()
+            self._spans.append(NamedSpan(began, self._validated_ns, terms.VALIDATION))
 
     def _step_ended(self) -> int:
         """Count a step; called in every one, so that it does nothing else but compare two clocks."""
@@ -202,7 +215,7 @@ class Watching:
         elif now_ns >= self._hand_ns:
             self._hand_over(now_ns)
         if self._tracer is None and (ended_ns := self.clock()) - now_ns >= _NAMED_NS:
-            self._spans.append(NamedSpan(now_ns, ended_ns, INSTRUMENTS))
+            self._spans.append(NamedSpan(now_ns, ended_ns, terms.INSTRUMENTS))
         return _ENDLESS
 
     def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
@@ -252,7 +265,7 @@ class Watching:
             tracer.part.run(tracer.step)
             return
         self._tracer = None
-        self._spans.append(NamedSpan(self._trace_ns, now_ns, INSTRUMENTS))
+        self._spans.append(NamedSpan(self._trace_ns, now_ns, terms.INSTRUMENTS))
         tracer.part.run(tracer.result)
         self._timeline.restart()  # traced steps are in no figure
         self._passed_over += self._traced
@@ -295,41 +308,34 @@ class _TimedByName:
 
     watching: Watching
     what: str
-    _begun: list[int] = field(default_factory=list)
 
     def __enter__(self) -> None:
         watching = self.watching
         try:
-            self._begun.append(watching.clock())
+            watching.place.within.append((watching.clock(), self.what))
         except BaseException as error:
             watching.part.failed(error)
 
     def __exit__(self, *_: object) -> None:
         watching = self.watching
         try:
-            if self._begun:
-                watching._spans.append(NamedSpan(self._begun.pop(), watching.clock(), self.what))
+            if within := watching.place.within:
+                watching._spans.append(NamedSpan(within.pop()[0], watching.clock(), self.what))
         except BaseException as error:
             watching.part.failed(error)
 
 
 @dataclass(eq=False, slots=True)
-class _ValidationEnds:
-    """The last action that every validation has: adds the span of all of it, from where the loop left the step."""
+class _Then:
+    """The context of an action that calls ``over`` once it has ended."""
 
     watching: Watching
     span: Marked
+    over: Callable[[], object]
 
     def __enter__(self) -> None:
         self.span.__enter__()
 
     def __exit__(self, *given: Any) -> None:
         self.span.__exit__(*given)
-        watching = self.watching
-        try:
-            went = (at for at, what in watching._timeline.went_outside if what == VALIDATION)
-            if (began := next((at for at in went if at > watching._validated_ns), None)) is not None:
-                watching._validated_ns = watching.clock()
-                watching._spans.append(NamedSpan(began, watching._validated_ns, VALIDATION))
-        except BaseException as error:
-            watching.part.failed(error)
+        self.watching.part.run(self.over)

@@ -1,4 +1,4 @@
-"""JSON Schemas of our files, from the types that read and write them.
+"""JSON Schemas of our files and of what verbs print as JSON, from the types that read and write them.
 
 They hold for the files of every version: what only some versions write is not required. Of words (``enum``) they name
 those of this version.
@@ -6,11 +6,17 @@ those of this version.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args, get_type_hints
 
+from pydantic import TypeAdapter
+
+from lm_profiler.analysis.compare.comparison import Comparison
+from lm_profiler.analysis.plan.planned import Plan
+from lm_profiler.cli.verbs.selftest import SelfTest
 from lm_profiler.record.files import Part
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
@@ -18,9 +24,10 @@ from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.rank_ends import RankEnd
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
+from lm_profiler.record.watch_files import Watched
 
-# the type of each kind of file
-FORMS: dict[str, type[Part]] = {
+# the type of each kind of file, and of what verbs print with ``--format json``
+FORMS: dict[str, Any] = {
     "run": RunRecord,
     "kernels": KernelTable,
     "memory_timeline": MemoryTimeline,
@@ -28,17 +35,38 @@ FORMS: dict[str, type[Part]] = {
     "outcome": CellOutcome,
     "improve": ImproveRecord,
     "rank_end": RankEnd,
+    "comparison": Comparison,
+    "plan": Plan,
+    "selftest": SelfTest,
+    "watched": Watched,
+    "rows": list[dict[str, bool | int | float | str | list[Any] | None]],
+}
+
+# which of them each verb prints; ``rows`` are those of its table, their columns called as in the registry
+ANSWERS = {
+    **dict.fromkeys(("report", "sweep", "collectives", "numerics"), "rows"),
+    **dict.fromkeys(("compare", "ab"), "comparison"),
+    "plan": "plan",
+    "improve": "improve",
+    "watch": "watched",
+    "trace": "kernels",
+    "selftest": "selftest",
 }
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each schema with its file's name; a field is described by its figure, or by the comment beside it."""
+    parts = {part.__name__: part for part in (*_parts(), *_classes(FORMS.values()))}
     for name, form in FORMS.items():
-        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **form.model_json_schema()}
-        for part in (form, *_parts()):
-            described = schema if part is form else schema.get("$defs", {}).get(part.__name__, {})
-            for field, text in _comments(part).items():
-                described.get("properties", {}).get(field, {}).setdefault("description", text)
+        read = isinstance(form, type) and issubclass(form, Part)  # else it is only written, with what is computed
+        schema = TypeAdapter(form).json_schema(mode="validation" if read else "serialization")
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+        for title, described in (("", schema), *schema.get("$defs", {}).items()):
+            part = parts.get(title or getattr(form, "__name__", ""))
+            if part is not None:
+                described.setdefault("description", inspect.getdoc(part))
+                for field, text in _comments(part).items():
+                    described.get("properties", {}).get(field, {}).setdefault("description", text)
         yield f"{name}.schema.json", schema
 
 
@@ -46,6 +74,16 @@ def _parts(of: type[Part] = Part) -> Iterator[type[Part]]:
     for part in of.__subclasses__():
         yield part
         yield from _parts(part)
+
+
+def _classes(annotations: Iterable[Any]) -> Iterator[type]:
+    """The dataclasses that ``annotations`` name, and those that their fields do."""
+    for annotation in annotations:
+        if dataclasses.is_dataclass(annotation):
+            assert isinstance(annotation, type)
+            yield annotation
+            yield from _classes(get_type_hints(annotation).values())
+        yield from _classes(get_args(annotation))
 
 
 def _comments(part: type[Part]) -> dict[str, str]:

@@ -1,18 +1,25 @@
 """A training-loop profiler for language models on Lightning.
 
 Importing this package imports neither torch nor Lightning: ``report``, ``compare`` and ``--help`` must answer at
-once. The instruments for your own ``Trainer`` are in ``lm_profiler.callbacks``.
+once, and so must ``lm_profiler.load`` and its like, which are for notebooks. The instruments for your own ``Trainer``
+are in ``lm_profiler.callbacks``.
 """
 
-__all__ = ["__version__"]
+from typing import Any
+
+__all__ = ["__version__", "compare", "load", "plan", "table"]
 
 __version__: str
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Only when asked for: reading it takes 4 ms, and every Trainer of an environment with this package imports it.
         from importlib.metadata import version
 
         return version("lm_profiler")
+    if name in __all__:
+        from importlib import import_module
+
+        return getattr(import_module("lm_profiler.notebook"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

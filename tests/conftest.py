@@ -87,8 +87,14 @@ def forked_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_rates() -> Iterator[None]:
     """Leave the ceiling and the bandwidth of this machine unknown; to read them takes half a second a run."""
-    with warm.without_rates():
+    with warm.with_rates(None, None):
         yield
+
+
+@pytest.fixture
+def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are asked of forks of a process that has loaded what it takes: this one may have gone backward before."""
+    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
 
 
 @pytest.fixture

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import compared
 import pytest
 from jsonschema import Draft202012Validator
-from made_improve import made_improve, made_search
+from made_improve import made_improve, made_search, nothing_helped
+from made_timeline import made_timeline
 from warm import run
 
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
+from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep, watch
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.improve import read_improve
-from lm_profiler.record.run_record import Newer, Part
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run_record import Newer, Part, read_run
+from lm_profiler.record.sweep import read_plan
+from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.formats import lines
+from lm_profiler.report.tables.link_table import LinkFigures
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))  # where the documentation is made from
 
-from schemas import FORMS, schemas  # noqa: E402  (it stands there)
+from schemas import ANSWERS, FORMS, schemas  # noqa: E402  (it stands there)
 
 STORED = ROOT / "tests/stored"
 SCHEMAS = {name.partition(".")[0]: schema for name, schema in schemas()}
@@ -150,3 +163,90 @@ def test_fields_are_described() -> None:
     for kind, schema in SCHEMAS.items():
         for name, part in parts(schema):
             assert part["description"], (kind, name)  # what its fields are, and their units
+
+
+# -- what verbs print --------------------------------------------------------------------------------------------------
+
+FIGURELESS = {*TRAINER_VERBS, "run"}  # what they print is in the record that they write, or somebody else's
+
+
+def made_run(folder: Path, scale: float) -> Entry:
+    steps = [scale * second for second in [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]]
+    step = {"n": 9, "mean": sum(steps) / 9, "mean_low": min(steps), "mean_high": max(steps)}
+    parts = {part: step if part == "step" else {"n": 0} for part in TIMES}
+    return collect([compared.write(folder, compared.rows({"forward": steps}), time=parts)]).entries[0]
+
+
+def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """A call of ``verb`` in ``folder``, in which nothing is trained: what would be measured is made up."""
+    run = str(STORED / "0.2/tiny/version_0")
+    record = read_run(Path(run))
+    if verb == "plan":
+        of = Planned({"forward": 10 << 30, "backward": 20 << 30}, {}, 8, 128, 2, timeline=made_timeline())
+        patch.setattr(plan, "_rehearsed", lambda *asked: iter([of] * len(asked[-1])))
+        return ["--memory=16GiB", "--allocations"]
+    if verb == "selftest":
+        patch.setattr(selftest, "_fit", lambda *_: record)
+        patch.setattr(selftest, "_cost", lambda _: ([1e-3] * 9, [1.1e-3] * 9))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+    if verb in ("watch", "trace"):
+        status = WatchStatus(began_s=1.0, written_s=2.0, steps=7, ledger={"step: forward": 1.0}, wall_s=2.0)
+        status.write(folder / STATUS)
+        append_lines(folder / EVENTS, [WatchEvent(step=4, kind="level", part="data", now=0.2, against=0.1)])
+        table = (Path(run) / "trace/rank0.kernels.json").read_text()
+        (folder / "trace").mkdir()
+        patch.setattr(watch.time, "sleep", lambda _: (folder / "trace/rank0.step9.kernels.json").write_text(table))
+        return [str(folder)]
+    if verb == "collectives":
+        rows = [LinkFigures("gloo", 2, "broadcast", 10, [1e-3] * 9), LinkFigures("gloo", 2, "broadcast", 20, [], "no")]
+        patch.setattr(collectives, "_measured", lambda _: iter(rows))
+    if verb == "improve":
+        said = lambda request, *of: improve._ending(of[0], nothing_helped(), [], request.format)  # noqa: E731
+        patch.setattr(improve, "_run", said)
+    if verb == "sweep":
+        shutil.copytree(STORED / "0.2/two", folder / "logs/sweep")
+        patch.setattr(sweep, "plan_of", lambda *_: read_plan(folder / "logs/sweep"))
+        return ["--grid.seed=1,2"]  # every cell of the plan has ended
+    if verb == "ab":
+        scales = iter([1.0, 1.2, 1.21, 1.01] * 6)  # of b, a, a and b, time and again
+        patch.setattr(compare, "_run", lambda *of: made_run(folder / f"{next(numbers)}", next(scales)))
+        return ["--b_options=--seed=1", "--", "fit"]
+    if verb == "compare":
+        return [str(made_run(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
+    return [run] if verb == "report" else []
+
+
+numbers = count()
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in FIGURELESS])
+def test_a_verb_that_prints_figures_prints_them_as_json(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = [verb, "--format=json", *asks_nothing(verb, tmp_path, monkeypatch)]
+    assert main(call) == (1 if verb == "plan" else 0)
+    printed = json.loads(capsys.readouterr().out)  # and nothing else is on stdout
+    assert printed
+    Draft202012Validator(exact(ANSWERS[verb])).validate(printed)
+
+
+def test_every_figure_of_a_plan_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--format=json", *asks_nothing("plan", tmp_path, monkeypatch)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["fits"], told["device"]["bytes"], told["planned"]["largest"]) == (False, 16 << 30, 2)
+    assert told["planned"]["peaks"] == {"forward": 10 << 30, "backward": 20 << 30}
+    assert told["needs_bytes"] > 20 << 30
+    assert told["planned"]["timeline"] is not None
+    assert all(each["options"][0].startswith("--") and each["needs_bytes"] for each in told["smaller"])
+
+
+def test_the_page_names_the_schema_of_each_verb() -> None:
+    rows = re.findall(
+        r"^\| (`[^|]+`) \| \[(\w+)\]\(", (ROOT / "docs/reference/files.md").read_text("utf-8"), re.MULTILINE
+    )
+    named = {verb: schema for verbs, schema in rows for verb in re.findall(r"`(\w+)`", verbs)}
+    assert {verb: named.get(verb) for verb in ANSWERS} == ANSWERS
+    assert set(ANSWERS) == set(VERBS) - FIGURELESS

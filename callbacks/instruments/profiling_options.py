@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -180,7 +181,17 @@ class ExportOptions:
         if self.prometheus is not None or self.textfile is not None:
             require("prometheus_client", "export.prometheus")
         if self.prometheus is not None:
-            self.address()
+            _check_free(*self.address())
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        try:
+            asked.bind((host.strip("[]"), port))
+        except OSError as error:
+            why = f"{host}:{port} ({error.strerror or error})"
+            raise UsageError(f"export.prometheus: expected an address that is free, given {why}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +236,7 @@ class Launch:
     added: bool = False
     planned: PlannedMemory | None = None  # memory that the run would need, as it was rehearsed
     started: float = field(default_factory=time.time)  # seconds since 1970
+    called_ns: int | None = None  # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""

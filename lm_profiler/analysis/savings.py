@@ -27,10 +27,12 @@ from lm_profiler.record.run_record import (
 
 WORTH = 0.05  # the share of the step that a finding must save at least to be told
 
-_DOUBTED = 0.5  # of a remedy that has to be tried, on a machine that others use
+# of a remedy that has to be tried: a fact of like size stands before it; and on a machine that others use
+_UNTRIED, _DOUBTED = 0.75, 0.5
 _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 _FIXED = ("zero_grad", "clip", "optimizer")
 _MUCH_FIXED = 0.2  # of the step: every step has some
+_FEW_SAMPLES, _USUAL_BATCH = 2, 8  # in a batch; and what it may be made at least, where memory allows
 _SMALL_CALL_S = 50e-6  # of torch: a shorter call costs as much to make as to carry out
 _MANY_CALLS = 200
 _LOGGERS = ("Logger", "Monitor")
@@ -118,8 +120,8 @@ def findings_of(record: RunRecord) -> list[Finding]:
     worth = [finding for look in LOOKS for finding in look(known) if finding.share >= WORTH]
 
     def likely_s(finding: Finding) -> float:
-        doubted = _DOUBTED if finding.may and known.contended else 1.0
-        return finding.saves_s * likely_share(finding) * doubted
+        untried = _DOUBTED if known.contended else _UNTRIED
+        return finding.saves_s * likely_share(finding) * (untried if finding.may else 1.0)
 
     return sorted(worth, key=lambda finding: -likely_s(finding))
 
@@ -261,31 +263,44 @@ def _sync(known: Known) -> Iterator[Finding]:
 
 
 def _small_batch(known: Known) -> Iterator[Finding]:
-    """Find what a step costs whatever the batch: twice the batch halves it for each sample."""
-    gaps_s = max(known.term_s("gaps") - sum(finding.saves_s for finding in _python(known)), 0.0)
-    loop_s = sum(of.seconds for of in known.actions(_of_the_loop))
-    fixed_s = sum(known.host_s(part) for part in _FIXED) + gaps_s + loop_s
-    free = known.settings.memory_free_share
+    """Find what a step costs whatever the batch: a batch of k times the samples leaves each 1/k of it."""
+    fixed_s = sum(known.host_s(part) for part in _FIXED)
+    if not known.contended:  # which stretches gaps, and whatever else is known by its mean alone
+        fixed_s += max(known.term_s("gaps") - sum(finding.saves_s for finding in _python(known)), 0.0)
+        fixed_s += sum(of.seconds for of in known.actions(_of_the_loop))
+    free, samples = known.settings.memory_free_share, known.settings.samples_per_batch
     if fixed_s < _MUCH_FIXED * known.step_s or (free is not None and free < 0.1):
         return
+    times = 2.0 if not samples else max(_USUAL_BATCH / samples, 2.0)
+    if free is not None:
+        times = max(min(times, 1.0 / (1.0 - free)), 2.0)
     counts = {name: getattr(known.settings, name) for name in ("tokens_per_batch", "samples_per_batch")}
     facts = {name: float(count) for name, count in counts.items() if count is not None}
-    yield known.finding("small_batch", min(fixed_s, known.step_s) / 2.0, may=True, facts=facts)
+    # One or two samples are few for any model that spends so much on what does not depend on them.
+    few = samples is not None and samples <= _FEW_SAMPLES and times > 2.0
+    saves_s = min(fixed_s, known.step_s) * (1.0 - 1.0 / times)
+    yield known.finding("small_batch", saves_s, may=not few, facts=facts)
 
 
 def _optimizer(known: Known) -> Iterator[Finding]:
-    optimizer_s = known.host_s("optimizer")
-    if known.settings.fused_optimizer is False:
-        yield known.finding("optimizer", optimizer_s, may=True, phase="optimizer")
+    """Find an optimizer of many kernels; how many it was told to have (``foreach=False``) is a fact.
+
+    Fused, it still has to move its bytes. On a busy machine the rate of that is not known well enough.
+    """
+    by_weight, floor = known.settings.weight_by_weight, known.record.floors.get("optimizer")
+    least_s = 0.0 if floor is None or known.contended else floor.seconds or 0.0
+    if known.settings.fused_optimizer is False or (by_weight and known.on_device):
+        saves_s = max(known.host_s("optimizer") - least_s, 0.0)
+        yield known.finding("optimizer", saves_s, may=not by_weight, phase="optimizer")
     if known.host_s("clip") >= 2 * WORTH * known.whole_s:
         yield known.finding("clip", known.host_s("clip"), may=True, phase="clip")
 
 
 def _compile(known: Known) -> Iterator[Finding]:
-    """Find gaps and memory traffic that fusing saves; nothing is said of it where neither is known."""
+    """Find gaps and memory traffic that fusing saves; nothing is said where neither is known, or others had a part."""
     fall = known.record.waterfall
-    if known.settings.compiled is False and fall is not None:
-        fused_s = known.scale * sum(
+    if known.settings.compiled is False and fall is not None and not known.contended:
+        fused_s = sum(
             sum(term.phases.get(part, 0.0) for part in ("forward", "backward")) if term.phases else term.seconds
             for term in fall.terms
             if term.name in ("gaps", "bandwidth", "beyond_bandwidth")
@@ -295,12 +310,14 @@ def _compile(known: Known) -> Iterator[Finding]:
 
 
 def _precision(known: Known) -> Iterator[Finding]:
+    """Find matmuls in more bits than it takes; on a busy machine only what they take at the peak is theirs for sure."""
     settings, use = known.settings, known.record.utilisation
-    products_s = known.term_s("ideal", "slow_products", "clock")
+    products_s = known.term_s("ideal", *(() if known.contended else ("slow_products", "clock")))
     if known.record.waterfall is None and use is not None:
         products_s = (use.of_ceiling or use.hfu or 0.0) * known.step_s
     if settings.precision == "float64" or str(settings.precision).startswith("64"):
-        yield known.finding("double", products_s)
+        # Twice the bytes, and half the FLOP/s at best: of what computes, float32 takes half at most.
+        yield known.finding("double", products_s or sum(map(known.mean_s, _COMPUTE)) / 2.0)
     elif settings.full_precision and settings.half_precision:
         yield known.finding("precision", products_s, may=True, what=settings.half_precision)
     if settings.full_precision and settings.tf32 is False and known.on_device:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies
-from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told
+from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told, too_large
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.boundary import Guard, say
@@ -36,6 +38,13 @@ def plan_ahead(cli: ProfilerCLI) -> None:
 
 def _refused(cli: ProfilerCLI) -> str | None:
     """Return in two lines why the run is refused, None if it is not. The record gets the plan, and the refusal."""
+    where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
+    if cli.is_ours and (available := free_for_one(cli.trainer)) is not None:
+        cli.model = cli.build("model")  # the Trainer makes its weights later
+        if (line := too_large(cli, available)) is not None:
+            cli.context.launched(planned=PlannedMemory(unknown="too large without activations", available=available))
+            cli.context.refuse(line, (), where(), None)
+            return f"{line}; --check_memory=false to run anyway"
     planned, plan = _planned(cli)
     cli.context.launched(planned=plan)
     folder, timeline = cli.context.folder, None if planned is None else planned.timeline
@@ -47,8 +56,7 @@ def _refused(cli: ProfilerCLI) -> str | None:
     ways = [f"would fit: {' or '.join(fitting)}"] * bool(fitting) + [f"needs less: {' or '.join(less)}"] * bool(less)
     ways += ["`lm_profiler plan` tries them", "--check_memory=false to run anyway"]
     refusal = f"{_reason(planned, plan.available)}\n{'; '.join(ways)}"
-    where = environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
-    cli.context.refuse(refusal, fitting, where, planned.model)
+    cli.context.refuse(refusal, fitting, where(), planned.model)
     return refusal
 
 

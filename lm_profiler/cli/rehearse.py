@@ -31,10 +31,12 @@ from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.models.config import other_meanings
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
+from lm_profiler.record.figure import bytes_text
 from lm_profiler.record.parts import full_name
 from lm_profiler.rehearse.loop import BeforeSteps, RehearsedSizes, SilentLogger, Sizes, reason_of
-from lm_profiler.rehearse.strategies import AS_WIDE, FakeDevice, FakeStrategy, Size, fake_strategy
+from lm_profiler.rehearse.strategies import AS_WIDE, SHARDED, FakeDevice, FakeStrategy, Size, fake_strategy
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -85,6 +87,8 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     with world.inside():
         model = cli.model = cli.build("model")
     check_together(model, data, trainer, cli.verb)
+    if has and (line := too_large(cli, has)) is not None:
+        raise TooLarge("\n".join([*other_meanings([model.size]), line]))
     strategy: Any = trainer.strategy
     context = None
     if isinstance(data, FakeTokens):  # build one row only; the full batch may not fit
@@ -131,6 +135,38 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     )
 
 
+# bytes of a parameter, its gradient and each of its optimizer's states by the Trainer's precision
+_WIDTHS = {"64-true": 8, "32-true": 4, "16-mixed": 4, "bf16-mixed": 4, "16-true": 2, "bf16-true": 2}
+_STATES = {"adamw": 2, "sgd": 0}  # tensors as large as a parameter
+
+
+class TooLarge(Exception):
+    pass
+
+
+def too_large(cli: ProfilerCLI, has: int) -> str | None:
+    """Return a line where our own model's weights, gradients and optimizer states alone need more than ``has`` bytes.
+
+    Batch, context and activations do not count, so that nothing need be built. None where that is not so, or unknown.
+    """
+    model, trainer = cli.model, cli.trainer
+    width = _WIDTHS.get(str(trainer.precision))
+    if type(model) is not LanguageModel or width is None or isinstance(trainer.strategy, SHARDED):
+        return None
+    each = model.config.num_parameters() * width
+    held = {"parameters": each}
+    if cli.verb == "fit" and cli.config.fit.trainer.callbacks is None:  # callbacks may freeze layers
+        ranks = trainer.world_size if model.shard_optimizer_states else 1
+        held |= {"gradients": each, "optimizer states": each * _STATES.get(model.optimizer_name, 0) // ranks}
+    needs, states = sum(held.values()), held.get("optimizer states", 0)
+    if needs <= has:
+        return None
+    parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in held.items() if count)
+    less = {"--trainer.precision=bf16-true": needs * 2 // width, "--model.optimizer=sgd": needs - states}
+    ways = "".join(f"; {bytes_text(least)} with {way}" for way, least in less.items() if least <= has)
+    return f"memory: expected at most {bytes_text(has)}, given {bytes_text(needs)} without activations ({parts}){ways}"
+
+
 def _setting(cli: ProfilerCLI, name: str) -> Any:
     """Return the value of the option ``name``; None where the run has no such option, or a user's module defines it."""
     part, _, option = name.partition(".")
@@ -146,6 +182,7 @@ class Unplanned:
 
     reason: str
     wrong: bool = False
+    too_large: bool = False  # see ``too_large``
 
 
 def gpu_of(device: torch.device) -> tuple[int, int] | None:
@@ -190,6 +227,8 @@ def _planned(
             return rehearse(cli, gpu, what, has, enough_s)
         except UsageError as error:
             return Unplanned(str(error), wrong=True)
+        except TooLarge as error:
+            return Unplanned(str(error), too_large=True)
         except Exception as error:
             return Unplanned(reason_of(error))
 

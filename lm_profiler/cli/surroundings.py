@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from lm_profiler.measure.boundary import say
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 # the variables that Lightning reads as numbers, some of them while it is imported
 _RANKS = (
@@ -95,3 +96,20 @@ def quiet() -> Iterator[None]:
         finally:
             for logger, level in before.items():
                 logger.setLevel(level)
+
+
+def check_port() -> int:
+    """Return MASTER_PORT, 0 where it is not set; raise UsageError where it is no port, or taken."""
+    given = os.environ.get("MASTER_PORT", "0")
+    expect(given.isdecimal() and int(given) < 1 << 16, "MASTER_PORT", "a port", given)
+    try:
+        socket.create_server(("", int(given))).close()
+    except OSError:
+        raise UsageError(f"MASTER_PORT: expected a free port, given {given}, which is taken; unset it") from None
+    return int(given)
+
+
+def say_who_shares(processes: int, cores: int, what: str) -> None:
+    """Say where ``processes`` that compute on the CPU are more than its ``cores``."""
+    if processes > cores:
+        say(f"{processes} processes share {cores} cores: they take turns, which counts as time of {what}")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -28,9 +29,10 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.options import wrong_call
 from lm_profiler.cli.run_context import RunContext, take_over
-from lm_profiler.cli.surroundings import quiet
+from lm_profiler.cli.surroundings import check_port, quiet, say_who_shares
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
 from lm_profiler.measure.boundary import say
+from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
 from lm_profiler.models.config import other_meanings
 from lm_profiler.models.transformer import check_attention
@@ -116,6 +118,10 @@ class ProfilerCLI(OptionsCLI):
             raise trainer_error(_cause(error), given) from error
         self.trainer = trainer
         skip_teardown(trainer)
+        model = self._get(self.config, "model")
+        if model is not None and str(model.class_path).startswith("lm_profiler.") and trainer.is_global_zero:
+            for line in other_meanings([model.init_args.get("size", "")]):
+                say(line)
         self._claim_folder(trainer)
 
     @property
@@ -136,14 +142,12 @@ class ProfilerCLI(OptionsCLI):
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         check_attention_of(self.model, self.trainer, self.verb)
         transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
-        if isinstance(self.model, LanguageModel) and self.trainer.is_global_zero:
-            for line in other_meanings([self.model.size]):
-                say(line)
         given = vars(self.config_init[self.verb])
         arguments = {key: given[key] for key in _PASSED_ON if key in given}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
+        self.context.launched(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
     def _claim_folder(self, trainer: Trainer) -> None:
@@ -288,6 +292,10 @@ def check_launch(trainer: Trainer) -> None:
         _check_torchrun(environment.world_size(), trainer)
     elif environment is not None:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+        if type(environment) is LightningEnvironment and not environment.creates_processes_externally:
+            check_port()  # torch would name it in a traceback
+            if trainer.strategy.root_device.type == "cpu":
+                say_who_shares(trainer.num_devices, cpu_cores(), "the step")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
         tasks = os.environ["SLURM_NTASKS"]
         say(f"SLURM has {tasks} tasks: each is a run of its own, for --trainer.devices and --trainer.num_nodes are 1")
@@ -326,6 +334,7 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
     kept = how == "mixed" and isinstance(model, AttentionAlone)  # its Q, K and V are parameters
     dtype = torch.float32 if kept else _DTYPES.get(kind, torch.float32)
     try:
-        check_attention(name, width, dtype, trainer.strategy.root_device, backward=verb == "fit")
+        where, is_causal = trainer.strategy.root_device, getattr(model, "is_causal", True)
+        check_attention(name, width, dtype, where, backward=verb == "fit", is_causal=is_causal)
     except UsageError as error:
         raise UsageError(f"model.{error}") from error.__cause__

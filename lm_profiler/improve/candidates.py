@@ -46,6 +46,7 @@ class ImproveRequest:
         accept_numerics: Take what is faster though its numbers are off.
         name: Name of the improvement; if not given, the config's and _improve.
         log_dir: Folder of all runs.
+        format: terminal, or json, with the lines on what goes on in stderr.
         options: Options of fit, of every run.
         command: The whole call.
     """
@@ -62,6 +63,7 @@ class ImproveRequest:
     accept_numerics: bool = False
     name: str = ""
     log_dir: str = "logs"
+    format: Literal["terminal", "json"] = field(default="terminal", compare=False)
     options: Sequence[str] = ()
     command: str = field(default="", compare=False)
 

@@ -147,8 +147,8 @@ def repeated_interval(
     """Geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks`` together.
 
     As many standard errors wide at each look, which is what Pocock (1977, Biometrika 64:191) has for tests and Jennison
-    & Turnbull (1989, JRSS B 51:305) for intervals; how many is simulated. What is known of the scatter (``spread`` of
-    processes) counts like a few pairs more. None before the first look.
+    & Turnbull (1989, JRSS B 51:305) for intervals, but wider at the first ones (``_caution``); how many is simulated.
+    What is known of the scatter (``spread`` of processes) counts like a few pairs more. None before the first look.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -157,7 +157,7 @@ def repeated_interval(
     if not n:
         return None
     logs = np.log(finite(ratios)[:n])
-    half_width = _widths(error, looks) * _standard_error(logs, spread)
+    half_width = _widths(error, looks) * _caution(n) * _standard_error(logs, spread)
     ratio = math.exp(float(logs.mean()))
     return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), 1.0 - error)
 
@@ -183,8 +183,14 @@ def _widths(error: float, looks: tuple[int, ...]) -> float:
     most = np.zeros(_DRAWS)
     for n in looks:
         total, own = sums[:, n - 1], squares[:, n - 1] - sums[:, n - 1] ** 2 / n
-        most = np.maximum(most, np.abs(total) / np.sqrt(n * (before + own) / (_BORROWED + n - 1)))
+        errors = np.abs(total) / np.sqrt(n * (before + own) / (_BORROWED + n - 1))
+        most = np.maximum(most, errors / _caution(n))
     return float(np.quantile(most, 1.0 - error))
+
+
+def _caution(pairs: int) -> float:
+    """How much wider an interval of so few pairs is: they hardly show whether a change makes processes differ more."""
+    return 1.0 + 2.0 / pairs
 
 
 def _standard_error(logs: NDArray[np.float64], spread: float) -> float:

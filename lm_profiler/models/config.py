@@ -100,13 +100,15 @@ PRESETS = _CS336_2025 | {f"{source}/{name}": size for source, of in _BY_SOURCE.i
 
 
 def other_meanings(sizes: Iterable[str]) -> list[str]:
-    """Return a line for each plain name among ``sizes`` that means another model in another year."""
-    pairs = [(name, PRESETS[name], f"cs336-2026/{name}") for name in dict.fromkeys(sizes) if name in _CS336_2025]
+    """Return a line for each plain name among ``sizes`` that means another model, or none, in another year."""
+    told = {
+        "xl": f"in cs336-2026 xl is {PRESETS['cs336-2026/xl'].dimensions}: --model.size=cs336-2026/xl",
+        "2.7B": "in cs336-2026 it is called xl: --model.size=cs336-2026/xl",
+    }
     return [
-        f"size {name}: cs336-2025's, {now.dimensions}; in cs336-2026 {name} is {PRESETS[then].dimensions}: "
-        f"--model.size={then}"
-        for name, now, then in pairs
-        if PRESETS.get(then, now) != now
+        f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {told[name]}"
+        for name in dict.fromkeys(sizes)
+        if name in told
     ]
 
 

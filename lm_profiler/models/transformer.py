@@ -27,12 +27,12 @@ AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 nvtx_parts = False  # whether ``math`` puts its scores, softmax and values into NVTX ranges
 
 
-def sdpa(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
+def sdpa(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True) -> Tensor:
     """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one."""
-    return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
+    return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=is_causal)
 
 
-def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
+def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True) -> Tensor:
     """Scores, mask and softmax written out, with the [B, H, T, T] scores in memory: the baseline to profile.
 
     softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
@@ -41,8 +41,9 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
     with _part("attention scores"):
         # Queries are scaled and not scores: T·E numbers instead of T·T.
         scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
-        future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
-        scores_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf"))
+        if is_causal:
+            future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
+            scores_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf"))
     with _part("attention softmax"):
         weights_BHTT = scores_BHTT.softmax(dim=-1)
     with _part("attention values"):
@@ -57,7 +58,7 @@ def _part(name: str) -> AbstractContextManager[Any]:
     return torch.cuda.nvtx.range(name) if marked else nullcontext()
 
 
-ATTENTION: dict[str, AttentionFunction] = {"sdpa": sdpa, "math": math}
+ATTENTION: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "math": math}
 
 
 def imported(subject: str, kind: str, name: str) -> Any:
@@ -69,10 +70,10 @@ def imported(subject: str, kind: str, name: str) -> Any:
         raise UsageError(f"{subject}: expected {kind} that can be imported, given {name} ({_told(error)})") from error
 
 
-def attention_function(name: str) -> AttentionFunction:
+def attention_function(name: str, is_causal: bool = True) -> AttentionFunction:
     """Return our own function called ``name``, or the one that ``package.module:function`` names."""
     if name in ATTENTION:
-        return ATTENTION[name]
+        return ATTENTION[name] if is_causal else partial(ATTENTION[name], is_causal=False)
     function = imported("attention", "a function", name)
     expect(callable(function), "attention", "a function", name)
     try:
@@ -80,7 +81,7 @@ def attention_function(name: str) -> AttentionFunction:
     except (TypeError, ValueError):  # one that is written in C
         by_name = False
     # An autograd.Function's `apply` takes anything, but nothing by its name.
-    return partial(function, is_causal=True) if by_name else lambda q, k, v: function(q, k, v, True)
+    return partial(function, is_causal=is_causal) if by_name else lambda q, k, v: function(q, k, v, is_causal)
 
 
 # sequences, heads and tokens of the check: all unlike, so that none is taken for another; tokens as kernels tile
@@ -93,7 +94,9 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, tor
 _TF32_TOLERANCE = 5e-3
 
 
-def check_attention(name: str, width: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
+def check_attention(
+    name: str, width: int, dtype: torch.dtype, device: torch.device, backward: bool, is_causal: bool = True
+) -> None:
     """Compare somebody's function with the definition in float64: its values and, with ``backward``, its gradients.
 
     Raises:
@@ -105,18 +108,19 @@ def check_attention(name: str, width: int, dtype: torch.dtype, device: torch.dev
     shape = (*_CHECKED, width)
     *qkv, upstream = (torch.randn(shape, generator=draw).to(dtype) for _ in range(4))
     exact = [x.double() for x in qkv]
-    truth = _values(math, exact, upstream.double(), backward)
-    attend = attention_function(name)
+    truth = _values(attention_function("math", is_causal), exact, upstream.double(), backward)
+    attend = attention_function(name, is_causal)
     try:
         results = _values(attend, [x.to(device, copy=True) for x in qkv], upstream.to(device), backward)
     except UsageError:
         raise
     except Exception as error:
-        given = f"q, k, v of shape {list(shape)} [B, H, T, d], and is_causal"
+        given = f"q, k, v of shape {list(shape)} [B, H, T, d] (flatten(0, 1) makes them [B·H, T, d]), and is_causal"
         raise UsageError(f"attention: expected {name} to take {given}, given {_told(error)}") from error
     within = _TF32_TOLERANCE if dtype == torch.float32 and device.type != "cpu" else _TOLERANCE[dtype]
-    if _differ(results["values"], F.scaled_dot_product_attention(exact[0], exact[1], exact[2]), within) is None:
-        raise UsageError(f"attention: expected causal attention, given {name}, in which a token sees later ones")
+    if _differ(results["values"], sdpa(exact[0], exact[1], exact[2], not is_causal), within) is None:
+        kind, sees = ("causal attention", "sees later ones") if is_causal else ("attention to all", "sees no later one")
+        raise UsageError(f"attention: expected {kind}, given {name}, in which a token {sees}")
     for what, numbers in results.items():
         if (said := _differ(numbers, truth[what], within)) is not None:
             subject = f"{what} of {name} in {str(dtype).removeprefix('torch.')}"

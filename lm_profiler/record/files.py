@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticSerializationError, from_json
+from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 from typing_extensions import dataclass_transform
 
 from lm_profiler.record.figure import figure
@@ -150,12 +150,13 @@ class Part(BaseModel):
         write_whole(path, json_of(self, indent=1) + "\n", private)
 
 
-def json_of(model: BaseModel, indent: int | None = None) -> str:
-    """Return ``model`` as JSON; lone surrogates, which command lines and messages may have, become question marks."""
+def json_of(record: Any, indent: int | None = None) -> str:
+    """Return a ``Part`` or a dataclass as JSON, with null for what is no number; lone surrogates, which command lines
+    and messages may have, become question marks."""
     try:
-        return model.model_dump_json(indent=indent)
+        return to_json(record, indent=indent, inf_nan_mode="null").decode()
     except PydanticSerializationError:  # pydantic writes UTF-8 and refuses lone surrogates
-        text = json.dumps(model.model_dump(mode="json"), ensure_ascii=False, indent=indent)
+        text = json.dumps(to_jsonable_python(record, inf_nan_mode="null"), ensure_ascii=False, indent=indent)
         return text.encode("utf-8", "replace").decode()
 
 

@@ -143,7 +143,7 @@ class Contributor(Part):
 
 
 class Term(Part):
-    """One term of the waterfall; the seconds of ``unexplained`` alone may be negative.
+    """One term of the waterfall; of version 0.2 ``unexplained`` may be negative.
 
     No interval: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
     """

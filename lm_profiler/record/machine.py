@@ -40,6 +40,7 @@ class Settings(Part):
     cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
     fused_optimizer: bool | None = None  # None also where there is no fused kernel
+    weight_by_weight: bool = False  # whether an optimizer was told to update each weight by itself (foreach=False)
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None

@@ -12,6 +12,7 @@ import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -148,6 +149,16 @@ class StepTable(Sequence[StepRow]):
         return self.where(np.logical_or.reduce([self.stage == stage for stage in stages]))
 
     @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns by their names in ``steps.csv``."""
+        values = (self.step, self.stage, *self.seconds.T, *self.host_seconds.T, self.tokens, *self.memory.T, self.rank)
+        return dict(zip(STEP_COLUMNS, values, strict=True))
+
+    def to_pandas(self) -> Any:
+        """Return a ``DataFrame`` of the columns, where pandas is installed."""
+        return import_module("pandas").DataFrame(self.columns)
+
+    @property
     def timed(self) -> StepTable:
         """The rows whose time on the device is known."""
         return self.where(~np.isnan(self.seconds[:, -1]))
@@ -185,7 +196,11 @@ class StepTable(Sequence[StepRow]):
     def __getitem__(self, at: int) -> StepRow: ...
     @overload
     def __getitem__(self, at: slice) -> StepTable: ...
-    def __getitem__(self, at: int | slice) -> StepRow | StepTable:
+    @overload
+    def __getitem__(self, at: str) -> NDArray[Any]: ...
+    def __getitem__(self, at: int | slice | str) -> StepRow | StepTable | NDArray[Any]:
+        if isinstance(at, str):
+            return self.columns[at]
         return self.where(at) if isinstance(at, slice) else next(iter(self.where([at])))
 
 

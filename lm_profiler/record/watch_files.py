@@ -9,14 +9,17 @@ from __future__ import annotations
 import errno
 import math
 import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, computed_field
 
@@ -137,6 +140,7 @@ class WatchStatus(Part):
     schema_version: Literal[1] = 1
     rank: int = 0
     world_size: int = 1
+    process: str = ""  # the ``process_name`` of who writes
     began_s: float  # when fit began, in seconds since 1970
     written_s: float
     ended: bool = False
@@ -169,6 +173,9 @@ class WatchStatus(Part):
 STEPS = "step: "  # how terms of the ledger begin that passed in steps
 
 
+MOST_TRACED = 100  # steps of one trace, whose events torch's profiler keeps in memory until its end
+
+
 class TraceRequest(Part):
     """What ``lm_profiler trace`` asks of a run."""
 
@@ -197,6 +204,21 @@ def ranks_watched(folder: Path) -> list[int]:
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
     return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the files of a watched run say, but for its last steps."""
+
+    ranks: list[WatchStatus]
+    windows: list[WatchWindow]  # of rank 0; the last may not be complete
+    events: list[WatchEvent]  # of all ranks, in the order of time
+
+
+def read_watched(folder: Path) -> Watched:
+    ranks = [read_status(folder, rank) for rank in ranks_watched(folder)]
+    last = ranks[0].window
+    return Watched(ranks, [*read_windows(folder), *([] if last is None else [last])], read_events(folder))
 
 
 def steps_repeated(folder: Path, resumed_at: int) -> int | None:
@@ -270,3 +292,31 @@ def _lines(path: Path, form: type[P]) -> list[P]:
         return [form.model_validate_json(line) for line in whole]
     except ValidationError as error:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
+
+
+_APART_S = 5.0  # how far two readings of one process's begin may be apart, where the time of day was set meanwhile
+
+
+def process_name() -> str:
+    """Return the host, the namespace of process numbers (a container has its own), the number, and when it began."""
+    return f"{_where()} {os.getpid()} {psutil.Process().create_time():.0f}"
+
+
+def is_gone(name: str) -> bool:
+    """Return whether the process of this ``process_name`` has ended; False where it ran elsewhere or has no name."""
+    where, _, known = name.partition(" ")
+    if where != _where():
+        return False
+    number, began_s = known.split()
+    with suppress(psutil.Error):
+        process = psutil.Process(int(number))
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return zombie or abs(process.create_time() - float(began_s)) > _APART_S
+    return True
+
+
+def _where() -> str:
+    namespace = ""
+    with suppress(OSError):  # not Linux
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return f"{platform.node()}/{namespace}"

@@ -240,6 +240,7 @@ class RehearsedSizes(Rehearsal):
             work=phase_work(self.trainer, work, facts["traffic"], batch_bytes),
             timeline=look.notes.timeline("planned").model_copy(update={"set_up": self._set_up}),
             reserved=self.world.live.peaks()[1],
+            gathered=self.world.live.most_gathered,
             sent={phase: count for phase, count in sent.items() if count},
         )
 

@@ -36,7 +36,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.parts import PARTS
 from lm_profiler.torch_names import DISPATCH_MODE, FAKE_GROUP, NO_MODES, WHOLE_SHAPES, WORLD, tree_leaves
-from lm_profiler.training.data_parallel import WrappedDDP
+from lm_profiler.training.data_parallel import FlatDDP, WrappedDDP
 from lm_profiler.usage_error import UsageError
 
 CPU = torch.device("cpu")
@@ -116,9 +116,17 @@ class RankZero(LightningEnvironment):
 class FakeReplica(FakeStrategy):
     """One of DDP's devices: it holds the whole module, and what others send it is nowhere needed."""
 
+    copies = False  # whether all gradients are copied into one tensor after backward
+
     def __init__(self, world: FakeWorld, ranks: int) -> None:
         super().__init__(world)
         self.ranks = self.world_size = ranks
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Hold the copy of all gradients that ``flat_ddp`` sends, as long as it does."""
+        if self.copies and self.lightning_module is not None:
+            gradients = [each.grad for each in self.lightning_module.parameters() if each.grad is not None]
+            torch.cat([each.flatten() for each in gradients])
 
     def setup_environment(self) -> None:
         """Join the fake group, for modules that ask who is there, and for ``ZeroRedundancyOptimizer``."""
@@ -270,8 +278,8 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
         return FakeStrategy(world)
     strategy = FakeReplica(world, devices_in(given))
     strategy.reduces = trains
-    # With ``gradient_as_bucket_view`` the buckets are the gradients. One of WrappedDDP's ways copies them, too, but
-    # after backward, where activations are gone.
+    strategy.copies = trains and str(options.get("wrapper")).endswith(f":{FlatDDP.__name__}")
+    # With ``gradient_as_bucket_view`` the buckets are the gradients.
     strategy.has_buckets = trains and kind is not WrappedDDP and not options.get("gradient_as_bucket_view")
     return strategy
 

@@ -20,7 +20,7 @@ from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
-_PATIENCE_S = 5.0  # seconds to wait for the lock: the cells of a killed sweep hold it until they have ended
+_TRIES, _PAUSE_S = 50, 0.1  # to wait 5 s for the lock: the cells of a killed sweep hold it until they have ended
 
 
 class SweepFolder:
@@ -102,14 +102,14 @@ class SweepFolder:
         return [cell for cell in self.cells if not is_done(self.path, cell)]
 
     def _take(self, sleep: Callable[[float], None]) -> None:
-        until = time.monotonic() + _PATIENCE_S
-        while not _locked(self.lock) or any(map(_is_taken, self._locks(excluding=self._part))):
-            if time.monotonic() > until:
-                raise UsageError(
-                    f"name: expected a sweep that is not running, given {self.path}, where one is; "
-                    "wait for it, or name another with --name"
-                )
-            sleep(0.1)
+        for _ in range(_TRIES):
+            if _locked(self.lock) and not any(map(_is_taken, self._locks(excluding=self._part))):
+                return
+            sleep(_PAUSE_S)
+        raise UsageError(
+            f"name: expected a sweep that is not running, given {self.path}, where one is; "
+            "wait for it, or name another with --name"
+        )
 
     def _locks(self, excluding: SweepPart | None = None) -> list[Path]:
         """Return the lock files of others in this folder, without those of parts of the same count as ``excluding``."""

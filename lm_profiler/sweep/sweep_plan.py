@@ -73,6 +73,7 @@ class SweepRequest:
         slurm: Options of SLURM, such as --slurm.partition=gpu.
         part: Run a part of the cells, such as 2/8: in a job array, say, each task runs its own.
         dry_run: Print the cells' calls, one a line, and run none.
+        format: terminal, or json, with the lines on what goes on in stderr.
         command: The whole call.
     """
 
@@ -97,6 +98,7 @@ class SweepRequest:
     slurm: Mapping[str, str] = field(default_factory=dict)
     part: str | None = field(default=None, compare=False)
     dry_run: bool = False
+    format: Literal["terminal", "json"] = field(default="terminal", compare=False)
     command: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

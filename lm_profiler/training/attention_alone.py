@@ -16,7 +16,7 @@ from lm_profiler.usage_error import UsageError, expect
 
 
 class AttentionAlone(LightningModule):
-    """Causal attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
+    """Attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
 
     Q, K and V are the module's parameters, so that its memory is what attention is given. Gradients are cleared at the
     end of each step: the next one begins with Q, K and V alone. There is no optimizer. How many sequences of how many
@@ -26,6 +26,7 @@ class AttentionAlone(LightningModule):
         d_model: Width of Q, K and V (D).
         attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
+        is_causal: Whether a token sees none of the later ones.
         compile: Compile it with torch.compile.
     """
 
@@ -35,14 +36,15 @@ class AttentionAlone(LightningModule):
         self,
         d_model: int = 64,
         attention: str = "sdpa",
+        is_causal: bool = True,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
     ) -> None:
         super().__init__()
         expect(d_model >= 1, "d_model", "1 or more", d_model)
         check_attention_name(attention)
-        self.attend = attention_function(attention)
+        self.attend = attention_function(attention, is_causal)
         self.d_model = d_model
-        self.attention = attention
+        self.attention, self.is_causal = attention, is_causal
         self.compile_model = compile  # `compile` is a method of nn.Module
 
     def setup(self, stage: str) -> None:

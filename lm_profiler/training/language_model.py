@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -151,6 +152,12 @@ class LanguageModel(LightningModule):
         scales = self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None
         needs = f"adamw or sgd with precision {plugin.precision}, whose gradient scaler needs an optimizer"
         expect(not scales, "model.optimizer", needs, self.optimizer_name)
+
+        norm = self.trainer.gradient_clip_algorithm in (None, GradClipAlgorithmType.NORM)
+        clips = (self.trainer.gradient_clip_val or 0) > 0 and self.optimizer_name != "none" and norm
+        ways = "none with fsdp, which cannot clip by norm; fsdp2 can, and --trainer.gradient_clip_algorithm=value"
+        cannot = clips and isinstance(plugin, FSDPPrecision)
+        expect(not cannot, "trainer.gradient_clip_val", ways, self.trainer.gradient_clip_val)
 
     def _fused_cannot_clip(self) -> bool:
         """Return whether Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients)."""

@@ -20,11 +20,10 @@ from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
-pytestmark = pytest.mark.usefixtures("no_rates")
+pytestmark = pytest.mark.usefixtures("no_rates", "counted_apart")
 
 
 ERRORS: list[Callable[[], BaseException]] = [
@@ -47,16 +46,6 @@ def quiet_trainers() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of hundreds of runs whose steps were not looked at, for a fault, would start a process to count its work."""
-
-    def count(*_: object) -> None:
-        raise UncountableError("not counted here")
-
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
 
 
 def broken_by(

@@ -81,7 +81,18 @@ def test_an_optimizer_that_refuses_to_be_fused_is_not_told_to(refused: dict[str,
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), **refused)]
     assert switches(trainer).fused_optimizer is None
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters())]
-    assert switches(trainer).fused_optimizer is False
+    assert (switches(trainer).fused_optimizer, switches(trainer).weight_by_weight) == (False, False)
+
+
+def test_an_optimizer_that_goes_from_weight_to_weight_is_seen_by_its_groups(tmp_path: Path) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    trainer.strategy.connect(module)
+    weight, bias = module.parameters()
+    groups = [{"params": [weight]}, {"params": [bias], "foreach": False}]
+    trainer.strategy._optimizers = [torch.optim.Adam(groups)]
+    assert (switches(trainer).fused_optimizer, switches(trainer).weight_by_weight) == (False, True)
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True, foreach=False)]
+    assert not switches(trainer).weight_by_weight
 
 
 def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     TrainingProfiler,
+    exports,
     profiling_callbacks,
     watch_writer,
     watching,
@@ -167,15 +168,23 @@ def test_an_address_that_is_none_is_refused_before_the_run() -> None:
         TrainingProfiler(export=ExportOptions(otlp=True))
 
 
+def test_a_port_that_is_taken_is_refused_before_the_run(port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(UsageError, match=rf"^export\.prometheus: .* 127\.0\.0\.1:{port} \(Address already in use"):
+            watcher(prometheus=port)
+
+
 @pytest.mark.parametrize("of", ["port", "file"])
 def test_where_nothing_can_be_published_training_goes_on(
     of: str, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = train(Path(), [], max_steps=STEPS)
-    with socket.socket() as taken:
+    ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("no/lm.prom"))
+    with socket.socket() as taken:  # since then
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("no/lm.prom"))
         assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
     assert capsys.readouterr().err.count("export failed and was taken out") == 1
     assert read_status(folder()).steps == STEPS
@@ -215,6 +224,28 @@ def test_names_are_legal_in_every_tracker() -> None:
 class Failing(CSVLogger):
     def log_metrics(self, *_: Any, **__: Any) -> None:
         raise RuntimeError("the server is gone")
+
+
+class Blocking(CSVLogger):
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        if any(name.startswith("lm_profiler/") for name in metrics):
+            NOW.wait(60.0)
+
+
+NOW = threading.Event()  # the server answers again
+
+
+def test_logger_that_blocks_is_told_once_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exports, "PATIENCE_S", 0.1)
+    last = CSVLogger(tmp_path / "b")
+    profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), last)
+    NOW.set()
+    assert capsys.readouterr().err.count("Blocking left out: it did not take the figures within 0.1 s") == 1
+    assert profiler.record is not None
+    assert profiler.record.status == "ok"
+    assert "lm_profiler/" in Path(last.log_dir, "metrics.csv").read_text()
 
 
 def test_logger_that_raises_is_told_once_and_training_goes_on(tmp_path: Path) -> None:

@@ -57,6 +57,21 @@ def test_the_line_is_left_empty() -> None:
     assert out.getvalue().endswith("\r\x1b[K")
 
 
+def test_a_notebook_draws_over_its_line_without_codes_of_terminals() -> None:
+    out = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    progress = Progress(StageOptions(), out, Seconds())
+    for stage in ("warmup", "measure"):
+        progress.draw(stage, 0, 3)
+    progress.clear()
+    shown = out.getvalue()
+    assert "\x1b" not in shown
+    assert "\n" not in shown
+    over = shown.split("\r")
+    assert [text for text in over if text.strip()] == ["warm-up 1/3", "measuring 1/3"]
+    assert over[-1] == ""
+    assert len(over[-2]) > len("timing collectives 1,000/1,000")  # blanks over what was there
+
+
 def test_elsewhere_there_is_a_line_a_stage() -> None:
     out, seconds = io.StringIO(), Seconds()
     progress = Progress(StageOptions(), out, seconds)

@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from scripts import SUPPORT
 from torch.utils.data import DataLoader
-from warm import run
+from warm import end, run, start
 
 from lm_profiler.callbacks import (
     ActionsOptions,
@@ -32,6 +32,10 @@ from lm_profiler.callbacks import (
     watch_writer,
     watching,
 )
+from lm_profiler.cli.main import main
+from lm_profiler.measure.counts.recompiles import compilations
+from lm_profiler.measure.counts.step_reader import disjoint
+from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.watch_files import (
     STATUS,
@@ -121,6 +125,25 @@ def test_the_ledger_of_epochs_with_validation_and_a_slow_callback(tmp_path: Path
     assert 0.16 <= status.ledger["callback: Sleeper"] <= 0.18 + 0.1
     assert {"checkpoints", "epoch turn", "first step", "set-up", "own instruments"} <= status.ledger.keys()
     assert read_run(folder()).steps["measure"] == 3  # the record of the stages is what it is without
+
+
+def test_what_compiles_is_a_term_of_its_own() -> None:
+    class Compiled(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.squares = torch.compile(lambda of: of.square().mean(), backend="eager")
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            self.squares(batch[: 2 if self.steps < 20 else 1])  # compiled once more
+            return super().training_step(batch, batch_idx)
+
+    module = Compiled()
+    began_s, began = time.time(), time.perf_counter()
+    train(Path(), [watcher()], lambda: module, max_steps=STEPS)
+    status = told_of(began_s, time.perf_counter() - began)
+    first, again = (each.ended_s - each.began_s for each in disjoint(compilations(began_s) or ()))
+    assert status.ledger["compiling"] == pytest.approx(first + again, rel=0.01)
+    assert status.ledger["first step"] > 0.0
 
 
 def test_a_validation_that_takes_longer_than_all_before_is_told(tmp_path: Path) -> None:
@@ -336,6 +359,24 @@ def test_a_fault_in_any_function_of_the_watch_harms_nothing() -> None:
         assert_same_weights(plain, module)
 
 
+def test_a_killed_training_loses_a_second_of_its_rows_at_most(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = start(str(SUPPORT / "watched_killed.py"), str(tmp_path), out=tmp_path / "out")
+    deadline = time.monotonic() + 60.0
+    while not (runs := list(tmp_path.glob("*/version_0"))) or len(read_last_steps(runs[0])) < 300:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    killed_ns = time.perf_counter_ns()
+    process.kill()
+    assert end(process) == -signal.SIGKILL
+    last = read_last_steps(runs[0])[-1]
+    assert killed_ns - last["begin_ns"] <= 1.5e9  # a second, and what a busy machine takes to write
+    for verb in ("watch", "trace"):
+        assert main([verb, str(runs[0])]) == WRONG_CALL
+        assert "was killed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", [RuntimeError("theirs"), KeyboardInterrupt()])
 def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
     class Failing(Tiny):
@@ -376,6 +417,7 @@ def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:
     late_s = status.timed * 0.02
     assert sum(status.ledger.values()) == pytest.approx(status.wall_s, abs=1e-4)
     assert status.wall_s == pytest.approx(float(done.stdout.split()[-1]), rel=0.01, abs=0.1)
+    assert abs(status.ledger.get("unexplained", 0.0)) <= max(0.01 * status.wall_s, 0.03)
     assert 0.5 * late_s <= status.ledger["waiting for ranks"] <= 1.5 * late_s
     told = [event for event in read_events(left) if event.kind == "rank late"]
     assert {(event.rank, event.part) for event in told} == {(1, "data")}

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import warm
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -42,9 +43,7 @@ class Sleeper(LightningModule):
 def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
     """Rates are given: a busy machine's own would be unknown."""
     profiler = instruments(1, 5, memory=1, trace=2)
-    with pytest.MonkeyPatch.context() as given:
-        given.setattr("lm_profiler.callbacks.collect.known_ceiling", lambda *_: 1e11)
-        given.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda *_: 1e10)
+    with warm.with_rates(1e11, 1e10):
         trainer_with([profiler], folder).fit(module, data)
     return read_run(profiler.folder)
 

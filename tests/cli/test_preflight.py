@@ -120,6 +120,35 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
     }
 
 
+@pytest.mark.parametrize("more, factor", [([], 4), (["--model.optimizer=sgd"], 2)], ids=["adamw", "sgd"])
+def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehearsal(
+    more: list[str],
+    factor: int,
+    available: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "ask", lambda *args, **given: pytest.fail("rehearsed"))
+    needs = factor * 4 * TINY_PARAMETERS
+    available(needs - 1)
+    assert main(["fit", "--config=tiny.yaml", *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"given {bytes_text(needs)} without activations (parameters {bytes_text(4 * TINY_PARAMETERS)}, " in line
+    assert f"; {bytes_text(needs // 2)} with --trainer.precision=bf16-true" in line
+    record = last_run()
+    assert (record.status, record.planned and record.planned.available) == ("refused", needs - 1)
+
+
+def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where_the_run_is_refused(
+    available: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    available(1 << 30)
+    assert main(["fit", "--config=xl_bf16", "--trainer.accelerator=cpu"]) == 2
+    assert "in cs336-2026 xl is 2560/10240/32/32" in capsys.readouterr().err
+    assert main(["fit", "--model.size=cs336-2025/xl", "--trainer.accelerator=cpu"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_what_is_said_to_fit_does_and_one_more_does_not(
     available: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

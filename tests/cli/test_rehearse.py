@@ -25,14 +25,10 @@ from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
+pytestmark = pytest.mark.usefixtures("in_warm_forks")
+
 BATCH, CONTEXT, ACCUMULATED = 4, 64, 3
 GPU_TOLERANCE = 0.02
-
-
-@pytest.fixture(autouse=True)
-def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked of forks of a process that has loaded what it takes: this one may have gone backward in another test."""
-    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
 
 
 def options(precision: str, **model: Any) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.improve import MACHINES, Row, hidden, nothing
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.decision import Checked, Compared, Ran
-from lm_profiler.improve.search import Searcher
+from lm_profiler.improve.search import ERROR, Searcher
 
 
 @dataclass(frozen=True)
@@ -188,12 +188,12 @@ def test_a_baseline_that_fails_once_is_run_again() -> None:
 
 
 def test_every_further_proof_has_half_of_the_error_unless_all_before_were_right() -> None:
-    """So all of a search together err in 5 % at most."""
+    """So all of a search together err in ``ERROR`` at most."""
     shares = {"a=1": 0.5, "b=1": 0.6, "c=1": 0.7}
     all_right = searched(values(*shares), program(shares))
-    assert [one.error for one in accepted(all_right)] == [0.05] * 3
+    assert [one.error for one in accepted(all_right)] == [ERROR] * 3
     none = searched(values(*shares), program(shares, checked=Checked(False)))
-    assert [one.error for one in none.tried] == [0.05, 0.025, 0.0125]
+    assert [one.error for one in none.tried] == [ERROR, ERROR / 2, ERROR / 4]
 
 
 def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
@@ -317,11 +317,12 @@ def test_a_search_ends_within_its_budget_and_says_what_is_left(budget_s: float) 
     assert len(end.left) + len({name for name, _ in verdicts(end)}) == len(changes)
 
 
-def test_useless_changes_are_accepted_in_at_most_5_of_100_searches_where_processes_differ_by_5_percent() -> None:
+def test_useless_changes_are_accepted_in_at_most_4_of_100_searches_where_changes_make_processes_differ_more() -> None:
+    """With intervals as wide after two pairs as after many, and an error of 5 %, it was 9."""
     machine = MACHINES["5 %, and three times that under half of the changes"]
-    searches = [Row(nothing, machine, 80).search(seed) for seed in range(40)]
+    searches = [Row(nothing, machine, 40).search(seed) for seed in range(200)]
 
-    assert sum(one.useless for one in searches) <= 2
+    assert sum(one.useless for one in searches) <= 0.04 * len(searches)
     assert all(one.end == 1.0 or one.useless for one in searches)
 
 

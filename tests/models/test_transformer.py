@@ -325,6 +325,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 def good(q, k, v, is_causal): return sdpa(q, k, v, is_causal=is_causal)
 def keyword(q, k, v, *, is_causal=False, tile=64): return good(q, k, v, is_causal)
 def sees_all(q, k, v, is_causal): return sdpa(q, k, v)
+def masked(q, k, v, is_causal): return sdpa(q, k, v, is_causal=True)
 def unscaled(q, k, v, is_causal): return sdpa(q, k, v, is_causal=is_causal, scale=1.0)
 def flat(q, k, v, is_causal): return good(q, k, v, is_causal).flatten(0, 1)
 def three(q, k, v, is_causal): batch, tokens, width = q.shape
@@ -368,8 +369,8 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def check(name: str, dtype: torch.dtype = torch.float32, backward: bool = True) -> None:
-    check_attention(f"theirs:{name}", 16, dtype, torch.device("cpu"), backward)
+def check(name: str, dtype: torch.dtype = torch.float32, backward: bool = True, is_causal: bool = True) -> None:
+    check_attention(f"theirs:{name}", 16, dtype, torch.device("cpu"), backward, is_causal)
 
 
 @pytest.mark.usefixtures("theirs")
@@ -380,6 +381,21 @@ def test_a_right_function_passes_in_every_dtype_and_is_causal(name: str, dtype: 
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     expected = scaled_dot_product_attention(*qkv, is_causal=True)
     torch.testing.assert_close(attention_function(f"theirs:{name}")(*qkv), expected)
+
+
+@pytest.mark.usefixtures("theirs")
+@pytest.mark.parametrize("name", ["good", "sees_all", "keyword", *ATTENTION])
+def test_without_a_mask_every_token_sees_all(name: str) -> None:
+    named = name if name in ATTENTION else f"theirs:{name}"
+    check_attention(named, 16, torch.float32, torch.device("cpu"), True, is_causal=False)
+    qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
+    torch.testing.assert_close(attention_function(named, False)(*qkv), scaled_dot_product_attention(*qkv))
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_mask_that_nobody_asked_for_is_told() -> None:
+    with pytest.raises(UsageError, match=r"^attention: expected attention to all, given theirs:masked, in which a "):
+        check("masked", is_causal=False)
 
 
 @pytest.mark.usefixtures("theirs")
@@ -396,7 +412,7 @@ def test_ones_own_may_change_its_inputs_where_nothing_is_differentiated() -> Non
         ("flat", r"values of shape \[2, 3, 256, 16\] .*given '\[6, 256, 16\]"),
         (
             "three",
-            r"q, k, v of shape .*given ValueError: too many values",
+            r"q, k, v of shape \[2, 3, 256, 16\] .*flatten\(0, 1\) .*given ValueError: too many values",
         ),
         ("two", r"to take q, k, v of shape .*, given TypeError: two\(\) takes 2 positional arguments but 4 were given"),
         ("detached", r"expected values with a gradient"),

@@ -63,5 +63,5 @@ def test_a_shipped_sweep_names_shipped_configs_alone() -> None:
 def test_a_shipped_sweep_can_be_planned_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "sizes", "--dry_run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 * 2 * 3
+    assert len(lines) == 6 * 2 * 3
     assert all("--config=small_bf16 " in line for line in lines)

@@ -32,10 +32,11 @@ FIRST, SECOND, HIDDEN, OUT, BATCH = (4 * n for n in (64 * 256, 256 * 32, 100 * 2
 """Bytes of the two weights, and of the activations."""
 WEIGHTS = FIRST + SECOND
 
+pytestmark = pytest.mark.usefixtures("in_warm_forks")
+
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
     (tmp_path / "mlp.py").write_text(MLP)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -83,9 +84,8 @@ def test_each_allocation_has_its_shape_its_module_and_its_line(planned: Any) -> 
     }
 
 
-def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     """Of a run that recomputes, accumulates, casts and has DDP's buckets."""
-    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
     options = ["--model.activation_checkpointing=true", "--trainer.accumulate_grad_batches=2", "--trainer.devices=2"]
     options += ["--model.num_layers=2", "--model.d_model=64", "--model.num_heads=2", "--data.context_length=64"]
     plan = told(

@@ -20,6 +20,8 @@ from lm_profiler.record.run_record import read_run
 from lm_profiler.rehearse.strategies import CannotSplit, FakeReplica, devices_in, fake_strategy, ring_bytes
 from lm_profiler.usage_error import UsageError
 
+pytestmark = pytest.mark.usefixtures("in_warm_forks")
+
 DDP = "lightning.pytorch.strategies.DDPStrategy"
 FSDP2 = (
     "--trainer.strategy.class_path=lightning.pytorch.strategies.ModelParallelStrategy",
@@ -28,12 +30,6 @@ FSDP2 = (
 RANKS = 4
 LAYER, WHOLE = 4 * sharded_plans.LAYER, 4 * sharded_plans.LAYER * sharded_plans.LAYERS
 """Bytes of a layer's parameters, and of all layers'."""
-
-
-@pytest.fixture(autouse=True)
-def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask forks of a process that has loaded what it takes: this one may have gone backward in another test."""
-    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +98,8 @@ def test_fsdp2_holds_a_share_and_gathers_layer_by_layer() -> None:
     # Each layer is gathered before its forward and again before its backward; its gradients are scattered once.
     passed_on = WHOLE * (RANKS - 1) // RANKS
     assert plan.sent == {"forward": passed_on, "backward": 2 * passed_on}
+    # One layer whole, or two where the next one is gathered ahead.
+    assert LAYER <= plan.gathered <= 2 * LAYER
     # The step takes its temporary tensors of its own shard: no sooner does a DTensor's whole shape count as held.
     assert plan.peaks["optimizer"] < plan.peaks["data"] + 2 * WHOLE // RANKS
     # At the peak no more than two layers are there whole, gathered and as they came from the others.
@@ -130,6 +128,34 @@ def test_our_own_model_shares_optimizer_states_too() -> None:
     assert causes.optimizer_states == pytest.approx(2 * 4 * 10_000 * 64, rel=0.05)
     assert isinstance(refused, Unplanned)
     assert refused.wrong
+
+
+@pytest.mark.parametrize("strategy, more", [("naive_ddp", 0), ("flat_ddp", 1)])
+def test_the_flat_copy_of_the_gradients_is_held_after_backward(strategy: str, more: int) -> None:
+    """One sequence of two tokens: what is alive in backward is the model itself, and not its activations."""
+    tiny = ("--data.batch_size=1", "--data.context_length=2", "--model.num_layers=1", "--model.vocab_size=50")
+    plan = told(ask(["fit", *tiny, "--trainer.devices=2", f"--trainer.strategy={strategy}"], gpu=None))
+    assert isinstance(plan, Planned), plan
+    whole = plan.causes["optimizer"].parameters
+    assert plan.peaks["backward"] == pytest.approx((4 + more) * whole, rel=0.05)
+
+
+def test_what_cannot_clip_by_norm_says_what_can() -> None:
+    call = [
+        "fit",
+        "--model.num_layers=1",
+        "--trainer.devices=2",
+        "--trainer.strategy=fsdp",
+        "--trainer.precision=bf16-true",
+    ]
+    refused = told(ask([*call, "--trainer.gradient_clip_val=1.0"], gpu=None))
+    assert isinstance(refused, Unplanned)
+    assert refused.reason.startswith(
+        "trainer.gradient_clip_val: expected none with fsdp, which cannot clip by norm; fsdp2"
+    )
+    assert "\n" not in refused.reason
+    by_value = ("--trainer.gradient_clip_val=1.0", "--trainer.gradient_clip_algorithm=value")
+    assert isinstance(told(ask([*call, *by_value], gpu=None)), Planned)
 
 
 def test_fsdp_holds_a_share() -> None:

@@ -126,9 +126,9 @@ def _answer(told: bytes, link: Connection, environment: dict[str, str]) -> None:
     child.answer_told(io.BytesIO(told), link, is_ours=False)
 
 
-def without_rates() -> Any:
-    """Runs of which the machine's ceilings stay unknown."""
-    found = {name: lambda *_: None for name in ("known_ceiling", "known_copy_rate")}
+def with_rates(flops_per_s: float | None, bytes_per_s: float | None) -> Any:
+    """Runs find these rates of the machine, or none."""
+    found = {"known_ceiling": lambda *_: flops_per_s, "known_copy_rate": lambda *_: bytes_per_s}
     return mock.patch.multiple("lm_profiler.callbacks.collect", **found)
 
 
@@ -136,7 +136,7 @@ def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str]
     """What an interpreter does with them."""
     os.setsid()
     if not rates:
-        without_rates().start()
+        with_rates(None, None).start()
     for number, name in enumerate(streams):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY)
         os.dup2(file, number)

@@ -11,7 +11,6 @@ import pytest
 from by_hand import leave_record, plan
 
 from lm_profiler.record.sweep import PLAN_FILE, SweepPlan, read_outcome
-from lm_profiler.sweep import sweep_folder as folder_module
 from lm_profiler.sweep.schedule import Ended, clear, record_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of
@@ -117,11 +116,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         SweepFolder(tmp_path, plan("a"))
 
 
-def test_two_sweeps_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "_PATIENCE_S", 0.0)
+def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
     told = r"^name: expected a sweep that is not running, given "
     with SweepFolder(tmp_path / "s", plan("a")), pytest.raises(UsageError, match=told):
-        SweepFolder(tmp_path / "s", plan("a"))
+        open_part(tmp_path / "s", None, "a")
     with SweepFolder(tmp_path / "s", plan("a")):
         pass
 
@@ -151,13 +149,12 @@ def test_nothing_is_left_of_a_sweep_that_never_began(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "s" / "sweep.json").exists()
 
 
-def open_part(path: Path, text: str | None) -> SweepFolder:
+def open_part(path: Path, text: str | None, cells: str = "abc") -> SweepFolder:
     """With a clock that does not wait."""
-    return SweepFolder(path, plan("a", "b", "c"), lambda seconds: None, None if text is None else part_of(text))
+    return SweepFolder(path, plan(*cells), lambda seconds: None, None if text is None else part_of(text))
 
 
-def test_parts_run_beside_each_other_and_beside_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_profiler.sweep.sweep_folder._PATIENCE_S", 0.0)
+def test_parts_run_beside_each_other_and_beside_nothing_else(tmp_path: Path) -> None:
     with open_part(tmp_path / "s", "1/2") as first, open_part(tmp_path / "s", "2/2") as second:
         first.begin()
         assert {cell.id for cell in first.missing()} | {cell.id for cell in second.missing()} == {"a", "b", "c"}

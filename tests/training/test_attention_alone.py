@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.cli import trainer_cli
+from lm_profiler.cli.main import main
+from lm_profiler.models import transformer
 from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -133,3 +136,26 @@ def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_th
     monkeypatch.setattr(trainer_cli, "somebodys", lambda q, k, v, is_causal: q)
     with pytest.raises(ValueError, match=r"^model\.attention: expected values of "):
         trainer_cli.check_attention_of(module, given, "fit")
+
+
+@pytest.mark.usefixtures("no_preflight")
+def test_a_cell_of_the_grid_that_runs_out_of_memory_says_so_in_every_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if q.shape[-2] > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB")
+        return transformer.sdpa(q, k, v)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(transformer.ATTENTION, "sdpa", attend)
+    few = ("--data.batch_size=1", "--stages.warmup_steps=0", "--stages.measure_steps=2", "--trace.steps=0")
+    for context, code in ((16, 0), (32, 1)):
+        named = (f"--name=of{context}", f"--data.context_length={context}", "--trainer.accelerator=cpu")
+        assert main(["fit", "--config=attention", *few, *named]) == code
+    capsys.readouterr()
+    tables = (("--layout", "wide"), ("--pivot", "context_length", "attention"), ("--columns", "context_length,status"))
+    for how in tables:
+        assert main(["report", "logs", *how]) == 0
+        [row] = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith(" OOM")]
+        assert "32" in row

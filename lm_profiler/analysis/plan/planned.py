@@ -24,6 +24,7 @@ SETTINGS = (
     "trainer.accumulate_grad_batches",
     "data.batch_size",
     "data.context_length",
+    "model.size",
     "model.attention",
     "model.activation_checkpointing",
     "model.checkpoint_every",
@@ -51,6 +52,7 @@ class Planned:
     steps: Sequence[int] = ()  # The peak of each step that was rehearsed. What is told is the largest of them.
     taken_for_one: Sequence[str] = ()  # lines that made a float of a number that nobody knew: it was taken to be 1
     buckets: int | None = None  # bytes of DDP's buckets, in the rest of each phase's peak; None where there are none
+    gathered: int = 0  # bytes of weights that are gathered from other ranks, in the rest: the most at one time
     workspaces: int | None = None  # bytes that libraries keep to work in, in each phase's peak; None on the CPU
     # what the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves
     reserved: int | None = None
@@ -129,6 +131,30 @@ class PlannedFloors:
     def unknown(self) -> list[str]:
         """Phases whose floor is not in the step's."""
         return [phase for phase in self.by_phase if self.of(phase) is None]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A setting that would need less, as its step was rehearsed."""
+
+    options: Sequence[str]
+    changes: str | None  # what it changes besides memory; None is nothing
+    needs_bytes: int
+    fits: bool | None
+    floor_s: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the verb ``plan`` answers, of one device."""
+
+    planned: Planned
+    device: Capacity
+    fits: bool | None  # None where nobody can tell, as of steps that grow
+    needs_bytes: int  # the least that surely holds the run
+    largest_context: int | None  # that fits, as ``planned.largest`` is the largest batch
+    floor_s: float | None  # of the step; None where no peaks of the device are known
+    smaller: Sequence[Alternative]  # settings that would need less, where it does not surely fit
 
 
 def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None = None) -> PlannedFloors:

@@ -269,6 +269,13 @@ def _pattern_text(of: Finding, s: Settings) -> str:
     return f"See what {of.phase} does every {every} steps{owner}."
 
 
+def _optimizer_text(of: Finding, s: Settings) -> str:
+    if s.fused_optimizer is None:
+        return "Let the optimizer update all weights together (foreach=True), not one by one."
+    why = " (foreach=False is set now)" if s.weight_by_weight else ""
+    return f"Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds{why}."
+
+
 def _small_batch_text(of: Finding, s: Settings) -> str:
     units = (("tokens_per_batch", "token"), ("samples_per_batch", "sample"))
     known = [f" (now {counted(int(of.facts[name]), unit)})" for name, unit in units if name in of.facts]
@@ -300,8 +307,9 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy(
         "optimizer",
-        "Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds.",
+        _optimizer_text,
         likely=0.5,
+        likely_seen=0.8,
         against=("host", "memory bandwidth"),
         faster=switch("model.fused", False, "true", ("optimizer",), ORDER),
     ),
@@ -316,6 +324,7 @@ REMEDIES: Sequence[Remedy] = (
         "small_batch",
         _small_batch_text,
         likely=0.35,
+        likely_seen=0.8,
         against=("host", "communication"),
         faster=other_batches,
         smaller=smaller_batches,
@@ -366,7 +375,9 @@ _BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
 def likely_share(finding: Finding) -> float:
     """Return how much of what is possible the remedy of ``finding`` usually saves."""
     remedy = _BY_NAME.get(finding.name)
-    return 1.0 if remedy is None else remedy.likely
+    if remedy is None:
+        return 1.0
+    return remedy.likely if finding.may or remedy.likely_seen is None else remedy.likely_seen
 
 
 def remedy_of(finding: Finding, record: RunRecord) -> str:

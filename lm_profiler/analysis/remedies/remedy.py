@@ -127,6 +127,7 @@ class Remedy:
     say: str | Callable[[Finding, Settings], str] = ""  # the sentence of such a finding
     # how much of what is possible it usually saves, to rank findings by: ceilings of what fuses or halves are loose
     likely: float = 1.0
+    likely_seen: float | None = None  # the same where what it mends is a fact, and not something that may be
     # what a run is bound by for which it goes before other remedies whose ceilings are no lower
     against: tuple[Bound, ...] = ()
     faster: Faster | None = None

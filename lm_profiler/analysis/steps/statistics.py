@@ -84,6 +84,18 @@ def ar1_means(y: Series) -> tuple[Series, Series, Series]:
     return score, on_one / weight, np.sqrt(variance / weight)
 
 
+def median_interval(values: ArrayLike) -> tuple[float, float] | None:
+    """The 95 % interval of the median, whatever the distribution; None of fewer than six values.
+
+    Between two order statistics: of n values less than k lie below the median with the odds of n coins (David and
+    Nagaraja 2003, section 7.1).
+    """
+    x, k, below = np.sort(finite(values)), 0, 0.0
+    while (below := below + math.comb(x.size, k) / 2**x.size) <= 0.025:
+        k += 1
+    return (float(x[k - 1]), float(x[-k])) if k else None
+
+
 @lru_cache(maxsize=64)
 def student(freedom: float, confidence: float) -> float:
     """The two-sided quantile of Student's t, in standard errors; scipy's, which only reports may need."""

@@ -16,7 +16,9 @@ from lm_profiler.record.watch_files import STEPS
 VALIDATION, EPOCH = "validation", "epoch"  # for what a loop leaves its steps
 CHECKPOINTS, LOGGERS, EPOCH_TURN = "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"
-WAITING = "waiting for ranks"
+WAITING, COMPILING, FIRST_STEP = "waiting for ranks", "compiling", "first step"
+
+COMPILED_IN = [f"{STEPS}{part}" for part in ("optimizer", "backward", "forward")]
 
 
 class NamedSpan(NamedTuple):
@@ -64,10 +66,10 @@ class Ledger:
         self.last_ns = max(now_ns, self.last_ns)
 
     def move(self, seconds: float, what: str, parts: Sequence[str]) -> None:
-        """Move ``seconds``, or as many as there are, from ``parts`` of steps to ``what``; the last part gives first."""
+        """Move ``seconds``, or as many as there are, from ``parts`` to ``what``; the last of ``parts`` gives first."""
         for part in reversed(parts):
-            given_s = min(seconds, max(self.seconds[f"{STEPS}{part}"], 0.0))
-            self.seconds[f"{STEPS}{part}"] -= given_s
+            given_s = min(seconds, max(self.seconds[part], 0.0))
+            self.seconds[part] -= given_s
             self.seconds[what] += given_s
             seconds -= given_s
 

@@ -15,9 +15,9 @@ from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Wa
 
 LARGEST = 8  # contributors that are kept of a term
 
-_UNLIKE = 1.10  # traced steps in which more ran, as a share of the measured step, were unlike the measured ones
+_UNLIKE = 0.10  # the share of the measured step by which what ran in the traced ones may exceed it
 
-_NOTED = 0.01  # the share of the step below which unknown bytes are not worth a note
+_NOTED = 0.01  # the share of the step below which unknown bytes, or what exceeds it, are not worth a note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +38,31 @@ class Step:
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
-    """Return the waterfall of ``step``: kernels take what they took while ``traced``, gaps are what these leave."""
+    """Return the waterfall of ``step``: kernels take what they took while ``traced``, gaps are what these leave.
+
+    What took longer while traced is scaled down to what the measured step has room for: beside a wait for the batch
+    nothing runs on the CPU. So no term is negative, or more than the step.
+    """
     notes: list[str] = []
-    busy_s = _busy_s(traced)
-    too_long = busy_s > _UNLIKE * step.step_s
-    if too_long:  # its share of the step is what can be told
-        factor = step.step_s / busy_s
-        traced = replace(traced, pieces=[(piece, own * factor) for piece, own in traced.pieces], gaps=[])
+    busy_s, waited_s = _busy_s(traced), max(step.input_s - traced.seconds("input"), 0.0)
+    room_s = step.step_s if traced.on_device else max(step.step_s - waited_s, 0.0)
+    over = (busy_s - room_s) / step.step_s
+    if over > 0.0:
+        scaled = [(piece, own * room_s / busy_s) for piece, own in traced.pieces if room_s]
+        traced = replace(traced, pieces=scaled, gaps=[])
+    if over >= _NOTED:
+        ceilings = ", and no ceilings are told" if over > _UNLIKE else ""
         notes.append(
-            f"what ran in the traced steps took {busy_s / step.step_s - 1.0:.0%} longer than the measured step: terms "
-            "are scaled down to it, and no ceilings are told"
+            f"what ran in the traced steps took {ms(busy_s - room_s)} ({over:.0%} of the step) longer than in the "
+            f"measured ones: terms are scaled down to these{ceilings}"
         )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
-    # What is left, so that the terms always add up to the step; it may be negative. Below a nanosecond it is the error
-    # of the sum, which differs between rows in memory and those of a file.
+    # What is left, so that the terms always add up to the step. Below a nanosecond it is the error of the sum, which
+    # differs between rows in memory and those of a file.
     left_s = step.step_s - math.fsum(term.seconds for term in terms)
     terms.append(Term(name="unexplained", seconds=left_s if abs(left_s) >= 1e-9 else 0.0))
-    if too_long:
+    if over > _UNLIKE:
         terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
     return Waterfall(
         source="kernels" if traced.on_device else "operators",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lm_profiler.analysis.steps.statistics import mean_interval, summarise
+from lm_profiler.cli.surroundings import check_port, say_who_shares
 from lm_profiler.cli.verbs.plan import size_bytes
 from lm_profiler.cli.verbs.shared import format_of, writable, write
 from lm_profiler.measure.boundary import say
@@ -19,7 +18,7 @@ from lm_profiler.record.entry import Collection
 from lm_profiler.report.pictures.plots import bandwidths, check_picture, save_figure
 from lm_profiler.report.tables.formats import SUFFIXES
 from lm_profiler.report.tables.link_table import LinkFigures, link_table
-from lm_profiler.usage_error import UsageError, expect, expect_one_of
+from lm_profiler.usage_error import expect, expect_one_of
 
 EXAMPLES = """\
 for example:
@@ -36,7 +35,7 @@ _MOST_BYTES = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Time collectives between processes of this machine, at several sizes: median, mean with its interval, bandwidths.
+    """Time collectives between processes of this machine, at several sizes: median with its interval, bandwidths.
 
     A repeat takes as long as it takes the slowest process. Each result is checked once.
 
@@ -46,8 +45,8 @@ class Options:
         processes: How many processes; several numbers make a group each. If not given, 2, or one for each GPU.
         backend: gloo (on the CPU), nccl (a GPU for each process); if not given, what the machine has.
         repeats: The most repeats of a row.
-        budget_s: Seconds that a row may take; three repeats are made in any case.
-        format: terminal, markdown, latex, csv, json or parquet; if not given, as the suffix of output says.
+        budget_s: Seconds that a row may take; six repeats are made in any case.
+        format: terminal, markdown, latex, typst, csv, json or parquet; if not given, as the suffix of output says.
         output: Write the table to this file.
         plot: Draw bus bandwidth against size into this file: .svg, .png or .pdf.
     """
@@ -65,7 +64,7 @@ class Options:
     def __post_init__(self) -> None:
         for count in self.processes:
             expect(2 <= count <= _MOST_PROCESSES, "processes", f"2 to {_MOST_PROCESSES}", count)
-        expect(self.repeats >= 3, "repeats", "3 or more, without which there is no interval", self.repeats)
+        expect(self.repeats >= 6, "repeats", "6 or more, without which there is no interval", self.repeats)
         expect(0 < self.budget_s < float("inf"), "budget_s", "seconds above 0", self.budget_s)
         if self.format is not None:
             expect_one_of(_FORMATS, "format", self.format)
@@ -98,6 +97,7 @@ def run(options: Options) -> int:
 def _measured(options: Options) -> Iterator[LinkFigures]:
     import torch  # not for --help
 
+    from lm_profiler.measure.device.environment import cpu_cores
     from lm_profiler.measure.device.link_rate import LinkRequest, time_links
 
     gpus = torch.cuda.device_count()
@@ -109,27 +109,19 @@ def _measured(options: Options) -> Iterator[LinkFigures]:
             expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
             expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
     store, sizes = _store(), [size_bytes(size, "sizes", "64MB") for size in options.sizes]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for at, (backend, count) in enumerate(groups):
-        if count > cores:
-            say(f"{count} processes share {cores} cores: they take turns, which counts as time of the collectives")
+        say_who_shares(count, cpu_cores(), "the collectives")
         asked = LinkRequest(backend, count, store.port, str(at), options.ops, sizes, options.repeats, options.budget_s)
         say(f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}")
         for row in rank_messages(partial(time_links, asked), count):
-            time = summarise(row.seconds, mean_interval(row.seconds) if row.seconds else None)
-            yield LinkFigures(backend, count, row.op, row.size_bytes, time, row.unknown)
+            yield LinkFigures(backend, count, row.op, row.size_bytes, row.seconds, row.unknown)
 
 
 def _store() -> Any:
     """Return the store through which the processes find each other, at MASTER_PORT or any free port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the stubs lack it
 
-    given = os.environ.get("MASTER_PORT", "0")
-    expect(given.isdecimal() and int(given) < 1 << 16, "MASTER_PORT", "a port", given)
-    try:
-        return TCPStore("localhost", int(given), is_master=True, wait_for_workers=False)
-    except RuntimeError:  # torch logs the address that is in use
-        raise UsageError(f"MASTER_PORT: expected a free port, given {given}, which is taken; unset it") from None
+    return TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
 
 
 VERBS = {"collectives": (Options, EXAMPLES, run)}

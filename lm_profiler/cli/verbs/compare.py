@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -16,18 +17,18 @@ from pathlib import Path
 from typing import ClassVar, Literal, cast, get_args
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
-from lm_profiler.analysis.compare.ratio import RatioInterval, change
+from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
 from lm_profiler.cli.verbs.shared import runs_below, write_text
 from lm_profiler.improve.candidates import seconds_of
 from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.run.comparison_table import (
     CiFormat,
-    as_json,
     ci_text,
     comparison_table,
     measured_in,
@@ -37,13 +38,17 @@ from lm_profiler.report.run.comparison_table import (
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 
-_ERROR = 0.05  # in how many of all calls of ``ab`` the interval may miss the true ratio, at any look
+# In how many of all calls of ``ab`` the interval may miss the true ratio, at any look, and the pairs after which it is
+# looked at. Where processes differ by twice what is assumed, 4.2 % of 1,000 calls are wrong; with LOOKS and 5 % it was
+# 10 % (benchmarks/README.md).
+_ERROR, AB_LOOKS = 0.03, LOOKS[1:]
+_FEWEST_PAIRS = 2  # that run whatever the budget
 
 _SET_BY_AB = ("--name", "--log_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shown:
+class _ShowOptions:
     """How a comparison is written.
 
     Args:
@@ -60,10 +65,10 @@ class _Shown:
     output: Path | None = None
 
 
-def _tell(comparison: Comparison, options: _Shown, verb: str) -> int:
+def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
-        text = as_json(comparison)
+        text = json_of(comparison, indent=1) + "\n"
     elif options.format in get_args(CiFormat):
         text = ci_text(measured_in(comparison), cast(CiFormat, options.format))
     else:
@@ -91,7 +96,7 @@ for example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(_Shown):
+class Options(_ShowOptions):
     """Compare B with A: the step, its phases, tokens/s and memory.
 
     Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
@@ -153,7 +158,7 @@ for example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbOptions(_Shown):
+class AbOptions(_ShowOptions):
     """Run a verb in tree A and in tree B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
 
     A tree is a folder, or `git:REF` for that state of this repository, in a worktree that is removed afterwards. After
@@ -206,35 +211,46 @@ def run_ab(options: AbOptions) -> int:
     known = known_spread(sides["a"][0].environment)
     comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
     step = replace(comparison.step, interval=interval, verdict=change(interval))  # that holds at all looks
+    if step.verdict == "UNCLEAR":
+        pairs = len(sides["a"])
+        looked = max((look for look in AB_LOOKS if look <= pairs), default=pairs)
+        why += f"; about {pairs_needed(interval, looked)} pairs like these would make it clear"
     return _tell(replace(comparison, step=step, notes=[*comparison.notes, why]), options, "ab")
 
 
 def in_turns(
     measured: Callable[[str], Entry], budget_s: float, clock: Callable[[], float]
 ) -> tuple[dict[str, list[Entry]], str]:
-    """Return the runs of both sides, and why there are no more pairs.
-
-    The first pairs, without which there is no interval, run whatever the budget.
-    """
+    """Return the runs of both sides, and why there are no more pairs; the first two run whatever the budget."""
     sides: dict[str, list[Entry]] = {"a": [], "b": []}
     began_s = clock()
-    while len(sides["a"]) < LOOKS[-1]:
+    while len(sides["a"]) < AB_LOOKS[-1]:
         pairs, spent_s = len(sides["a"]), clock() - began_s
-        if pairs >= LOOKS[0] and spent_s + spent_s / pairs > budget_s:
+        if pairs >= _FEWEST_PAIRS and spent_s + spent_s / pairs > budget_s:
             return sides, f"the budget ended it after {pairs} pairs"
         for side in "ab" if pairs % 2 else "ba":
             sides[side].append(measured(side))
         machine = sides["a"][0].environment
-        if pairs + 1 in LOOKS and change(interval_of(sides, known_spread(machine))) != "UNCLEAR":
+        if pairs + 1 in AB_LOOKS and change(interval_of(sides, known_spread(machine))) != "UNCLEAR":
             return sides, f"clear after {pairs + 1} pairs"
-    return sides, f"not clear after {LOOKS[-1]} pairs"
+    return sides, f"not clear after {AB_LOOKS[-1]} pairs"
 
 
 def interval_of(sides: dict[str, list[Entry]], known: ProcessSpread = ASSUMED_SPREAD) -> RatioInterval | None:
     """Return the interval of B's mean step over A's, which holds at all looks together."""
     a, b = ([_step_s(entry) for entry in sides[side]] for side in "ab")
     ratios = [of_b / of_a for of_a, of_b in zip(a, b, strict=True)]
-    return repeated_interval(ratios, _ERROR, spread([a, b], known))
+    return repeated_interval(ratios, _ERROR, spread([a, b], known), AB_LOOKS)
+
+
+def pairs_needed(interval: RatioInterval | None, pairs: int) -> int:
+    """Return after about how many pairs like the ``pairs`` of an UNCLEAR interval its verdict would be another."""
+    if interval is None:
+        return AB_LOOKS[0]
+    off, half_width = abs(math.log(interval.ratio)), math.log(interval.high / interval.ratio)
+    # the interval must exclude 1, or lie within the margin around it
+    gap = max(off if off > MARGIN else 0.0, MARGIN - off, 1e-3)
+    return max(pairs + 1, math.ceil(pairs * (half_width / gap) ** 2))
 
 
 def _step_s(entry: Entry) -> float:
@@ -254,12 +270,34 @@ def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) 
     at = words.index("--") if "--" in words else len(words)
     own = [f"--log_dir={folder.parent}", f"--name={folder.name}", *more]
     call = [sys.executable, "-m", "lm_profiler", verb, *words[:at], *own, *words[at:]]
-    done = subprocess.run(call, cwd=tree, capture_output=True, text=True, errors="replace", check=False)
+    paths = os.pathsep.join(_paths_in(tree))
+    environment = {**os.environ, "PYTHONPATH": paths} if paths else None
+    done = subprocess.run(
+        call, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
     runs = collect([folder]).entries if folder.is_dir() else []
     if not runs or (verb != "run" and done.returncode):
         last = (done.stderr.strip() or "nothing was profiled").splitlines()[-1]
         raise _RunFailed(f"{folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
     return runs[-1]
+
+
+def _paths_in(tree: Path) -> list[str]:
+    """Return ``PYTHONPATH`` for a run in ``tree``: what is imported from the repository of the current folder, also as
+    an editable install, comes from the same place in ``tree``."""
+    here, given = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    top = Path(_git("rev-parse", "--show-toplevel") or here)
+    # setuptools installs some layouts by a finder of modules, which comes after all paths
+    finders = (module for name, module in [*sys.modules.items()] if name.startswith("__editable__"))
+    editable = [str(Path(path).parent) for finder in finders for path in getattr(finder, "MAPPING", {}).values()]
+    paths = list[str]()
+    for path in (Path(each).absolute() for each in dict.fromkeys([*given, *sys.path, *editable]) if each):
+        there = Path(os.path.normpath(tree / os.path.relpath(path, here)))
+        if path.is_relative_to(top) and not path.is_relative_to(sys.prefix) and there.is_dir():
+            paths.append(str(there))
+        elif str(path) in map(os.path.abspath, filter(None, given)):
+            paths.append(str(path))
+    return list(dict.fromkeys(paths))
 
 
 @contextmanager

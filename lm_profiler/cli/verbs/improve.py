@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
+from rich.console import Console
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.hardware.roofline import contention_lines
@@ -17,7 +18,7 @@ from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.options import read_config
-from lm_profiler.cli.verbs.shared import show
+from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import ImproveRequest, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, RanCell
@@ -74,7 +75,7 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
 
 
 def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
-    display = ImproveDisplay(folder.path, request.budget_s)
+    display = ImproveDisplay(folder.path, request.budget_s, Console(stderr=request.format == "json"))
     # The first setting and each value of ``--try``: their calls are checked before anything runs.
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
     written = [calls.look(), *(calls.time(options, 0) for options in asked)]
@@ -96,7 +97,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
                 return INTERRUPTED
-    return _ending(folder, record, calls.call)
+    return _ending(folder, record, calls.call, request.format)
 
 
 def _improved(
@@ -136,15 +137,18 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> list[C
     return [*asked, *worth_it(ours, first.time["step"].mean, MARGIN)]
 
 
-def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> int:
+def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str], kind: ForWhom = "terminal") -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
     if record.options:
         write_whole(improved, config_text(record, call))
     else:
         improved.unlink(missing_ok=True)  # an earlier call may have written one
-    show(improve_table(record, folder.path))
-    print(f"written to {folder.path}")
+    if kind == "json":
+        write_json(record)
+    else:
+        show(improve_table(record, folder.path))
+        print(f"written to {folder.path}")
     return {"interrupted": INTERRUPTED, "failed": FAILED}.get(record.ended, OK)
 
 

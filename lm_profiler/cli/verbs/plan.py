@@ -5,23 +5,35 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm_profiler.analysis.plan.planned import ANY_GPU, Capacity, Planned, capacity, fits, planned_floors
+from lm_profiler.analysis.plan.planned import (
+    ANY_GPU,
+    Alternative,
+    Capacity,
+    Plan,
+    Planned,
+    capacity,
+    fits,
+    planned_floors,
+)
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
-from lm_profiler.cli.verbs.shared import show, writable
+from lm_profiler.cli.verbs.shared import format_of_answer, show, writable, write, write_json
 from lm_profiler.measure.boundary import say
+from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.entry import Collection
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.report.pictures.over_time import named
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_timelines
 from lm_profiler.report.run.plan_table import allocation_tables, plan_table, remedy_table
+from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
@@ -56,7 +68,8 @@ class Options:
             if not given, the floor of the step is without communication.
         allocations: Add the largest allocations at the peak, what is saved for backward, and three moments.
         plot: memory_timeline, the bytes in use over one step by cause; with --output FILE.svg, .png, .pdf or .html.
-        output: Write the plot to this file.
+        format: terminal, markdown, latex, typst, or json with all figures; if not given, as output's suffix says.
+        output: Write the plot, or without one the tables, to this file.
         options: Options of fit.
     """
 
@@ -65,6 +78,7 @@ class Options:
     bandwidth: float | None = None
     allocations: bool = False
     plot: str | None = None
+    format: str | None = None
     output: Path | None = None
     options: Sequence[str] = ()
 
@@ -72,16 +86,46 @@ class Options:
         known = self.bandwidth is None or 0 < self.bandwidth < math.inf
         expect(known, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
         expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
-        if (self.plot is None) != (self.output is None):
-            given, missing = ("output", "plot memory_timeline") if self.plot is None else ("plot", "output FILE")
-            raise UsageError(f"{given}: expected --{missing} too, given none; end FILE with {', '.join(SUFFIXES)}")
-        if self.output is not None:
+        tables_to = self.output if self.plot is None else None
+        object.__setattr__(self, "format", format_of_answer(self.format, tables_to))
+        if self.plot is not None:
+            if self.output is None:
+                raise UsageError(f"plot: expected --output FILE too, given none; end FILE with {', '.join(SUFFIXES)}")
             check_picture(self.output)
+        if self.output is not None:
             expect(self.output.parent.is_dir(), "output", "a file in a folder that is there", str(self.output))
 
 
 def run(options: Options) -> int:
-    """Print the plan and return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned."""
+    """Print or write the plan; return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned."""
+    file = options.output if options.plot is None else None
+    tables = list[Table]()
+    # On a terminal each table is shown as soon as it is known: remedies take a while.
+    is_shown = file is None and options.format == "terminal"
+    try:
+        answer = planned(options, show if is_shown else tables.append)
+    except CannotPlan as error:
+        for line in str(error).splitlines():
+            say(line)
+        return FAILED
+    if options.format == "json":
+        write_json(answer, file)
+    elif tables:
+        write(Collection(), tables, options.format or "terminal", file)
+    return FAILED if answer.fits is False else OK
+
+
+class CannotPlan(Exception):
+    """A run that cannot be rehearsed, or is too large whatever its batch is; the message says why."""
+
+
+def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
+    """Return the plan; ``shown`` gets each table as soon as it is known.
+
+    Raises:
+        UsageError: the call is wrong.
+        CannotPlan: the run cannot be rehearsed.
+    """
     device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module lies there
     known = []
@@ -89,22 +133,29 @@ def run(options: Options) -> int:
         if not isinstance(answer, Planned):
             if answer.wrong:
                 raise UsageError(answer.reason)
-            say(f"cannot be planned: {answer.reason}")
-            return FAILED
+            why = "" if answer.too_large else "cannot be planned: "
+            raise CannotPlan("\n".join(f"{why}{line}" for line in answer.reason.splitlines()))
         known.append(answer)
     batch, context = known
+    for line in other_meanings([batch.settings.get("model.size", "")]):
+        say(line)
     floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
-    show(plan_table(batch, context.largest, device, floors(batch)))
+    shown(plan_table(batch, context.largest, device, floors(batch)))
     if batch.timeline is not None:
-        _show_timeline(batch.timeline, options)
-    if fits(batch, device.bytes):
-        return OK
-    tried = _tried(remedies(batch, context.largest), options.options, device)
-    # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
-    if not any(fits(planned, device.bytes) for _, planned in tried):
-        tried += _tried(together(batch), options.options, device)
-    show(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
-    return FAILED if fits(batch, device.bytes) is False else OK
+        _show_timeline(batch.timeline, options, shown)
+    smaller = list[Alternative]()
+    if not fits(batch, device.bytes):
+        tried = _tried(remedies(batch, context.largest), options.options, device)
+        # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
+        if not any(fits(planned, device.bytes) for _, planned in tried):
+            tried += _tried(together(batch), options.options, device)
+        shown(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
+        smaller = [
+            Alternative(way.words, way.changes, of.needs, fits(of, device.bytes), floors(of).seconds)
+            for way, of in tried
+        ]
+    kept = batch if options.allocations else replace(batch, timeline=None)
+    return Plan(kept, device, fits(batch, device.bytes), batch.needs, context.largest, floors(batch).seconds, smaller)
 
 
 def _tried(ways: Sequence[Smaller], options: Sequence[str], device: Capacity) -> list[tuple[Smaller, Planned]]:
@@ -130,11 +181,11 @@ def _rehearsed(
                 each.end()
 
 
-def _show_timeline(timeline: MemoryTimeline, options: Options) -> None:
+def _show_timeline(timeline: MemoryTimeline, options: Options, shown: Callable[[Table], object]) -> None:
     if options.allocations:
         for table in allocation_tables(timeline):
-            show(replace(table, above=["", *table.above]) if table.above[0] else table)
-    if options.output is not None:
+            shown(replace(table, above=["", *table.above]) if table.above[0] else table)
+    if options.plot is not None and options.output is not None:
         with writable(options.output):
             save_timelines(named([timeline]), options.output)
         say(f"written to {options.output}")

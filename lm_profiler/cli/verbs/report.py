@@ -130,7 +130,7 @@ class Options:
             if getattr(self, name) is not None and not getattr(self, needs):
                 raise UsageError(f"{name}: expected --{needs} with it, given none")
         if self.kernels or self.allocations:
-            expect(self.format not in ("html", "latex", "typst"), "format", f"another with --{ways[0]}", self.format)
+            expect(self.format != "html", "format", f"another with --{ways[0]}", self.format)
         if self.plot and self.output is None:
             raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png, .pdf or .html")
         if self.plot and self.format is not None:
@@ -209,10 +209,11 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         return [*run_page(entries[0].record, folder), Table(above=remedies(entries)), *watched], []
     if options.kernels:
         traced, problems = _each(entries, _rank_0s_kernels, "table of kernels")
-        return (_kernels_of_each(traced, len(entries) > 1) if kind in _PEOPLE else _kernels_of_all(traced)), problems
+        by_run = kind not in formats.FOR_PROGRAMS
+        return (_kernels_of_each(traced, len(entries) > 1) if by_run else _kernels_of_all(traced)), problems
     if options.allocations:
         told, problems = _each(entries, read_timelines, "memory timeline")
-        return (_allocations_of_each if kind in _PEOPLE else _allocations_of_all)(told), problems
+        return (_allocations_of_all if kind in formats.FOR_PROGRAMS else _allocations_of_each)(told), problems
     table, problems = _make_table(entries, options)
     if table is not None:
         table = replace(table, below=[*table.below, *best_checkpoints(entries), *remedies(entries)])

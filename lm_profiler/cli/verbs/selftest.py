@@ -20,12 +20,13 @@ import numpy as np
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.cli.options import told_in
-from lm_profiler.cli.verbs.shared import show
+from lm_profiler.cli.verbs.shared import ForWhom, format_of_answer, write, write_json
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.entry import Collection
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run_record import RunRecord, read_run
-from lm_profiler.report.tables.table import Heading, Table, TableCell
+from lm_profiler.record.run_record import RunRecord, TimeSummary, read_run
+from lm_profiler.report.tables.table import Heading, Table, TableCell, text_cell
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
@@ -50,9 +51,11 @@ class Options:
     cost beside Trainer(barebones=True).
 
     Args:
+        format: terminal, or json.
         options: Options of fit; without any, a small model.
     """
 
+    format: ForWhom = "terminal"
     options: Sequence[str] = ()
 
 
@@ -70,26 +73,48 @@ def run(options: Options) -> int:
     seen = spread_of([run.time["step"].mean or 0.0 for run in runs])
     machine = runs[0].environment
     kept = seen if seen is None or machine is None else keep_spread(machine, seen)
-    print("\n".join(report(runs, seen, kept, costs)))
+    told = tested(runs, seen, kept, costs)
+    if options.format == "json":
+        write_json(told)
+    else:
+        print("\n".join(report(told)))
     return OK
 
 
-def report(
+@dataclass(frozen=True)
+class SelfTest:
+    """How far equal runs differ on a machine, and what the instruments cost a step."""
+
+    device: str
+    verb: str
+    steps: list[TimeSummary]  # the step of each run
+    words: list[str]  # on each run, with what else used the machine
+    seen: ProcessSpread | None  # of the runs' steps; None where they are too few
+    kept: ProcessSpread | None  # with earlier self-tests of the machine
+    detectable: dict[int, float]  # by runs a side, the smallest change, as a share, that a comparison can detect
+    # what the instruments add to a step, with the ends of its 95 % interval; None where the steps are too few
+    instruments_s: tuple[float, float, float] | None
+
+
+def tested(
     runs: Sequence[RunRecord],
     seen: ProcessSpread | None,
     kept: ProcessSpread | None,
     costs: tuple[list[float], list[float]],
-) -> list[str]:
-    """Return the lines of the self-test.
-
-    ``seen`` is the spread of the equal runs' steps, ``kept`` that with earlier self-tests of the machine; None where it
-    is unknown. ``costs`` are bare and instrumented steps in seconds.
-    """
+) -> SelfTest:
+    """Return what ``runs`` show; ``costs`` are bare and instrumented steps in seconds."""
+    known = {} if seen is None or kept is None else {count: detectable(kept, count) for count in (1, 3)}
     where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
-    lines = [f"equal runs on {where}: the same {runs[0].verb} {len(runs)} times, in fresh processes"]
-    for name, record in zip(_PROCESSES, runs, strict=False):
-        step = record.time["step"]
-        words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
+    said = [(", ".join(run.words) or "too short to judge", *contention_lines(run.contention)) for run in runs]
+    steps = [run.time["step"] for run in runs]
+    return SelfTest(where, runs[0].verb, steps, list(map("; ".join, said)), seen, kept, known, _added(*costs))
+
+
+def report(told: SelfTest) -> list[str]:
+    """Return the lines of the self-test."""
+    steps, seen, kept = told.steps, told.seen, told.kept
+    lines = [f"equal runs on {told.device}: the same {told.verb} {len(steps)} times, in fresh processes"]
+    for name, step, words in zip(_PROCESSES, steps, told.words, strict=False):
         middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.mean, step.mean_low, step.mean_high))
         lines.append(f"  {name}: step {middle} ms [{low}, {high}], {words}")
     if seen is None or kept is None:
@@ -97,24 +122,24 @@ def report(
     else:
         earlier = "" if kept.freedom <= seen.freedom else f"; {kept.std:.1%} with earlier self-tests"
         lines.append(f"  processes differ by {seen.std:.1%} (std){earlier}: kept for compare and improve")
-        one, three = (f"{detectable(kept, runs_a_side):.1%}" for runs_a_side in (1, 3))
+        one, three = (f"{told.detectable[runs_a_side]:.1%}" for runs_a_side in (1, 3))
         lines.append(f"  smallest change that one run against one can detect: {one}; three against three: {three}")
-    return [*lines, _cost_line(*costs, runs[0].time["step"].mean)]
+    if told.instruments_s is None:
+        return [*lines, "instruments: too few steps to measure their cost"]
+    added, low, high = (f"{1e6 * end:+.1f}" for end in told.instruments_s)
+    share = f", {told.instruments_s[0] / steps[0].mean:.2%} of the step above" if steps[0].mean else ""
+    cost = f"instruments: {added} µs a step [{low}, {high}] against Trainer(barebones=True)"
+    return [*lines, f"{cost}, on a module that does next to nothing{share}"]
 
 
-def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: float | None) -> str:
+def _added(bare: Sequence[float], instrumented: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return by how much instrumented steps are longer, in seconds, with its 95 % percentile bootstrap interval."""
     if not bare or not instrumented:
-        return "instruments: too few steps to measure their cost"
-    added = median(instrumented) - median(bare)
-    # The 95 % percentile bootstrap interval of the difference, with a fixed seed.
+        return None
     rng = np.random.default_rng(0)
     base, ours = (np.median(rng.choice(x, size=(_RESAMPLES, len(x))), axis=1) for x in (bare, instrumented))
-    low, high = np.quantile(ours - base, [0.025, 0.975])
-    share = f", {added / step_s:.2%} of the step above" if step_s else ""
-    return (
-        f"instruments: {added * 1e6:+.1f} µs a step [{low * 1e6:+.1f}, {high * 1e6:+.1f}] against "
-        f"Trainer(barebones=True), on a module that does next to nothing{share}"
-    )
+    low, high = np.quantile(ours - base, [0.025, 0.975]).tolist()
+    return median(instrumented) - median(bare), low, high
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
@@ -147,19 +172,46 @@ for your own model under your own precision:
 _ADDEND, _TIMES = 0.01, 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SumsOptions:
-    """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
+    """Add 0.01 a thousand times in float32, in float16, in bfloat16, and mixed, and say why the sums differ.
+
+    Args:
+        format: terminal, markdown, latex, typst or json; if not given, as output's suffix says.
+        output: Write the table to this file.
+    """
+
+    format: str | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_of_answer(self.format, self.output))
 
 
 def run_numerics(options: SumsOptions) -> int:
     """Print the table and return the exit code."""
     exact = _ADDEND * _TIMES
-    rows = [[how, f"{value:.4f}", f"{value / exact - 1:+.3%}", why] for how, value, why in sums()]
-    headings = [Heading(title, title, at in (1, 2)) for at, title in enumerate(("sum", "result", "off by", "why"))]
-    cells = [[TableCell(text=text) for text in row] for row in rows]
-    show(Table(headings, cells, [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]))
+    headings = [Heading("sum", "sum"), Heading("result", "result", True), Heading("off_by", "off by", True)]
+    cells = [
+        [
+            text_cell(how),
+            TableCell(value, f"{value:.4f}"),
+            TableCell(off := value / exact - 1, f"{off:+.3%}"),
+            text_cell(why),
+        ]
+        for how, value, why in sums()
+    ]
+    table = Table(
+        [*headings, Heading("why", "why")], cells, [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]
+    )
+    write(Collection(), [table], options.format or "terminal", options.output)
     return OK
+
+
+def _bfloat16(value: np.float32) -> np.float32:
+    """Return ``value`` rounded to bfloat16, to the nearest and ties to even; numpy has no such type."""
+    bits = int(value.view(np.uint32))
+    return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def sums() -> list[tuple[str, float, str]]:
@@ -173,9 +225,17 @@ def sums() -> list[tuple[str, float, str]]:
         """Add one by one, to a sum of ``kind``; ``np.sum`` would add in pairs."""
         return float(np.full(_TIMES, addend).cumsum(dtype=kind)[-1])
 
+    narrow, low = np.float32(0.0), _bfloat16(whole)
+    for _ in range(_TIMES):
+        narrow = _bfloat16(narrow + low)
     return [
         ("float32 += float32", added(np.float32, whole), "24 bits: each addition rounds by at most 5e-7"),
         ("float16 += float16", added(np.float16, half), of_sum),
+        (
+            "bfloat16 += bfloat16",
+            float(narrow),
+            "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in",
+        ),
         ("float32 += float16", added(np.float32, half), of_addend),
         ("float32 += float32(float16)", added(np.float32, half), of_cast),
     ]

@@ -6,15 +6,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection, collect
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.files import json_of, write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect_one_of
+
+FORMATS = ("terminal", "markdown", "latex", "typst", "json")  # of a verb that has one answer
+ForWhom = Literal["terminal", "json"]  # of one whose answer is no table
 
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
 
@@ -46,6 +50,13 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     return given
 
 
+def format_of_answer(given: str | None, output: Path | None) -> str:
+    """Return the same of the formats of one answer; ``terminal`` without either."""
+    kind = format_of(given, output) or "terminal"
+    expect_one_of(FORMATS, "output" if given is None else "format", kind)
+    return kind
+
+
 def show(table: Table) -> None:
     """Print ``table`` for people."""
     sys.stdout.write(formats.terminal(table, sys.stdout))
@@ -64,6 +75,11 @@ def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | N
             write_page(runs, output, tables[0])
         else:
             write_whole(output, formats.parquet(tables[0]))
+
+
+def write_json(answer: Any, output: Path | None = None) -> None:
+    """Print or write a record as JSON; ``docs/schemas.py`` makes the schema of its class."""
+    write_text(json_of(answer, indent=1) + "\n", "json", output)
 
 
 def write_text(text: str, kind: str, output: Path | None) -> None:

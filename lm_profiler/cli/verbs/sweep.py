@@ -11,19 +11,20 @@ from functools import partial
 from pathlib import Path
 
 import yaml
+from rich.console import Console
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.options import UNKNOWN, read_config, told_in
-from lm_profiler.cli.verbs.shared import show
+from lm_profiler.cli.verbs.shared import write
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
 from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
-from lm_profiler.record.entry import collect
+from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell
-from lm_profiler.report.tables.rows import repeats_together, rows
+from lm_profiler.report.tables.rows import raw_rows, repeats_together, rows
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule
@@ -59,7 +60,7 @@ def run(request: SweepRequest) -> int:
     try:
         with SweepFolder(request.folder, plan, part=part) as folder:
             folder.take_over()
-            return _ending(folder, _run(request, folder), request.part)
+            return _ending(folder, _run(request, folder), request)
     except ServerError as error:
         say(str(error))
         return FAILED
@@ -80,7 +81,13 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
         return False
     here = request.launcher is None
     cells, devices = folder.cells, request.devices or (None,)
-    display = Display(cells, len(cells) - len(missing), len(devices) if here else None, folder.path)
+    display = Display(
+        cells,
+        len(cells) - len(missing),
+        len(devices) if here else None,
+        folder.path,
+        Console(stderr=request.format == "json"),
+    )
     with CellServer(SERVER, folder.lock) as server:
         work = (
             Schedule(folder.path, missing, server, display, devices, request.timeout_s)
@@ -137,16 +144,18 @@ def _end_of(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
             limit_s = None
 
 
-def _ending(folder: SweepFolder, interrupted: bool, part: str | None) -> int:
+def _ending(folder: SweepFolder, interrupted: bool, request: SweepRequest) -> int:
     """Print the table of the cells that were this process's own, and return the exit code."""
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
-    show(rows(repeats_together(entries)))
+    groups, is_json, part = repeats_together(entries), request.format == "json", request.part
+    write(Collection(), [(raw_rows if is_json else rows)(groups)], request.format, None)
     words = Counter(entry.status for entry in entries)
     told = ", ".join(f"{count} {word}" for word, count in words.items())
     of_whole = "" if part is None else f" (part {part} of {len(folder.plan.cells):,})"
-    print(f"{counted(len(entries), 'cell')}{of_whole}: {told}; written to {folder.path}")
-    print(f"tables and plots: {command_line(('report', str(folder.path)))}")
+    if not is_json:
+        print(f"{counted(len(entries), 'cell')}{of_whole}: {told}; written to {folder.path}")
+        print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if interrupted or words.keys() & {"interrupted", "missing"}:
         say("cells are missing; run the same command again for them")
     if interrupted:

@@ -12,13 +12,23 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lm_profiler.cli.verbs.shared import show
+from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.calls import FAILED, OK
-from lm_profiler.record.kernels import kernel_files, read_kernels
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run_record import RecordError
-from lm_profiler.record.watch_files import STATUS, TraceRequest, ranks_watched, read_status, request_file
+from lm_profiler.record.watch_files import (
+    MOST_TRACED,
+    STATUS,
+    TraceRequest,
+    WatchStatus,
+    is_gone,
+    ranks_watched,
+    read_status,
+    read_watched,
+    request_file,
+)
 from lm_profiler.report.run.kernel_tables import kernel_tables
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables.formats import lines
@@ -44,12 +54,13 @@ class Options:
     """Show a training that is watched (fit --watch=true): where its time goes, its phases, what happened.
 
     On a terminal the picture stays until the training ends, or has not reported for a minute. The run may be on another
-    machine: only its files are read.
+    machine: only its files are read. Of one that has ended or was killed the last is shown, and the exit code is 2.
 
     Args:
         config: A YAML file of these options.
         run: The folder of the run.
         once: Show what there is now, and end.
+        format: terminal, or json, which shows it once.
     """
 
     WORDS: ClassVar[str] = "run"
@@ -57,24 +68,39 @@ class Options:
     config: str | None = None
     run: Path | None = None
     once: bool = False
+    format: ForWhom = "terminal"
 
 
 def run(options: Options) -> int:
-    """Show the run and return the exit code."""
+    """Show the run and return the exit code: 2 where there is nothing left to watch."""
     folder = watched_folder(options.run)
-    if options.once or not sys.stdout.isatty() or read_status(folder).ended:
+    try:
+        if options.format == "json":
+            write_json(read_watched(folder))
+            return OK
+        return _watch(folder, options.once)
+    except RecordError as error:
+        raise UsageError(str(error)) from None
+
+
+def _watch(folder: Path, once: bool) -> int:
+    over = _over(read_status(folder))
+    if once or over or not sys.stdout.isatty():
         for table in watch_tables(folder):
             show(table)
             print()
-        return OK
+        if over:
+            say(f"{folder}: expected a run that goes on, given one that {over}; this is the last of it")
+        return WRONG_CALL if over else OK
     console, heard = Console(), (0.0, 0.0)
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             shown = [line for table in watch_tables(folder) for line in (*lines(table, console.width, True), "")]
             live.update(Text.from_ansi("\n".join(shown)), refresh=True)
             status, now_s = read_status(folder), time.monotonic()
-            if status.ended:
-                return OK
+            if over := _over(status):
+                say(f"{folder}: the training {over}")
+                return OK if status.ended else WRONG_CALL
             if status.written_s != heard[0]:
                 heard = status.written_s, now_s  # by this machine's clock: the training's may differ
             elif now_s - heard[1] >= _SILENT_S:
@@ -84,8 +110,20 @@ def run(options: Options) -> int:
     return FAILED
 
 
+def _over(status: WatchStatus) -> str:
+    """Return what became of a run that does not go on; nothing of one that does, or of which nobody here can tell."""
+    return "has ended" if status.ended else "was killed" if is_gone(status.process) else ""
+
+
 def watched_folder(run: Path | None) -> Path:
     """Return the folder of a watched run: the given one, or the latest version below it."""
+    try:
+        return _watched_folder(run)
+    except OSError as error:  # the folder of another user
+        raise UsageError(f"RUN: expected a folder that can be read, given {run} ({error.strerror})") from None
+
+
+def _watched_folder(run: Path | None) -> Path:
     if run is None or not run.is_dir():
         raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
     versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
@@ -118,6 +156,7 @@ class AskOptions:
         steps: Whole steps to trace.
         rank: The rank that traces.
         patience_s: Seconds to wait for the trace; it may come later, where a step takes longer.
+        format: terminal, or json.
     """
 
     WORDS: ClassVar[str] = "run"
@@ -127,9 +166,10 @@ class AskOptions:
     steps: int = 2
     rank: int = 0
     patience_s: float = 120.0
+    format: ForWhom = "terminal"
 
     def __post_init__(self) -> None:
-        expect(self.steps > 0, "steps", "1 or more", self.steps)
+        expect(0 < self.steps <= MOST_TRACED, "steps", f"1 to {MOST_TRACED}, which all stay in memory", self.steps)
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
 
 
@@ -138,8 +178,8 @@ def run_trace(options: AskOptions) -> int:
     folder = watched_folder(options.run)
     expect_one_of(ranks_watched(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
-    if status.ended:
-        raise UsageError(f"RUN: expected a run that goes on, given {folder}, which has ended; its traces are in it")
+    if over := _over(status):
+        raise UsageError(f"RUN: expected a run that goes on, given {folder}, which {over}; its traces are in it")
     if not status.traces:
         raise UsageError(f"RUN: expected a run that takes traces, given {folder}, which runs with watch.traces=false")
     asked, before = request_file(folder, options.rank), set(_tables(folder, options.rank))
@@ -154,11 +194,9 @@ def run_trace(options: AskOptions) -> int:
         time.sleep(_LOOK_S)
         if new := sorted(set(_tables(folder, options.rank)) - before):
             say(f"traced: {new[0]}")
-            for table in kernel_tables(read_kernels(new[0])):
-                show(table)
-                print()
+            _show(read_kernels(new[0]), options.format)
             return OK
-        if read_status(folder, options.rank).ended:
+        if _over(read_status(folder, options.rank)):
             break
     if asked.exists():
         asked.unlink(missing_ok=True)
@@ -166,6 +204,15 @@ def run_trace(options: AskOptions) -> int:
     else:
         say(f"{folder}: no trace by now; it comes where the training goes on")
     return FAILED
+
+
+def _show(kernels: KernelTable, kind: ForWhom) -> None:
+    if kind == "json":
+        write_json(kernels)
+        return
+    for table in kernel_tables(kernels):
+        show(table)
+        print()
 
 
 def _tables(folder: Path, rank: int) -> list[Path]:

@@ -113,6 +113,12 @@ class Timeline:
         return known.after(tape[1:])
 
     @property
+    def last_ns(self) -> int:
+        """When the last mark was taken; 0 where none is on the tape. For other threads."""
+        last = self._tape[-1]
+        return 0 if isinstance(last, TapeReading) else int(last[0] if isinstance(last, tuple) else last)
+
+    @property
     def live(self) -> bool:
         """Whether a step is running and the loop is inside it, so that marks count."""
         known = self.reading()

@@ -185,7 +185,7 @@ class Beside:
 def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
     """Return the counters of each step: of each reading but the first, which is where the steps begin."""
     garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
-    compiled = None if beside.compilations is None else _disjoint(beside.compilations)
+    compiled = None if beside.compilations is None else disjoint(beside.compilations)
     figures = []
     for before, after in pairwise(raw):
         began_s, ended_s = after[1] * 1e-9, after[2] * 1e-9
@@ -255,7 +255,7 @@ def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> tupl
     return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
 
 
-def _disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
+def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
     """Return the compilations in order and disjoint: of a nested one only the part outside the other."""
     spans, last_s = list[_TimeSpan](), 0.0
     for one in sorted(compilations, key=lambda each: each.began_s):

@@ -18,7 +18,7 @@ _BYTES = 4  # float32
 # torch 2.13 has renamed both, and warns of the old names.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_FEWEST = 3  # an interval needs three times
+_FEWEST = 6  # the interval of a median needs six times
 _TIMEOUT = timedelta(minutes=10)  # longer than whoever started the ranks waits for them: who hangs is told there
 
 
@@ -33,7 +33,7 @@ class LinkRequest:
     ops: Sequence[str]
     sizes_bytes: Sequence[int]
     repeats: int  # the most repeats of a row
-    budget_s: float  # the seconds that a row may take; three repeats are made in any case
+    budget_s: float  # the seconds that a row may take; six repeats are made in any case
 
 
 class LinkRow(NamedTuple):

@@ -111,17 +111,17 @@ def _handle(nvml: Any, uuid: str) -> Any:
         return nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
-def gpu_sharing(gpu: Gpu, since_s: float) -> GpuSharing | None:
+def gpu_sharing(gpu: Gpu, since_s: float, patience_s: float = _PATIENCE_S) -> GpuSharing | None:
     """Return the use of ``gpu`` by others after ``since_s`` (seconds since 1970, as NVML stamps its samples).
 
-    None where NVML does not answer in time, hence the thread.
+    None where NVML does not answer within ``patience_s``, hence the thread.
     """
     readings: list[GpuSharing | None] = []
     thread = threading.Thread(
         target=lambda: readings.append(_look(gpu, int(since_s * 1e6))), name="lm_profiler gpu", daemon=True
     )
     thread.start()
-    thread.join(timeout=_PATIENCE_S)
+    thread.join(timeout=patience_s)
     return readings[0] if readings else None
 
 

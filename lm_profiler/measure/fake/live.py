@@ -60,6 +60,10 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         self._blocks = None if gpu is None else Blocks()
         self._threads: set[tuple[bool, int]] = set()  # those with a workspace, and its bytes
         self.now = self._peak = 0
+        self._gathered: dict[
+            int, int
+        ] = {}  # bytes of storages whose size was changed, as FSDP does to gather and to free
+        self.most_gathered = 0  # of these bytes, the most at one time
         self.notes: StorageNotes | None = None  # hears of every storage while it is there
         # returns where an operator is called from; asked only for notes
         self.site: Callable[[Any], Site] = lambda func: Site(str(func))
@@ -98,6 +102,7 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
         sizes = {key: size for key, (_, _, size) in self._held.items()}
         self.notes = StorageNotes(sizes, self.now - sum(sizes.values()))
+        self.most_gathered = sum(self._gathered.values())
         return self.notes
 
     def give_back_unused(self) -> None:
@@ -126,7 +131,11 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
                 held[1]()
                 if self.notes is not None:
                     self.notes.freed(id(storage))
+            self._gathered[id(storage)] = size
+            self.most_gathered = max(self.most_gathered, sum(self._gathered.values()))
+            self._site = Site("gathered weights")
             self._add(storage)
+            self._site = NOWHERE
             return made
 
         setattr(torch.UntypedStorage, resize.__name__, resized)

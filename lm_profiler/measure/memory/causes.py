@@ -17,8 +17,6 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.torch_names import tree_leaves
 
-_PLAIN = (Tensor, nn.Parameter)
-
 
 class Holdings(NamedTuple):
     """Bytes held on one device. Each storage counts once, for its first cause in this order."""
@@ -186,7 +184,8 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors in which ``tensor`` is stored in this process."""
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all: their class has none of what follows
+    # Nearly all are plain: their class has none of what follows.
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
         yield tensor
     elif hasattr(tensor, "to_local"):  # DTensor
         with torch.no_grad():

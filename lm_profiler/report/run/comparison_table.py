@@ -1,10 +1,10 @@
-"""A comparison as a table, as JSON, and as CI services read it; what changes in a record that is concluded anew."""
+"""A comparison as a table, and as CI services read it; what changes in a record that is concluded anew."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -23,10 +23,6 @@ _SURE = f"{CONFIDENCE * 100:.0f} %"
 HEADER = ("mean (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
 _STYLES = {"FASTER": "green", "LESS": "green", "SLOWER": "red", "MORE": "red", "UNCLEAR": "yellow"}
 _SHOWN = 3  # phases that a verdict names
-
-
-def as_json(comparison: Comparison) -> str:
-    return json.dumps(asdict(comparison), indent=1) + "\n"
 
 
 def comparison_table(comparison: Comparison) -> Table:

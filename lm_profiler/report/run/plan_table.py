@@ -59,8 +59,11 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     if planned.buckets is not None:
         lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
     if planned.split_by is not None:
-        whole = "what it gathers from others is among parameters or in the rest"
+        whole = f"weights that it gathers are in the rest: up to {bytes_text(planned.gathered)} at a time"
         lines.append(f"rank 0 of {planned.ranks}, among which {planned.split_by} splits the module; {whole}")
+    elif "optimizer" in planned.sent:
+        unknown = "a rank with more takes longer, and all wait for it"
+        lines.append(f"optimizer states and their floor are of rank 0's share of {planned.ranks}: {unknown}")
     if planned.taken_for_one:
         at = "; ".join(planned.taken_for_one)
         lines.append(f"a number that nobody knows was taken for 1, and steps may do otherwise: float() in {at}")

@@ -94,9 +94,12 @@ _KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step"
 
 
 def shown(of: Quantity, record: RunRecord) -> str:
-    """Return a figure with its unit, and its interval where it has one."""
+    """Return a figure with its unit, and its interval where it has one; a rate of a busy machine is a lower bound."""
     ends = of.interval(record)
-    return of.fit(of.get(record)) + (f" [{', '.join(of.show(end, unit=False) for end in ends)}]" if ends else "")
+    least = "at least " * (record.contended and of.kind in ("tokens/s", "samples/s"))
+    return (
+        least + of.fit(of.get(record)) + (f" [{', '.join(of.show(end, unit=False) for end in ends)}]" if ends else "")
+    )
 
 
 def sections(record: RunRecord) -> list[Table]:

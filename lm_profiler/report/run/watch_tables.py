@@ -11,7 +11,7 @@ from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
-from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow
+from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow, is_gone
 from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12
@@ -23,9 +23,9 @@ def is_watched(folder: Path) -> bool:
 
 def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
     """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks."""
-    status, told = watch_files.read_status(folder), watch_files.read_events(folder)
-    windows = [*watch_files.read_windows(folder), *([] if status.window is None else [status.window])]
-    ranks = [watch_files.read_status(folder, rank) for rank in watch_files.ranks_watched(folder)]
+    watched = watch_files.read_watched(folder)
+    ranks, windows, told = watched.ranks, watched.windows, watched.events
+    status = ranks[0]
     last = [[_clock(of.at_s), f"{of.step:,}", event_text(of, status.world_size)] for of in told[-events:]]
     return [
         Table(title="Watch", above=_state(status, windows)),
@@ -39,7 +39,8 @@ def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
 
 def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
     good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
-    how = "ended" if status.ended else f"in {status.phase} at {_clock(status.written_s)}"
+    where = f"in {status.phase} at {_clock(status.written_s)}"
+    how = "ended" if status.ended else f"killed, last {where}" if is_gone(status.process) else where
     resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
     if status.repeated is not None:
         resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
@@ -83,7 +84,7 @@ def event_text(event: WatchEvent, world_size: int = 1) -> str:
     took = duration_text(event.now) + ("" if event.against is None else f", not {duration_text(event.against)}")
     text = f"{event.kind}: {took}{part}"
     if event.kind == "stall":
-        text = f"stalled for {took}{part}"
+        text = f"stalled{part} since {_clock(event.at_s - event.now)}, for {took} by then"
     elif event.kind == "memory":
         text = f"memory grows by {bytes_text(round(event.now))} an hour"
     elif event.kind == "silent rank":

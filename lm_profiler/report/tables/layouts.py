@@ -122,7 +122,7 @@ def wide(entries: Sequence[Entry]) -> Table:
         **{name: _fact(name) for name in told},
         **times,
         **({title: _figure(name, _mib) for title, name in _HELD.items()} if alone else {}),
-        "status": lambda entry: _word(entry.status),
+        "status": lambda entry: TableCell(entry.status, merged.WORDS.get(entry.status, entry.status)),
         **{name: _fact(name) for name in repeat},
     }
     headings = [Heading(title, title, title not in _WORDS) for title in columns]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from lm_profiler.analysis.steps.statistics import median_interval
 from lm_profiler.record.figure import Figure
-from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.report.tables.table import Table, TableCell, figure, headings_of
 
 SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
-MEDIAN = Figure("median", "ms", "median of the repeats, each the slowest rank's", "median_s")
-MEAN = Figure("mean", "ms", "mean of the repeats with its 95 % interval", "mean_s")
+MEDIAN = Figure("median [95 % interval]", "ms", "median of the repeats, each the slowest rank's", "median_s")
 ALGORITHM = Figure("algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s")
 BUS = Figure("busbw", "GB/s of a link", "algbw times what nccl-tests says a link carries", "busbw_bytes_per_s")
 _REPEATS = Figure("repeats", "count", "how often it was timed", "repeats")
@@ -21,7 +21,7 @@ _IN_PARTS = ("all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """The figures of one collective of ``ranks`` processes at one size; ``time`` is empty where ``unknown`` says why.
+    """The figures of one collective of ``ranks`` processes at one size; no ``seconds`` where ``unknown`` says why.
 
     Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), in bytes/s.
     """
@@ -30,12 +30,16 @@ class LinkFigures:
     ranks: int
     op: str
     size_bytes: int
-    time: TimeSummary
+    seconds: Sequence[float]  # of each repeat
     unknown: str | None = None
 
     @property
+    def median(self) -> float | None:
+        return median(self.seconds) if self.seconds else None
+
+    @property
     def algorithm_bandwidth(self) -> float | None:
-        return None if not self.time.median else self.size_bytes / self.time.median
+        return None if not self.median else self.size_bytes / self.median
 
     @property
     def bus_bandwidth(self) -> float | None:
@@ -50,17 +54,16 @@ def bus_factor(op: str, ranks: int) -> float:
 
 def link_table(rows: Sequence[LinkFigures]) -> Table:
     """Return a row for each of ``rows``; a reason stands in the place of times that are unknown."""
-    titles = headings_of((*_FACTS, SIZE, MEDIAN, MEAN, ALGORITHM, BUS, _REPEATS))
+    titles = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
     above = ["bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"]
     return Table(titles, [_cells(row) for row in rows], above)
 
 
 def _cells(row: LinkFigures) -> list[TableCell]:
     facts = [TableCell(value, str(value)) for value in (row.backend, row.ranks, row.op)]
-    time, size = row.time, figure(SIZE, row.size_bytes)
-    median = figure(MEDIAN, time.median)
+    size, taken = figure(SIZE, row.size_bytes), figure(MEDIAN, row.median, *(median_interval(row.seconds) or ()))
     if row.unknown is not None:
-        median = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
-    mean = figure(MEAN, time.mean, time.mean_low, time.mean_high)
+        taken = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
     bandwidths = (figure(ALGORITHM, row.algorithm_bandwidth), figure(BUS, row.bus_bandwidth))
-    return [*facts, size, median, mean, *bandwidths, TableCell(time.n or None, str(time.n or ""))]
+    repeats = len(row.seconds) or None
+    return [*facts, size, taken, *bandwidths, TableCell(repeats, str(repeats or ""))]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_profiler.analysis.steps.statistics import Interval, mean_interval, summarise
+from lm_profiler.analysis.steps.statistics import Interval, mean_interval, median_interval, summarise
 
 
 def test_summary_agrees_with_numpy_and_scipy():
@@ -71,3 +71,9 @@ def test_fewer_than_three_values_have_no_interval_and_differences_may_be_negativ
 def test_values_that_are_equal_are_known_to_what_a_clock_can_tell():
     found = mean_interval(np.full(20, 3.0))
     assert 0.0 < found.known_to < 0.001
+
+
+@pytest.mark.parametrize("n, ends", [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (20, (6, 15)), (100, (40, 61))])
+def test_the_interval_of_a_median_is_that_of_the_tables(n: int, ends: tuple[int, int] | None) -> None:
+    """Conover, Practical Nonparametric Statistics, table A3: the order statistics of at least 95 %."""
+    assert median_interval(np.random.default_rng(0).permutation(n) + 1.0) == ends

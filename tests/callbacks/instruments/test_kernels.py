@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -146,13 +147,15 @@ def interrupts_as_before() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(events: Any) -> None:
-        raise KeyError("args")
+def broken_table(error: BaseException) -> Any:
+    """Patch the table of kernels to raise ``error``."""
+    return mock.patch("lm_profiler.callbacks.instruments.tracer.kernel_table", side_effect=error)
 
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.tracer.kernel_table", broken)
+
+def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> None:
     profiler = instruments(1, 2, trace=1)
-    trainer_with([profiler], tmp_path).fit(BoringModel())
+    with broken_table(KeyError("args")):
+        trainer_with([profiler], tmp_path).fit(BoringModel())
     assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
     record = read_run(profiler.folder)
     assert record.status == "ok"
@@ -161,15 +164,9 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("interrupts_as_before")
-def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def impatient(events: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.tracer.kernel_table", impatient)
+def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(tmp_path: Path) -> None:
     profiler = instruments(1, 5, trace=1)
-    with pytest.raises(SystemExit):  # what Lightning makes of it
+    with broken_table(KeyboardInterrupt()), pytest.raises(SystemExit):  # what Lightning makes of it
         trainer_with([profiler], tmp_path).fit(BoringModel())
     record = read_run(profiler.folder)
     assert record == profiler.record

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from known_loop import trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
@@ -68,10 +69,10 @@ def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> Run
     return profiler.record
 
 
-def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
-    monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: 1e9)
-    record = run(tmp_path, gradient_clip_val=1.0)
+    with warm.with_rates(1e11, 1e9):
+        record = run(tmp_path, gradient_clip_val=1.0)
     floors, activation = record.floors, INPUT
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
         "forward": {"float32": 2 * PRODUCT},
@@ -114,9 +115,8 @@ def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None
 
 
 def test_where_nothing_but_times_is_asked_for_no_process_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, counted_apart: list[object]
 ) -> None:
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", lambda *_: pytest.fail("it was"))
     profiler = TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=3),
         MemoryOptions(steps=0),
@@ -126,7 +126,7 @@ def test_where_nothing_but_times_is_asked_for_no_process_is_started(
     )
     trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
     assert profiler.record is not None
-    assert (profiler.record.floors, profiler.record.notes) == ({}, [])
+    assert (profiler.record.floors, profiler.record.notes, counted_apart) == ({}, [], [])
 
 
 class Deep(TwoLayers):

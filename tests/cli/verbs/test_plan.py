@@ -149,6 +149,16 @@ def test_why_a_run_cannot_be_planned_is_said_once(
         plan.run(plan.Options(device="H200"))
 
 
+@pytest.mark.parametrize("size, years", [("xl", 1), ("2.7B", 1), ("cs336-2025/xl", 0), ("cs336-2026/10B", 0)])
+def test_a_size_that_no_batch_makes_fit_is_refused_before_it_is_rehearsed(
+    size: str, years: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan.run(plan.Options(memory="24GiB", options=[f"--model.size={size}"])) == 1
+    *notes, line = capsys.readouterr().err.splitlines()
+    assert len(notes) == years
+    assert line.startswith("lm_profiler: memory: expected at most 24.0 GiB, given ")
+
+
 def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
     asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,12 +172,24 @@ def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
     assert "model.py:7" not in capsys.readouterr().out
 
 
+def test_its_tables_are_printed_or_written_in_each_format(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"device": "A30", "allocations": True, "options": ["--data.batch_size=8"]}
+    assert plan.run(plan.Options(format="latex", **given)) == 1
+    assert capsys.readouterr().out.count(r"\begin{tabular}") == 5  # phases, the largest, saved, moments, remedies
+    assert plan.run(plan.Options(output=tmp_path / "plan.typ", **given)) == 1
+    assert (tmp_path / "plan.typ").read_text().count("#table(") == 5
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     "wrong, subject",
     [
         ({"plot": "phases", "output": Path("a.svg")}, "plot"),
         ({"plot": "memory_timeline"}, "plot"),
         ({"output": Path("a.svg")}, "output"),
+        ({"format": "csv"}, "format"),
         ({"plot": "memory_timeline", "output": Path("a.gif")}, "plot"),
     ],
 )

@@ -333,6 +333,8 @@ def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
     out = capsys.readouterr().out
     assert "300.000" in out  # milliseconds of one of the two steps
     assert_stored("cli/report_kernels", {"alone": out}, logs=logs)
+    assert report(logs / "alone", "--kernels", "--format", "typst") == 0
+    assert capsys.readouterr().out.count("#table(") == 2  # the answers below are comments, and no empty table
     assert report(logs, "--kernels", "--format", "csv") == 0
     out, err = capsys.readouterr()
     [found] = csv.DictReader(io.StringIO(out))
@@ -371,6 +373,8 @@ def test_memory_timelines_are_drawn_and_listed_and_runs_without_one_are_named(
         for source in ("planned", "measured")
         for which, size in (("at_peak", 300), ("saved", 200))
     }
+    assert report(one, "--allocations", "--format", "latex") == 0
+    assert r"\toprule" in capsys.readouterr().out
     assert report(one, "--allocations") == 0
     assert "mm, head, model.py:7" in capsys.readouterr().out
     assert report(without, "--plot", "memory_timeline", "--output", drawn) == 2

@@ -12,16 +12,19 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import watch
 from lm_profiler.cli.verbs.watch import watched_folder
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.files import read_as
 from lm_profiler.record.kernels import KernelTable, Rest
 from lm_profiler.record.watch_files import (
     EVENTS,
     STATUS,
     WINDOWS,
     Sketch,
+    TraceRequest,
     WatchEvent,
     WatchStatus,
     WatchWindow,
     append_lines,
+    process_name,
     request_file,
 )
 
@@ -61,6 +64,49 @@ def test_the_latest_version_below_a_folder_is_shown(tmp_path: Path, capsys: pyte
     assert watched_folder(tmp_path) == tmp_path / "version_9"
 
 
+GONE = f"{process_name().rsplit(' ', 2)[0]} 99999999 0"  # the name of a process that does not run on this machine
+
+
+@pytest.mark.parametrize("verb", ["watch", "trace"])
+@pytest.mark.parametrize("known, says", [({"ended": True}, "has ended"), ({"process": GONE}, "was killed")])
+def test_a_run_that_does_not_go_on(
+    verb: str, known: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(left(tmp_path, **known))]) == WRONG_CALL
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert ("where the time went" in shown.out) == (verb == "watch")
+    assert not request_file(tmp_path, 0).exists()
+
+
+def test_a_run_of_this_process_goes_on(tmp_path: Path) -> None:
+    elsewhere = f"another-machine {os.getpid()} 0"
+    for name in (process_name(), elsewhere, ""):
+        assert main(["watch", str(left(tmp_path, process=name))]) == OK
+
+
+@pytest.mark.parametrize("verb", ["watch", "trace"])
+def test_a_folder_of_another_user(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = left(tmp_path)
+    (run / STATUS).chmod(0)
+    user = os.geteuid()
+    if user == 0:  # who may read all
+        os.seteuid(65534)
+    try:
+        assert main([verb, str(run)]) == WRONG_CALL
+    finally:
+        os.seteuid(user)
+    assert "ermission denied" in capsys.readouterr().err
+
+
+def test_a_second_request_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    TraceRequest(steps=3).write(request_file(left(tmp_path), 0))
+    assert main(["trace", str(tmp_path)]) == WRONG_CALL
+    assert "nobody asks" in capsys.readouterr().err
+    assert read_as(request_file(tmp_path, 0), TraceRequest, "a request").steps == 3
+
+
 @pytest.mark.parametrize("verb", ["watch", "trace"])
 def test_a_run_that_is_not_there_or_not_watched(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, str(tmp_path / "no")]) == WRONG_CALL
@@ -73,7 +119,13 @@ def test_a_run_that_is_not_there_or_not_watched(verb: str, tmp_path: Path, capsy
 
 @pytest.mark.parametrize(
     "known, options",
-    [({"ended": True}, []), ({"traces": False}, []), ({}, ["--rank", "2"]), ({}, ["--steps", "0"])],
+    [
+        ({"ended": True}, []),
+        ({"traces": False}, []),
+        ({}, ["--rank", "2"]),
+        ({}, ["--steps", "0"]),
+        ({}, ["--steps", "101"]),
+    ],
 )
 def test_no_trace_can_be_had(known: dict[str, bool], options: list[str], tmp_path: Path) -> None:
     assert main(["trace", str(left(tmp_path, **known)), *options]) == WRONG_CALL

@@ -82,11 +82,10 @@ def test_what_nvml_does_not_tell_is_unknown(error: Exception) -> None:
 
 
 def test_an_nvml_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_profiler.measure.device.nvml._PATIENCE_S", 0.01)
     answered = threading.Event()
     nvml = FakeNvml({}, [])
     monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: answered.wait() and [])
-    assert gpu_sharing(Gpu("handle", nvml, "GPU-0"), 1000.0) is None
+    assert gpu_sharing(Gpu("handle", nvml, "GPU-0"), 1000.0, patience_s=0.01) is None
     answered.set()
 
 

@@ -7,6 +7,7 @@ from made_waterfall import made_waterfall
 
 from lm_profiler.record.run_record import Contention, Floor, RunRecord
 from lm_profiler.report.run.run_page import end_lines, time_table
+from lm_profiler.report.run.sections import sections
 from lm_profiler.report.run.waterfall_text import why_lines
 
 SHARED = Contention(
@@ -30,6 +31,15 @@ def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run() -> None:
     assert any(character.isdigit() for character in why_lines(alone)[0])
     assert [line.partition(":")[0] for line in why_lines(shared)] == ["why"]
     assert not any(character.isdigit() for line in why_lines(shared) for character in line)
+
+
+def test_its_throughput_is_said_as_a_lower_bound() -> None:
+    """Its times are upper bounds."""
+    for lines, least in ((end_lines(run(SHARED)), True), (end_lines(run(None)), False)):
+        assert [("at least " in line) for line in lines if "tokens/s" in line] == [least]
+    for record, least in ((run(SHARED), True), (run(None), False)):
+        (value,) = [row[1].text for table in sections(record) for row in table.rows if row[0].text == "tokens/s"]
+        assert value.startswith("at least ") == least
 
 
 def test_its_times_are_there() -> None:

@@ -87,7 +87,7 @@ def test_wide():
     assert [cell[-1] for cell in lines[1]] == [*"-:--:-", *"::::::", "-"]  # figures stand to the right
     figures = ["0.2", "0.141421", "0.4", "0.141421", "0.6", "0.282843"]
     assert lines[2] == ["cuda", "4", "False", "small", "512", "32-true", *figures, "ok"]
-    assert lines[3] == ["cuda", "4", "True", "xl", "512", "32-true", *[""] * 6, "oom"]
+    assert lines[3] == ["cuda", "4", "True", "xl", "512", "32-true", *[""] * 6, "OOM"]
 
 
 def test_wide_tells_repeats_apart():

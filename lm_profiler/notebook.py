@@ -1,0 +1,111 @@
+"""What ``import lm_profiler`` offers: a run, a table, a comparison and a plan that show themselves in a notebook."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.analysis.compare import comparison
+from lm_profiler.cli.verbs.shared import runs_below
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.process_spread import known_spread
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.steps import StepTable
+from lm_profiler.report.run.comparison_table import comparison_table
+from lm_profiler.report.run.run_page import end_tables
+from lm_profiler.report.tables.formats import html_text, terminal
+from lm_profiler.report.tables.rows import repeats_together, rows
+from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.table_columns import columns_named
+from lm_profiler.usage_error import UsageError
+
+
+@dataclass(frozen=True)
+class Shown:
+    """``data`` with its attributes, and the tables that show it, as text and in a notebook."""
+
+    data: Any
+    tables: Sequence[Table]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of protocols, such as copying, that this class does not have
+            raise AttributeError(name)
+        return getattr(self.data, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name in dir(self.data) if not name.startswith("_"))]
+
+    def __repr__(self) -> str:
+        return "\n".join(terminal(table, io.StringIO()) for table in self.tables).strip()
+
+    def _repr_html_(self) -> str:
+        return html_text(self.tables)
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedRun(Shown):
+    """The record of a run; its figures, such as ``step_s``, are attributes as well, None where they are unknown."""
+
+    folder: Path
+
+    def __getattr__(self, name: str) -> Any:
+        of = QUANTITIES.get(name)
+        return super().__getattr__(name) if of is None else of.get(self.data)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *QUANTITIES]
+
+    @cached_property
+    def steps(self) -> StepTable:
+        """The steps of all ranks and stages: ``steps["step_s"]`` is an array of numpy, ``steps.columns`` all of them.
+
+        Of the counts that the record itself calls ``steps``, ``data.steps`` has those by stage.
+        """
+        return Entry(self.folder, self.data).rows
+
+
+def load(folder: str | Path) -> LoadedRun:
+    """Return the run in ``folder``, or the latest of those below it.
+
+    Raises:
+        UsageError: there is none, or none that can be read.
+    """
+    runs = runs_below([Path(folder)], "load")
+    known = [(entry.record, entry.folder) for entry in runs.entries if entry.record is not None]
+    if not known:
+        raise UsageError(f"load: {[*runs.problems, f'{folder} holds no run that has begun'][0]}")
+    record, where = max(reversed(known), key=lambda each: each[0].started)
+    return LoadedRun(record, end_tables(record, where), where)
+
+
+def table(*folders: str | Path, columns: Sequence[str] = ()) -> Shown:
+    """Return the table that ``lm_profiler report`` has of the runs at or below ``folders``."""
+    entries = runs_below(list(map(Path, folders)), "table").entries
+    shown = rows(repeats_together(entries), columns_named(columns, entries) if columns else None)
+    return Shown(shown, [shown])
+
+
+def compare(a: str | Path, b: str | Path) -> Shown:
+    """Return the comparison of the runs at or below ``b`` with those of ``a``: several on a side are repeats."""
+    side_a, side_b = (runs_below([Path(side)], "compare").entries for side in (a, b))
+    machine = next((entry.record.environment for entry in side_a if entry.record is not None), None)
+    compared = comparison.compare(side_a, side_b, known_spread(machine))
+    return Shown(compared, [comparison_table(compared)])
+
+
+def plan(*options: str, device: str | None = None, memory: str | None = None) -> Shown:
+    """Return the memory of a step of ``fit`` with these ``options``, as ``lm_profiler plan`` tells it.
+
+    Raises:
+        UsageError: the options are wrong.
+        CannotPlan: the run cannot be rehearsed.
+    """
+    # torch and Lightning are imported only where a plan is made
+    from lm_profiler.cli.verbs.plan import Options, planned
+
+    tables = list[Table]()
+    return Shown(planned(Options(device=device, memory=memory, options=options), tables.append), tables)

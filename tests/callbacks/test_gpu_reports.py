@@ -1,0 +1,96 @@
+"""On a GPU: what a systems report asks of one, each in a run of the command line. Never run on a real GPU so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm_profiler.cli.main import main
+from lm_profiler.models import transformer
+from lm_profiler.models.transformer import check_attention
+from lm_profiler.record.memory_timeline import read_timelines
+from lm_profiler.record.run_record import RunRecord, read_run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_rates")]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+
+SMALL = (
+    *("--config=demo", "--model.num_layers=1", "--model.vocab_size=100", "--data.context_length=64"),
+    *("--stages.warmup_steps=2", "--stages.measure_steps=4", "--check_memory=false", "--actions.steps=0"),
+)
+TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scale(x, out, n, by, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * by, mask=at < n)
+
+
+def attend(q, k, v, is_causal):
+    q, scaled = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    _scale[(triton.cdiv(q.numel(), 1024),)](q, scaled, q.numel(), q.shape[-1] ** -0.5, BLOCK=1024)
+    return torch.nn.functional.scaled_dot_product_attention(scaled, k, v, is_causal=is_causal, scale=1.0)
+"""
+
+
+def fitted(folder: Path, *more: str) -> RunRecord:
+    assert main(["fit", *SMALL, f"--log_dir={folder}", *more]) == 0
+    return read_run(folder / "demo" / "version_0")
+
+
+def test_the_snapshot_of_cudas_allocator_becomes_a_timeline_of_the_measured_peak(tmp_path: Path) -> None:
+    record = fitted(tmp_path, "--memory.history=true", "--trace.steps=0")
+    [measured] = [of for of in read_timelines(tmp_path / "demo" / "version_0") or () if of.source == "measured"]
+    assert record.memory is not None
+    peak = max(part.allocated_peak or 0 for part in record.memory.parts.values())
+    assert measured.peak == pytest.approx(peak, rel=0.02)
+    assert any(allocation.line for allocation in measured.largest)
+
+
+def test_a_triton_function_is_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "kernels.py").write_text(TRITON)
+    monkeypatch.syspath_prepend(tmp_path)
+    check_attention("kernels:attend", 64, torch.float32, torch.device("cuda"), backward=False)
+    options = ("--config=attention", "--model.attention=kernels:attend", "--stages.measure_steps=3")
+    assert main(["validate", *options, f"--log_dir={tmp_path}", "--trace.steps=0"]) == 0
+
+
+def test_attention_s_parts_are_nvtx_ranges_of_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer, "nvtx_parts", True)
+    q, k, v = (torch.randn(1, 2, 64, 16, device="cuda") for _ in range(3))
+    with torch.autograd.profiler.emit_nvtx():  # what Nsight Systems would record beside them
+        out = transformer.math(q, k, v)
+    torch.testing.assert_close(out, transformer.sdpa(q, k, v), rtol=1e-3, atol=1e-3)
+
+
+def test_the_range_of_cudas_profiler_is_begun_and_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, calls = torch.cuda.cudart(), list[str]()
+    for name in ("cudaProfilerStart", "cudaProfilerStop"):
+        real = getattr(runtime, name)
+        monkeypatch.setattr(runtime, name, lambda name=name, real=real: (calls.append(name), real())[1])
+    fitted(tmp_path, "--trace.cuda_profiler_range=true", "--trace.steps=0")
+    assert calls == ["cudaProfilerStart", "cudaProfilerStop"]
+
+
+@two_gpus
+def test_collectives_over_nccl(tmp_path: Path) -> None:
+    table = tmp_path / "collectives.md"
+    assert main(["collectives", "--backend=nccl", "--sizes", "1MB", "--repeats", "6", f"--output={table}"]) == 0
+    assert table.read_text().count("nccl") == 4
+
+
+@two_gpus
+@pytest.mark.parametrize("strategy", ["overlap_ddp", "fsdp2"])
+def test_communication_of_two_gpus_and_what_of_it_is_exposed(tmp_path: Path, strategy: str) -> None:
+    two = ("--trainer.devices=2", f"--trainer.strategy={strategy}", "--trace.steps=2")
+    assert fitted(tmp_path, *two).status == "ok"
+    columns = ("--columns", "communication_s,exposed_communication_s", f"--output={tmp_path / 'of.json'}")
+    assert main(["report", str(tmp_path / "demo"), *columns]) == 0
+    assert '"communication_s": null' not in (tmp_path / "of.json").read_text()

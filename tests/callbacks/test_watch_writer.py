@@ -1,0 +1,113 @@
+"""What the watch's thread says where nothing is handed over to it: training stands still, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm_profiler.analysis.watch.ledger import EPOCH_TURN, VALIDATION, Ledger
+from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.callbacks import WatchOptions, watch_writer
+from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
+from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.watch_files import WatchEvent, read_events, read_status
+from lm_profiler.report.run.watch_tables import event_text
+
+S = 1_000_000_000
+
+
+class Standing(WatchWriter):
+    """The writer of rank 5 of 8, by a clock that the test sets, which looks once a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_ns = S
+        timeline = Timeline(lambda: self.now_ns)
+        super().__init__(
+            folder, 5, 8, timeline, WatchedRun(), Ledger(0), WatchOptions(), print, torch.device("cpu"),
+            place=TrainingPosition(),
+        )  # fmt: skip
+        self._last = Handed(S)
+
+    def wait(self, seconds: int, meanwhile: Callable[[], object] = lambda: None) -> list[WatchEvent]:
+        for _ in range(seconds):
+            self.now_ns += S
+            meanwhile()
+            self._look_for_stall()
+        return read_events(self.folder)
+
+    def marks(self, *codes: int) -> None:
+        for code in codes:
+            self.timeline.mark(code)
+
+
+def in_backward(writer: Standing) -> None:
+    writer.marks(at.DATA, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD)
+
+
+def in_validation(writer: Standing) -> None:
+    writer.marks(at.DATA)
+    writer.timeline.go_outside(VALIDATION)
+
+
+def in_a_checkpoint(writer: Standing) -> None:
+    in_backward(writer)
+    writer.place.within += [(writer.now_ns, "callback: ModelCheckpoint"), (writer.now_ns, "checkpoints")]
+
+
+def between_epochs(writer: Standing) -> None:
+    writer.marks(at.DATA, at.LEAVE, at.END)
+
+
+@pytest.mark.parametrize(
+    "stands, where",
+    [(in_backward, "backward"), (in_validation, VALIDATION), (in_a_checkpoint, "checkpoints"),
+     (between_epochs, EPOCH_TURN)],
+)  # fmt: skip
+def test_a_stall_is_told_once_with_its_phase_and_its_rank(
+    stands: Callable[[Standing], None], where: str, tmp_path: Path
+) -> None:
+    writer = Standing(tmp_path)
+    writer.now_ns += 5 * S
+    stands(writer)
+    assert writer.wait(59) == []
+    (event,) = writer.wait(200)
+    assert (event.part, event.rank, round(event.now, 3)) == (where, 5, 60.0)
+    assert event.cause is not None
+    assert event.cause.startswith("test_watch_writer.py:")
+    told = event_text(event, 8)
+    assert told.startswith(f"stalled in {where} since 01-01 ")
+    assert told.endswith(", rank 5 of 8")
+    assert read_status(tmp_path, 5).phase == where
+
+
+def test_batches_of_validation_are_signs_of_life(tmp_path: Path) -> None:
+    writer = Standing(tmp_path)
+    in_validation(writer)
+    assert writer.wait(600, lambda: setattr(writer.place, "alive_ns", writer.now_ns)) == []
+    assert len(writer.wait(61)) == 1
+
+
+def test_where_it_went_on_by_itself_it_has_to_take_three_times_as_long(tmp_path: Path) -> None:
+    writer = Standing(tmp_path)
+    in_a_checkpoint(writer)
+    assert len(writer.wait(100)) == 1
+    writer.place.within.clear()
+    writer.take(Handed(writer.now_ns))
+    in_a_checkpoint(writer)
+    assert len(writer.wait(299)) == 1
+    assert len(writer.wait(2)) == 2
+    assert "stalled" not in writer.ledger.seconds  # a checkpoint's time is a checkpoint's
+
+
+def test_a_step_that_stalled_gives_what_is_beyond_the_usual(tmp_path: Path) -> None:
+    writer = Standing(tmp_path)
+    in_backward(writer)
+    writer.wait(90)
+    writer.marks(at.LEAVE, at.END)
+    writer.take(Handed(writer.now_ns, writer.timeline.take()))
+    assert writer.ledger.seconds["stalled"] == pytest.approx(90.0)
+    assert watch_writer._STALL_S == 60.0

@@ -1,0 +1,150 @@
+"""What ``import lm_profiler`` offers shows itself; the page about notebooks is true, cell by cell.
+
+The cells are run by ``exec`` and shown as IPython shows them, by ``_repr_html_``: nbclient is not needed for that.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lm_profiler
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.record.run_record import read_run
+from lm_profiler.report.tables.formats import _HTML_STYLES, html_text
+from lm_profiler.report.tables.table import Heading, Table, TableCell
+from lm_profiler.usage_error import UsageError
+
+ROOT = Path(__file__).parents[1]
+STORED = ROOT / "tests/stored/0.2"
+PAGE = ROOT / "docs/how-to/notebook.md"
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo", "changed"):
+        shutil.copytree(STORED / "tiny/version_0", tmp_path / "logs" / name / "version_0")
+    return tmp_path / "logs"
+
+
+class Checked(HTMLParser):
+    """The tags of some HTML, each of which is closed in its turn, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.open, self.text = set[str](), list[str](), ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.open.append(tag)
+        assert {name for name, _ in attrs} <= {"style"}  # nothing to load, nothing to run
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def cells() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_cells_of_the_page_show_what_they_name(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned({"forward": 1 << 30, "backward": 2 << 30}, {}, 8, 128, 64)
+    monkeypatch.setattr("lm_profiler.cli.verbs.plan._rehearsed", lambda *asked: iter([planned] * len(asked[-1])))
+    names: dict[str, Any] = {}
+    shown = []
+    for cell in cells():
+        *statements, last = ast.parse(cell).body
+        assert isinstance(last, ast.Expr)
+        exec(compile(ast.Module(statements, []), str(PAGE), "exec"), names)
+        shown.append(eval(compile(ast.Expression(last.value), str(PAGE), "eval"), names))
+    run, figures, steps, table, compared, verdict, plan = shown
+    record = read_run(logs / "demo/version_0")
+    assert figures == (record.time["step"].mean, record.throughput and record.throughput.tokens_per_s, "ok")
+    assert steps[0] == pytest.approx(record.time["step"].mean)
+    assert verdict in ("SAME", "UNCLEAR")
+    assert (plan.fits, plan.planned.largest) == (True, 64)
+    for of, words in ((run, "backward"), (table, "tokens/s"), (compared, "verdict: "), (plan, "the largest that fits")):
+        html = Checked(of._repr_html_())
+        assert words in html.text
+        assert words in repr(of)
+        assert html.tags <= {"div", "p", "b", "pre", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_load_is_quick_and_needs_no_torch(logs: Path) -> None:
+    code = (
+        "import sys, lm_profiler as of; of.load('logs')._repr_html_(); print({'torch', 'lightning'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_the_latest_run_is_loaded_with_its_figures_as_attributes(logs: Path) -> None:
+    later = shutil.copytree(logs / "demo/version_0", logs / "demo/version_1")
+    run = lm_profiler.load(logs / "demo")
+    assert run.folder == later
+    assert {"step_s", "mfu", "status", "steps", "folder"} <= {*dir(run)}
+    assert run.mfu is None
+    assert len(run.steps) == len(run.steps["step_s"]) == sum(run.data.steps.values())
+    assert np.all(run.steps["stage"][:2] == "warmup")
+    assert copy.copy(run).folder == later
+    with pytest.raises(AttributeError):
+        _ = run.nothing
+    with pytest.raises(KeyError):
+        run.steps["nothing"]
+
+
+def test_pandas_is_used_where_it_is(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = lm_profiler.load(logs).steps
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    assert list(steps.to_pandas()) == list(steps.columns)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pandas"):
+        steps.to_pandas()
+
+
+def test_what_is_no_run_is_told_in_a_line(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(UsageError, match="load: expected"):
+            lm_profiler.load(folder)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UsageError, match=r"load: .*run\.json"):
+        lm_profiler.load(tmp_path)
+
+
+def test_text_of_others_stays_text() -> None:
+    nasty = "<script>alert(1)</script>\x1b[31m & \u202e"
+    table = Table([Heading("a", nasty)], [[TableCell(text=nasty, style="red")]], [nasty], [nasty], title=nasty)
+    html = html_text([table])
+    assert "<script" not in html
+    assert "\x1b" not in html
+    assert Checked(html).text.count("<script>alert(1)</script>") == 5
+
+
+@pytest.mark.parametrize("colour", re.findall(r"#\w{6}", " ".join(_HTML_STYLES.values())))
+def test_colours_are_readable_on_white_and_on_black(colour: str) -> None:
+    def luminance(rgb: str) -> float:  # as WCAG 2.2 defines it
+        parts = (int(rgb[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    assert 1.05 / (luminance(colour) + 0.05) >= 3.5
+    assert (luminance(colour) + 0.05) / (luminance("#111111") + 0.05) >= 3.5
