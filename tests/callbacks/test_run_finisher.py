@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.callbacks.run_finisher import second_place, with_rows_left_behind
+from lm_profiler.callbacks.run_finisher import collector_paused, second_place, with_rows_left_behind
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
@@ -48,3 +50,16 @@ def test_of_a_rank_that_sent_nothing_the_steps_count_that_it_left(tmp_path: Path
     assert record.time["step"].median == pytest.approx(0.2)
     assert record.throughput is not None
     assert record.throughput.tokens_per_s is None
+
+
+@pytest.mark.parametrize("before", [gc.enable, gc.disable])
+def test_python_looks_for_cycles_afterwards_as_it_did_before(before: Callable[[], None]) -> None:
+    was_on = gc.isenabled()
+    try:
+        before()
+        expected = gc.isenabled()
+        with pytest.raises(ZeroDivisionError), collector_paused():
+            _ = 1 / gc.isenabled()  # an error in between
+        assert gc.isenabled() == expected
+    finally:
+        (gc.enable if was_on else gc.disable)()

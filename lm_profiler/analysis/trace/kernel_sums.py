@@ -41,13 +41,16 @@ _COLLECTIVES = {
 
 def kernel_table(work: TracedWork) -> KernelTable:
     """Return the table of a trace."""
-    rows: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])  # calls and nanoseconds
-    kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
-    for piece in work.pieces:
-        row = (piece.phase, piece.kind, _cut(piece.name), piece.caller and _cut(piece.caller), *module_of(piece.module))
-        for sums in (rows[row], kinds[piece.phase, piece.kind]):
-            sums[0] += not piece.again
-            sums[1] += piece.own
+    alike, rows, kinds = (defaultdict[tuple[Any, ...], list[int]](lambda: [0, 0]) for _ in range(3))  # calls and ns
+    for piece in work.pieces:  # the names of thousands of calls are made once
+        sums = alike[piece.phase, piece.kind, piece.name, piece.caller, piece.module]
+        sums[0] += not piece.again
+        sums[1] += piece.own
+    for (phase, kind, name, caller, module), (calls, ns) in alike.items():
+        row = (phase, kind, _cut(name), caller and _cut(caller), *module_of(module))
+        for sums in (rows[row], kinds[phase, kind]):
+            sums[0] += calls
+            sums[1] += ns
     end = work.done
     busy, idle = _busy_and_idle(work, end)
     phases = {}
@@ -79,7 +82,7 @@ def kernel_table(work: TracedWork) -> KernelTable:
 
 def _busy_and_idle(work: TracedWork, end: int) -> tuple[Counter[str], Counter[str]]:
     """Return nanoseconds by phase. A device's idle time is of the work that ended it, the host's of when it was."""
-    pieces = [piece for piece in work.pieces if work.on_device or piece.caller is None]
+    pieces = work.pieces if work.on_device else [piece for piece in work.pieces if piece.caller is None]
     starts, ends = _spans(pieces)
     busy, idle = Counter[str](), Counter[str]()
     for piece, own in zip(pieces, shared_out(starts, ends, [0] * len(pieces), work.begin, end).tolist(), strict=True):

@@ -77,7 +77,7 @@ class TracedWork:
     @cached_property
     def done(self) -> int:
         """When the last of it was over: the device may still work off what the last step launched."""
-        return max([self.end, *(piece.end for piece in self.pieces if self.on_device)])
+        return max([self.end, *(piece.end for piece in self.pieces)]) if self.on_device else self.end
 
     @cached_property
     def _phase_starts(self) -> list[int]:

@@ -178,7 +178,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     return {
         id(storage): storage.nbytes()
         for storage in stored
-        if storage.device.type == device.type and device.index in (None, storage.device.index)
+        if (on := storage.device) == device or (on.type == device.type and device.index in (None, on.index))
     }
 
 

@@ -28,11 +28,25 @@ pytestmark = pytest.mark.usefixtures("no_rates")
 TRACED = 3
 
 
+exported: list[torch.profiler.profile] = []  # the profiler of ``profiled``
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
-    profiler = instruments(2, 3, memory=1, trace=TRACED)
-    trainer_with([profiler], tmp_path_factory.mktemp("traced")).fit(BoringModel())
+    profiler, export = instruments(2, 3, memory=1, trace=TRACED), torch.profiler.profile.export_chrome_trace
+
+    def noted(self: torch.profiler.profile, path: str) -> None:
+        exported.append(self)
+        export(self, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.profiler.profile, "export_chrome_trace", noted)
+        trainer_with([profiler], tmp_path_factory.mktemp("traced")).fit(BoringModel())
     return profiler
+
+
+def test_the_events_in_memory_are_let_go_once_they_are_written(profiled: TrainingProfiler) -> None:
+    assert [each.profiler for each in exported] == [None]
 
 
 @pytest.fixture(scope="module")
