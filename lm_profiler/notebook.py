@@ -61,7 +61,7 @@ class LoadedRun(Shown):
 
     @cached_property
     def steps(self) -> StepTable:
-        """The steps of all ranks and stages: ``steps["step_s"]`` is an array of numpy, ``steps.columns`` all of them.
+        """The steps of all ranks and stages; ``steps["step_s"]`` is an array of numpy, ``steps.columns`` all of them.
 
         Of the counts that the record itself calls ``steps``, ``data.steps`` has those by stage.
         """

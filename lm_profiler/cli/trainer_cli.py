@@ -259,7 +259,7 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     ends = ("max_steps", "max_epochs") if verb == "fit" else ()
     for name in (*ends, f"limit_{LOOPS[verb]}_batches"):
         if options[name] == 0:
-            raise UsageError(f"trainer.{name}: expected something to run, given {options[name]}; leave it out")
+            raise UsageError(f"trainer.{name}: expected something to run, given 0; leave it out")
     accelerator = options["accelerator"]
     if not isinstance(accelerator, str) or accelerator == "auto":
         return
