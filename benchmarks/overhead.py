@@ -27,8 +27,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from benchmarks.toy import Toy, loader
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.cli.cost import Toy, loader
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import Table, text_table

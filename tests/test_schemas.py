@@ -187,7 +187,6 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         return ["--memory=16GiB", "--allocations"]
     if verb == "selftest":
         patch.setattr(selftest, "_fit", lambda *_: record)
-        patch.setattr(selftest, "_cost", lambda _: ([1e-3] * 9, [1.1e-3] * 9))
         patch.setenv("XDG_CACHE_HOME", str(folder))
     if verb in ("watch", "trace"):
         status = WatchStatus(began_s=1.0, written_s=2.0, steps=7, ledger={"step: forward": 1.0}, wall_s=2.0)

@@ -35,9 +35,9 @@ import torch
 from benchmarks.known_ranks.processes import on_ranks
 from benchmarks.known_ranks.trial import quiet_trainer, quieten
 from benchmarks.overhead import SKIP, interleaved
+from benchmarks.toy import Toy, loader
 from lm_profiler.analysis.steps.statistics import mean_interval
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.cli.cost import Toy, loader
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import Table, text_table

@@ -4,14 +4,12 @@
 ``python -m PROGRAM`` with the cell's arguments. Modules that are named are imported once, must touch no device, and
 make each cell a fork of the server; without modules a cell is a fresh interpreter.
 
-How a cell ended is also written beside its output, in case the sweep is gone by then. When the socket on stdin is
-closed, for whatever reason, every cell is killed: none outlives the sweep.
+When the socket on stdin is closed, for whatever reason, every cell is killed: none outlives the sweep.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import runpy
 import select
@@ -30,9 +28,6 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from lm_profiler.processes.child import die_with_parent, how_ended
-from lm_profiler.record.files import write_whole
-
-ENDED_FILE = "ended.json"  # the file beside a cell's output that tells how the cell ended
 
 _PATIENCE_S = 10.0  # seconds that the program has to end by itself before it is killed
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
@@ -191,13 +186,6 @@ def _kill_group(pid: int, patience_s: float = 1.0) -> None:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _RunningCell:
-    pid: int  # the process id, also that of the cell's process group
-    output: Path
-    began: float
-
-
 class Server:
     """Starts cells, passes signals on, and reports when cells end.
 
@@ -206,7 +194,7 @@ class Server:
 
     def __init__(self, client: Connection, kept: Sequence[int] = ()) -> None:
         self._client, self._kept = client, kept
-        self._running: dict[str, _RunningCell] = {}
+        self._running: dict[str, int] = {}  # the pid of each cell, which is also that of its process group
         self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):  # a full pipe must not block a signal
             os.set_blocking(end, False)
@@ -230,8 +218,8 @@ class Server:
         finally:
             for cell in self._running:
                 self._signal(cell, signal.SIGKILL)
-            for running in self._running.values():
-                os.waitpid(running.pid, 0)
+            for pid in self._running.values():
+                os.waitpid(pid, 0)
 
     def leave(self) -> None:
         """Close the server's descriptors in a forked child, whose own children must not keep the folder's lock."""
@@ -254,26 +242,22 @@ class Server:
         if pid == 0:
             self._running.clear()  # or `serve` would kill this child's siblings
             return request
-        self._running[request.cell] = _RunningCell(pid, request.output, time.monotonic())
+        self._running[request.cell] = pid
         self._client.send(CellStarted(request.cell, pid))
         return None
 
     def _signal(self, cell: str, number: int) -> None:
         if cell in self._running:
             with suppress(ProcessLookupError):
-                os.killpg(self._running[cell].pid, number)
+                os.killpg(self._running[cell], number)
 
     def _reap(self) -> None:
-        for name, cell in list(self._running.items()):
-            pid, status = os.waitpid(cell.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                self._signal(name, signal.SIGKILL)  # what the cell left behind: workers, other ranks
-                del self._running[name]
-                ended = {"code": code, "duration_s": time.monotonic() - cell.began}
-                with suppress(OSError):
-                    write_whole(cell.output.with_name(ENDED_FILE), json.dumps(ended))
-                self._client.send(CellEnded(name, code))
+        for cell, pid in list(self._running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._signal(cell, signal.SIGKILL)  # what the cell left behind: workers, other ranks
+                del self._running[cell]
+                self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
 
 
 def _given() -> list[int]:

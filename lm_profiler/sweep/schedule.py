@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from lm_profiler.processes.child import how_ended
 from lm_profiler.processes.fork_server import CellEnded, CellServer
@@ -49,9 +49,7 @@ def own_compile_cache(own: Path) -> dict[str, str]:
     return {} if folders.keys() & os.environ.keys() else {name: str(path.resolve()) for name, path in folders.items()}
 
 
-class Watcher:
-    """Receives the events of a schedule; this one ignores them."""
-
+class Watcher(Protocol):
     def began(self, cell: Cell, device: str | None) -> None: ...
 
     def ended(self, cell: Cell, outcome: CellOutcome) -> None: ...

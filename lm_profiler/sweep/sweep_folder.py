@@ -10,12 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lm_profiler.processes.fork_server import ENDED_FILE
-from lm_profiler.record.files import read_json, write_whole
+from lm_profiler.record.files import write_whole
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
-from lm_profiler.sweep.schedule import Ended, record_outcome
 from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 
@@ -88,14 +86,6 @@ class SweepFolder:
     def forget(self) -> None:
         """Remove the plan, so that the folder is removed when it is closed."""
         (self.path / PLAN_FILE).unlink(missing_ok=True)
-
-    def take_over(self) -> None:
-        """Write the outcomes of cells that ended after their sweep was killed."""
-        for cell in self.cells:
-            if read_outcome(self.path, cell.id) is None:
-                with suppress(OSError, ValueError, TypeError, KeyError):  # not ended, or a damaged file
-                    ended = read_json(self.path / cell.id / ENDED_FILE)
-                    record_outcome(self.path, cell, Ended(ended["code"], ended["duration_s"]))
 
     def missing(self) -> list[Cell]:
         """Return the cells without an outcome, or with an interrupt as outcome, in the order in which they run."""

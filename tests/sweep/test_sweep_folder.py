@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from by_hand import leave_record, plan
 
-from lm_profiler.record.sweep import PLAN_FILE, SweepPlan, read_outcome
+from lm_profiler.record.sweep import PLAN_FILE, SweepPlan
 from lm_profiler.sweep.schedule import Ended, clear, record_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of
@@ -19,7 +19,6 @@ from lm_profiler.usage_error import UsageError
 
 def missing(path: Path) -> set[str]:
     with SweepFolder(path, plan("a", "b", "c", "d")) as folder:
-        folder.take_over()
         return {cell.id for cell in folder.missing()}
 
 
@@ -32,32 +31,6 @@ def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: 
     for cell in cells.cells[:2]:
         record_outcome(tmp_path, cell, Ended(0 if cell.id == "a" else 130, 1.0))
     assert missing(tmp_path) == {"b", "c", "d"}
-
-
-def test_a_cell_that_ended_when_nobody_was_left_to_write_it_down_is_taken_over(tmp_path: Path) -> None:
-    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
-    for cell, ended in (("a", '{"code": 0, "duration_s": 2.5}'), ("b", '{"code": -9, "duration_s": 1}'), ("c", "{")):
-        leave_record(tmp_path, "ok", cell)
-        (tmp_path / cell / "ended.json").write_text(ended)
-    assert missing(tmp_path) == {"b", "c", "d"}
-    outcome = read_outcome(tmp_path, "a")
-    assert outcome is not None
-    assert (outcome.status, outcome.duration_s, outcome.exit_code) == ("ok", 2.5, 0)
-
-
-@pytest.mark.parametrize("ended", ["[]", "null", '"code"', "1e400", "[" * 100_000])
-def test_a_damaged_end_of_a_cell_is_as_none(ended: str, tmp_path: Path) -> None:
-    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
-    leave_record(tmp_path, "ok", "a")
-    (tmp_path / "a" / "ended.json").write_text(ended)
-    assert missing(tmp_path) == {"a", "b", "c", "d"}
-
-
-def test_a_pipe_in_the_place_of_a_cells_end_makes_nobody_wait(tmp_path: Path) -> None:
-    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
-    leave_record(tmp_path, "ok", "a")
-    os.mkfifo(tmp_path / "a" / "ended.json")
-    assert missing(tmp_path) == {"a", "b", "c", "d"}
 
 
 def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ def run(request: ImproveRequest) -> int:
     plan, calls = _plan(request)
     try:
         with SweepFolder(request.folder, plan, grows=True) as folder:
-            folder.take_over()
             return _run(request, folder, calls)
     except ServerError as error:
         say(str(error))

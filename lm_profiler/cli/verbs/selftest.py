@@ -1,19 +1,17 @@
 """The verbs ``selftest`` and ``numerics``: how far can this machine's figures be trusted, and low precision's sums?
 
 The same run is repeated in five fresh processes, so that only the machine can make them differ. Their spread is kept
-for ``compare`` and ``improve``. Then the cost of the instruments is measured against ``Trainer(barebones=True)``.
+for ``compare`` and ``improve``.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -39,7 +37,6 @@ _TOY = (
     "--data.context_length=128",
 )
 _UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
-_RESAMPLES = 2000  # resamples of the bootstrap interval of the instruments' cost
 _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
 
 
@@ -47,8 +44,7 @@ _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too litt
 class Options:
     """Run the same fit in five fresh processes, and print by how much equal runs differ on this machine.
 
-    It is kept for compare and improve. Also the smallest change that a comparison can detect, and what the instruments
-    cost beside Trainer(barebones=True).
+    It is kept for compare and improve. Also the smallest change that a comparison can detect.
 
     Args:
         format: terminal, or json.
@@ -65,7 +61,6 @@ def run(options: Options) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
             runs = [_fit(given, Path(folder), name) for name in _PROCESSES]
-            costs = _cost(runs[0])
     except subprocess.CalledProcessError as error:
         said = "\n".join(error.stderr.strip().splitlines()[-2:])
         print(said or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
@@ -73,7 +68,7 @@ def run(options: Options) -> int:
     seen = spread_of([run.time["step"].mean or 0.0 for run in runs])
     machine = runs[0].environment
     kept = seen if seen is None or machine is None else keep_spread(machine, seen)
-    told = tested(runs, seen, kept, costs)
+    told = tested(runs, seen, kept)
     if options.format == "json":
         write_json(told)
     else:
@@ -83,7 +78,7 @@ def run(options: Options) -> int:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """How far equal runs differ on a machine, and what the instruments cost a step."""
+    """How far equal runs differ on a machine."""
 
     device: str
     verb: str
@@ -92,22 +87,15 @@ class SelfTest:
     seen: ProcessSpread | None  # of the runs' steps; None where they are too few
     kept: ProcessSpread | None  # with earlier self-tests of the machine
     detectable: dict[int, float]  # by runs a side, the smallest change, as a share, that a comparison can detect
-    # what the instruments add to a step, with the ends of its 95 % interval; None where the steps are too few
-    instruments_s: tuple[float, float, float] | None
 
 
-def tested(
-    runs: Sequence[RunRecord],
-    seen: ProcessSpread | None,
-    kept: ProcessSpread | None,
-    costs: tuple[list[float], list[float]],
-) -> SelfTest:
-    """Return what ``runs`` show; ``costs`` are bare and instrumented steps in seconds."""
+def tested(runs: Sequence[RunRecord], seen: ProcessSpread | None, kept: ProcessSpread | None) -> SelfTest:
+    """Return what ``runs`` show."""
     known = {} if seen is None or kept is None else {count: detectable(kept, count) for count in (1, 3)}
     where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
     said = [(", ".join(run.words) or "too short to judge", *contention_lines(run.contention)) for run in runs]
     steps = [run.time["step"] for run in runs]
-    return SelfTest(where, runs[0].verb, steps, list(map("; ".join, said)), seen, kept, known, _added(*costs))
+    return SelfTest(where, runs[0].verb, steps, list(map("; ".join, said)), seen, kept, known)
 
 
 def report(told: SelfTest) -> list[str]:
@@ -118,49 +106,24 @@ def report(told: SelfTest) -> list[str]:
         middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.mean, step.mean_low, step.mean_high))
         lines.append(f"  {name}: step {middle} ms [{low}, {high}], {words}")
     if seen is None or kept is None:
-        lines.append("  too few steps to compare; raise --stages.measure_steps")
-    else:
-        earlier = "" if kept.freedom <= seen.freedom else f"; {kept.std:.1%} with earlier self-tests"
-        lines.append(f"  processes differ by {seen.std:.1%} (std){earlier}: kept for compare and improve")
-        one, three = (f"{told.detectable[runs_a_side]:.1%}" for runs_a_side in (1, 3))
-        lines.append(f"  smallest change that one run against one can detect: {one}; three against three: {three}")
-    if told.instruments_s is None:
-        return [*lines, "instruments: too few steps to measure their cost"]
-    added, low, high = (f"{1e6 * end:+.1f}" for end in told.instruments_s)
-    share = f", {told.instruments_s[0] / steps[0].mean:.2%} of the step above" if steps[0].mean else ""
-    cost = f"instruments: {added} µs a step [{low}, {high}] against Trainer(barebones=True)"
-    return [*lines, f"{cost}, on a module that does next to nothing{share}"]
-
-
-def _added(bare: Sequence[float], instrumented: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return by how much instrumented steps are longer, in seconds, with its 95 % percentile bootstrap interval."""
-    if not bare or not instrumented:
-        return None
-    rng = np.random.default_rng(0)
-    base, ours = (np.median(rng.choice(x, size=(_RESAMPLES, len(x))), axis=1) for x in (bare, instrumented))
-    low, high = np.quantile(ours - base, [0.025, 0.975]).tolist()
-    return median(instrumented) - median(bare), low, high
+        return [*lines, "  too few steps to compare; raise --stages.measure_steps"]
+    earlier = "" if kept.freedom <= seen.freedom else f"; {kept.std:.1%} with earlier self-tests"
+    one, three = (f"{told.detectable[runs_a_side]:.1%}" for runs_a_side in (1, 3))
+    return [
+        *lines,
+        f"  processes differ by {seen.std:.1%} (std){earlier}: kept for compare and improve",
+        f"  smallest change that one run against one can detect: {one}; three against three: {three}",
+    ]
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
-    _python("lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
-    return read_run(folder / name / "version_0")
-
-
-def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
-    """Measure bare and instrumented steps, in seconds, on the device that ``record`` ran on."""
-    where = [record.environment.device_type] if record.environment is not None else []
-    answer = json.loads(_python("lm_profiler.cli.cost", *where).splitlines()[-1])
-    return answer["bare"], answer["instrumented"]
-
-
-def _python(*arguments: str) -> str:
-    """Run a module, the first of ``arguments``, and return its output; a wrong call raises its own UsageError."""
-    done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False)
+    """Run ``fit`` in a fresh process; a wrong call raises its own UsageError."""
+    call = (sys.executable, "-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
     if done.returncode == WRONG_CALL:
         raise UsageError(told_in(done.stderr))
     done.check_returncode()
-    return done.stdout
+    return read_run(folder / name / "version_0")
 
 
 # -- numerics ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,6 @@ def run(request: SweepRequest) -> int:
         return OK
     try:
         with SweepFolder(request.folder, plan, part=part) as folder:
-            folder.take_over()
             return _ending(folder, _run(request, folder), request)
     except ServerError as error:
         say(str(error))

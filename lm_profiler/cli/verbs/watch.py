@@ -57,7 +57,6 @@ class Options:
     machine: only its files are read. Of one that has ended or was killed the last is shown, and the exit code is 2.
 
     Args:
-        config: A YAML file of these options.
         run: The folder of the run.
         once: Show what there is now, and end.
         format: terminal, or json, which shows it once.
@@ -65,7 +64,6 @@ class Options:
 
     WORDS: ClassVar[str] = "run"
 
-    config: str | None = None
     run: Path | None = None
     once: bool = False
     format: ForWhom = "terminal"
@@ -151,7 +149,6 @@ class AskOptions:
     The trace is in the run's folder, and in TensorBoard's tab. The training goes on as it is.
 
     Args:
-        config: A YAML file of these options.
         run: The folder of the run.
         steps: Whole steps to trace.
         rank: The rank that traces.
@@ -161,7 +158,6 @@ class AskOptions:
 
     WORDS: ClassVar[str] = "run"
 
-    config: str | None = None
     run: Path | None = None
     steps: int = 2
     rank: int = 0

@@ -100,7 +100,7 @@ def test_a_full_disk_is_told_in_a_line(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(SweepFolder, "take_over", full)
+    monkeypatch.setattr(SweepFolder, "missing", full)
     assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
     told = "given logs/base_sweep (No space left on device); run the same command again for the missing cells\n"
     assert capsys.readouterr().err.endswith(told)
