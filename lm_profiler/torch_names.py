@@ -113,10 +113,10 @@ MODE_STACK = PrivateName(
 )
 GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "tells a backward pass", "FLOPs and causes unknown")
 
-# Trees of tensors. Without them: plain tuples, lists and dictionaries are walked by our own code.
+# Trees of tensors.
 
-TREE_LEAVES = PrivateName("torch.utils._pytree.tree_leaves", "all tensors of a batch", "plain containers only")
-TREE_MAP = PrivateName("torch.utils._pytree.tree_map", "a batch with other tensors in it", "plain containers only")
+TREE_LEAVES = PrivateName("torch.utils._pytree.tree_leaves", "all tensors of a batch or call", "FLOPs, samples unknown")
+TREE_MAP = PrivateName("torch.utils._pytree.tree_map", "a call with other tensors in it", "plans unknown")
 
 # Memory.
 
@@ -169,26 +169,11 @@ WHOLE_SHAPES = PrivateName(
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    leaves = TREE_LEAVES.find_or(None)
-    if leaves is not None:
-        return list(leaves(tree))
-    value: list[Any] = []
-    _map_plain(value.append, tree)
-    return value
+    return list(TREE_LEAVES.find()(tree))
 
 
 def tree_map(change: Any, tree: Any) -> Any:
-    return TREE_MAP.find_or(_map_plain)(change, tree)
-
-
-def _map_plain(change: Any, tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _map_plain(change, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(_map_plain(change, value) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_map_plain(change, value) for value in tree)
-    return change(tree)
+    return TREE_MAP.find()(change, tree)
 
 
 # devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils._get_fused_kernels_supported_devices)
