@@ -23,19 +23,3 @@ def die_in_rank_1(link: RankLink) -> None:
         raise RuntimeError("connection closed by peer")
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hang_in_rank_1(link: RankLink) -> None:
-    """Both wait; rank 0 is one call ahead."""
-    link.send(os.getpid())
-    if link.rank == 0:
-        link.goes_on()
-    signal.pause()
-
-
-def stop_in_rank_0(link: RankLink) -> None:
-    """Both are in one call, in which the one that has stopped is waited for."""
-    link.goes_on()
-    if link.rank == 0:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    signal.pause()

@@ -100,7 +100,6 @@ def train_in_every_way(link: RankLink, port: int) -> None:
         result = trained(mine, made, precision, seed=0 if way == "fsdp2" else link.rank, **options)
         if link.rank == 0:
             link.send((way, {name: value.tolist() for name, value in result.items()}))
-        link.goes_on()
     link.send((f"metrics of {link.rank}", logged_and_true()))
 
 
