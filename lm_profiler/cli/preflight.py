@@ -60,21 +60,6 @@ def _refused(cli: ProfilerCLI) -> str | None:
     return refusal
 
 
-def look_back(cli: ProfilerCLI) -> None:
-    """Add to the record of a run that ran out of memory the options with which it would have fitted."""
-    folder, record = cli.context.folder, cli.context.record
-    plan, failure = (None, None) if record is None else (record.planned, record.failure)
-    if record is None or folder is None or record.status != "oom" or plan is None or plan.peak is None:
-        return
-    assert failure is not None
-    said = failure.out_of_memory
-    has = plan.available if said is None else said.allowed or said.total or plan.available
-    # The run did not fit, whatever the plan said: a remedy has to stay below the planned peak too.
-    fitting, _ = _remedies(cli, min(plan.peak, plan.peak if has is None else has))
-    failure = failure.model_copy(update={"remedies": fitting})
-    record.model_copy(update={"failure": failure}).write(folder / "run.json")
-
-
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
     if isinstance(cli.trainer.strategy, SHARDED):
         return None, PlannedMemory(unknown="the module is split over devices")

@@ -223,21 +223,3 @@ def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, m
     assert len(opened) == asked
     assert preflight.free_for_one(trainer) is None
     assert len(opened) == asked + 1  # the host's memory may always be asked for
-
-
-def test_after_running_out_of_memory_less_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, forward = os.getpid(), Transformer.forward
-
-    def no_room(*args: Any) -> Any:
-        if os.getpid() == own:
-            raise torch.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 1.00 GiB")
-        return forward(*args)
-
-    monkeypatch.setattr(Transformer, "forward", no_room)
-    assert main(["fit", "--config=tiny.yaml"]) == 1
-    record = last_run()
-    assert record.status == "oom"
-    assert record.failure is not None
-    assert record.planned is not None
-    (smaller,) = record.failure.remedies
-    assert 0 < int(smaller.removeprefix("--data.batch_size=")) < 64

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.options import wrong_call
-from lm_profiler.cli.preflight import look_back, plan_ahead
+from lm_profiler.cli.preflight import plan_ahead
 from lm_profiler.cli.run_context import end_ranks, leave_group, local_rank
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.torch_names import NameMissing
 
@@ -42,9 +40,7 @@ def run(call: Call) -> int:
             return cli.context.ended(error)
         except Exception as error:
             if not cli.context.is_refusal(error):
-                code = cli.context.failed(error)
-                try_or_note("what would have fitted", partial(look_back, cli), [])
-                return code
+                return cli.context.failed(error)
             cli.context.discard()
             if local_rank() > 0:  # the process that started this rank prints the message
                 return WRONG_CALL
