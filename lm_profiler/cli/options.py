@@ -120,7 +120,13 @@ class OptionsReader(Generic[T]):
 
     def read(self, arguments: Sequence[str]) -> T:
         """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
-        line, program = self._split(arguments)
+        line, program = list(arguments), list[str]()
+        if _PROGRAM in self._has:
+            at = [*arguments, "--"].index("--")
+            line, program = line[:at], line[at + 1 :]
+            if not program:
+                example = f"`lm_profiler {self._verb} -- python train.py`"
+                raise UsageError(f"{self._verb}: expected -- and then a program, such as {example}, given none")
         words, file, rest = self._prepared(line)
         given = vars(self._parser().parse_args(words))
         given = {name: file if name == self._file else given[name] for name in self._named.values()}
@@ -154,17 +160,6 @@ class OptionsReader(Generic[T]):
                     action.metavar = "VALUE" + " ..." * _is(kind, Sequence)
                 parser._option_string_actions[f"--{option}"] = action
         return parser
-
-    def _split(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the verb's own words, and those after ``--`` where the verb takes a program."""
-        if _PROGRAM not in self._has:
-            return arguments, ()
-        at = [*arguments, "--"].index("--")
-        own, program = arguments[:at], arguments[at + 1 :]
-        if not program:
-            example = f"`lm_profiler {self._verb} -- python train.py`"
-            raise UsageError(f"{self._verb}: expected -- and then a program, such as {example}, given none")
-        return own, program
 
     def _kind_of(self, name: str) -> Any:
         """Return the type of the option ``name``'s value; None where there is no such option."""

@@ -83,15 +83,9 @@ def free_for_one(trainer: Trainer) -> int | None:
     if device.type == "cpu":
         known = available_bytes(device)
         return None if known is None else known // trainer.num_devices
-    return None if _forks(trainer) else available_bytes(device)
-
-
-def _forks(trainer: Trainer) -> bool:
-    """Whether the ranks will be forks of this process (ddp_fork, ddp_notebook).
-
-    A fork cannot use CUDA once its parent has opened the device, and a query of free memory opens it.
-    """
-    return bool(START_METHOD.of_or(trainer.strategy.launcher) == "fork")
+    # Ranks that will be forks of this process (ddp_fork, ddp_notebook) cannot use CUDA once it has opened the device,
+    # and a query of free memory opens it.
+    return None if START_METHOD.of_or(trainer.strategy.launcher) == "fork" else available_bytes(device)
 
 
 def _reason(planned: Planned, available: int) -> str:

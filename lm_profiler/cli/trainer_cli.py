@@ -289,7 +289,12 @@ def check_launch(trainer: Trainer) -> None:
     if environment is None and TorchElasticEnvironment.detect():
         environment = TorchElasticEnvironment()
     if isinstance(environment, TorchElasticEnvironment):
-        _check_torchrun(environment.world_size(), trainer)
+        started, devices, nodes = environment.world_size(), trainer.num_devices, trainer.num_nodes
+        if started != devices * nodes:
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+            remedy = f"add --trainer.devices={here} --trainer.num_nodes={started // here}"
+            expected = f"the {started} processes that torchrun started"
+            raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
     elif environment is not None:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
         if type(environment) is LightningEnvironment and not environment.creates_processes_externally:
@@ -299,15 +304,6 @@ def check_launch(trainer: Trainer) -> None:
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
         tasks = os.environ["SLURM_NTASKS"]
         say(f"SLURM has {tasks} tasks: each is a run of its own, for --trainer.devices and --trainer.num_nodes are 1")
-
-
-def _check_torchrun(started: int, trainer: Trainer) -> None:
-    devices, nodes = trainer.num_devices, trainer.num_nodes
-    if started != devices * nodes:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
-        remedy = f"add --trainer.devices={here} --trainer.num_nodes={started // here}"
-        expected = f"the {started} processes that torchrun started"
-        raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:

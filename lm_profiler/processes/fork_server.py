@@ -31,7 +31,7 @@ from lm_profiler.processes.child import die_with_parent, how_ended
 
 _PATIENCE_S = 10.0  # seconds that the program has to end by itself before it is killed
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
-_MOST_GIVEN = 1024  # descriptors that are looked at: the usual soft limit of open files
+_LOCK = "LM_PROFILER_LOCK"  # the variable that tells the program which descriptor the folder's lock is
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class CellServer:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._ready = False
         self._link, theirs = Pipe()
+        lock = {} if self._lock is None else {_LOCK: str(self._lock)}
         with theirs:
             return subprocess.Popen(
                 self._command,
@@ -136,8 +137,8 @@ class CellServer:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 # Lightning sets the last one as well: without it, torch.cuda.is_available() would open the GPU.
-                env={**_QUIET, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-                pass_fds=() if self._lock is None else (self._lock,),
+                env={**_QUIET, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **lock},
+                pass_fds=[*map(int, lock.values())],
                 start_new_session=True,  # Ctrl-C in the terminal is for the sweep, which lets its cells end
             )
 
@@ -187,13 +188,10 @@ def _kill_group(pid: int, patience_s: float = 1.0) -> None:
 
 
 class Server:
-    """Starts cells, passes signals on, and reports when cells end.
+    """Starts cells, passes signals on, and reports when cells end; it keeps ``lock`` open, and cells do not."""
 
-    It keeps the ``kept`` descriptors open; cells do not.
-    """
-
-    def __init__(self, client: Connection, kept: Sequence[int] = ()) -> None:
-        self._client, self._kept = client, kept
+    def __init__(self, client: Connection, lock: str | None) -> None:
+        self._client, self._lock = client, lock
         self._running: dict[str, int] = {}  # the pid of each cell, which is also that of its process group
         self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):  # a full pipe must not block a signal
@@ -226,7 +224,7 @@ class Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._client.close()
-        for end in (self._ended, self._wake, *self._kept):
+        for end in (self._ended, self._wake, *([] if self._lock is None else [int(self._lock)])):
             os.close(end)
 
     def _follow(self, request: StartCell | SignalCell) -> StartCell | None:
@@ -258,16 +256,6 @@ class Server:
                 self._signal(cell, signal.SIGKILL)  # what the cell left behind: workers, other ranks
                 del self._running[cell]
                 self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
-
-
-def _given() -> list[int]:
-    """Return the inherited descriptors beyond the first three; those that Python opens are not inheritable."""
-    given = []
-    for each in range(3, _MOST_GIVEN):
-        with suppress(OSError):
-            if os.get_inheritable(each):
-                given.append(each)
-    return given
 
 
 def _fork(output: int) -> int:
@@ -329,13 +317,12 @@ def _end(code: int) -> NoReturn:
 
 def main() -> int:
     program, *modules = sys.argv[1:]
-    kept = _given()
     client, nothing = Connection(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     if modules:
         _import(modules, client)
-    server, pid = Server(client, kept), os.getpid()
+    server, pid = Server(client, os.environ.pop(_LOCK, None)), os.getpid()
     cell = server.serve()
     if cell is not None:
         server.leave()

@@ -159,11 +159,6 @@ class LanguageModel(LightningModule):
         cannot = clips and isinstance(plugin, FSDPPrecision)
         expect(not cannot, "trainer.gradient_clip_val", ways, self.trainer.gradient_clip_val)
 
-    def _fused_cannot_clip(self) -> bool:
-        """Return whether Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients)."""
-        clips = (self.trainer.gradient_clip_val or 0) > 0
-        return clips and isinstance(self.trainer.precision_plugin, MixedPrecision)
-
     def configure_model(self) -> None:
         # In this hook the strategy decides device, dtype and sharding. Lightning calls it once for each verb.
         if hasattr(self, "model"):
@@ -179,7 +174,10 @@ class LanguageModel(LightningModule):
             return None
         fused = self.fused
         if fused is None:
-            fused = next(self.parameters()).device.type in FUSED_DEVICES and not self._fused_cannot_clip()
+            # Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients).
+            clips = (self.trainer.gradient_clip_val or 0) > 0
+            refuses = clips and isinstance(self.trainer.precision_plugin, MixedPrecision)
+            fused = next(self.parameters()).device.type in FUSED_DEVICES and not refuses
         make = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}

@@ -58,14 +58,12 @@ class Options:
 
     Args:
         run: The folder of the run.
-        once: Show what there is now, and end.
         format: terminal, or json, which shows it once.
     """
 
     WORDS: ClassVar[str] = "run"
 
     run: Path | None = None
-    once: bool = False
     format: ForWhom = "terminal"
 
 
@@ -76,14 +74,14 @@ def run(options: Options) -> int:
         if options.format == "json":
             write_json(read_watched(folder))
             return OK
-        return _watch(folder, options.once)
+        return _watch(folder)
     except RecordError as error:
         raise UsageError(str(error)) from None
 
 
-def _watch(folder: Path, once: bool) -> int:
+def _watch(folder: Path) -> int:
     over = _over(read_status(folder))
-    if once or over or not sys.stdout.isatty():
+    if over or not sys.stdout.isatty():
         for table in watch_tables(folder):
             show(table)
             print()
@@ -116,26 +114,21 @@ def _over(status: WatchStatus) -> str:
 def watched_folder(run: Path | None) -> Path:
     """Return the folder of a watched run: the given one, or the latest version below it."""
     try:
-        return _watched_folder(run)
-    except OSError as error:  # the folder of another user
-        raise UsageError(f"RUN: expected a folder that can be read, given {run} ({error.strerror})") from None
-
-
-def _watched_folder(run: Path | None) -> Path:
-    if run is None or not run.is_dir():
-        raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
-    versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
-    if versions and not is_watched(run):
-        run = versions[-1].parent
-    if not is_watched(run):
-        raise UsageError(
-            f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "
-            "`lm_profiler fit --watch=true` writes it when the stages are over"
-        )
-    try:
+        if run is None or not run.is_dir():
+            raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
+        versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
+        if versions and not is_watched(run):
+            run = versions[-1].parent
+        if not is_watched(run):
+            raise UsageError(
+                f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "
+                "`lm_profiler fit --watch=true` writes it when the stages are over"
+            )
         read_status(run)
     except RecordError as error:
         raise UsageError(str(error)) from None
+    except OSError as error:  # the folder of another user
+        raise UsageError(f"RUN: expected a folder that can be read, given {run} ({error.strerror})") from None
     return run
 
 
