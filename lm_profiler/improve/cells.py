@@ -167,15 +167,11 @@ class Cells:
         left_s = self.left_s - (self._clock() - self._since_s)
         self._add(cell)
         self._run(cell, max(min(left_s, self.longest_s), 0.0))
-        done = self._ended(cell)
-        before_s, self._since_s = self._since_s, self._clock()
-        return replace(done, took_s=max(self._since_s - before_s, done.outcome.duration_s))
-
-    def _ended(self, cell: Cell) -> RanCell:
         if (done := self._read(cell)) is None:
             outcome = read_outcome(self.folder.path, cell.id)
             raise Interrupted(*[outcome.reason] if outcome is not None and outcome.reason else [])
-        return done
+        before_s, self._since_s = self._since_s, self._clock()
+        return replace(done, took_s=max(self._since_s - before_s, done.outcome.duration_s))
 
     def _read(self, cell: Cell) -> RanCell | None:
         """Read a cell from its folder; None where it has not ended by itself."""

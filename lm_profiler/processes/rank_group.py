@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -21,18 +20,8 @@ class RankFailed(Exception):
     """A rank raised or died; the message says which and how. One that hangs makes its peers raise: see their group."""
 
 
-@dataclass(frozen=True)
-class RankLink:
-    """What a rank has of the process that started it."""
-
-    rank: int  # the number of this process
-    connection: Connection  # takes what the rank sends
-
-    def send(self, message: object) -> None:
-        self.connection.send(("message", message))
-
-
-Work = Callable[[RankLink], object]
+# what a rank does, given its number and a function that sends a message to the process that started it
+Work = Callable[[int, Callable[[object], None]], object]
 
 
 def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
@@ -46,7 +35,7 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
     try:
         for rank in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_be_rank, args=(work, RankLink(rank, theirs)), daemon=True)
+            process = context.Process(target=_be_rank, args=(work, rank, theirs), daemon=True)
             process.start()
             processes.append(process)
             links[ours] = rank
@@ -89,14 +78,14 @@ def _cause(rank: int, message: str | None, links: dict[Any, int], processes: Seq
     return f"rank {rank} died: {how_ended(processes[rank].exitcode)}"
 
 
-def _be_rank(work: Work, link: RankLink) -> None:
+def _be_rank(work: Work, rank: int, link: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo prints there
     try:
-        work(link)
-        link.connection.send(("done", None))
+        work(rank, lambda message: link.send(("message", message)))
+        link.send(("done", None))
     except Exception as error:
-        link.connection.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        link.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     while True:  # wait to be killed: to take a group down may hang
         signal.pause()

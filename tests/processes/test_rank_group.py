@@ -1,11 +1,9 @@
 """A group of ranks: what they send, which of them is told to have failed, and that none is left."""
 
-from collections.abc import Callable
-
 import psutil
 import pytest
 
-from lm_profiler.processes.rank_group import RankFailed, RankLink, rank_messages
+from lm_profiler.processes.rank_group import RankFailed, Work, rank_messages
 from tests.support import ranks_at_work
 
 
@@ -22,7 +20,7 @@ def test_every_ranks_messages_come_and_no_process_is_left() -> None:
         (ranks_at_work.die_in_rank_1, "rank 1", "SIGKILL"),
     ],
 )
-def test_the_rank_that_is_the_cause_is_named(work: Callable[[RankLink], object], who: str, how: str) -> None:
+def test_the_rank_that_is_the_cause_is_named(work: Work, who: str, how: str) -> None:
     before = set(psutil.Process().children())
     with pytest.raises(RankFailed) as told:
         list(rank_messages(work, 2))

@@ -3,23 +3,24 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 
-from lm_profiler.processes.rank_group import RankLink
-
-
-def tell(link: RankLink) -> None:
-    link.send((link.rank, os.getpid()))
+Send = Callable[[object], None]
 
 
-def raise_in_rank_1(link: RankLink) -> None:
-    if link.rank == 1:
+def tell(rank: int, send: Send) -> None:
+    send((rank, os.getpid()))
+
+
+def raise_in_rank_1(rank: int, send: Send) -> None:
+    if rank == 1:
         raise ValueError("the planted\nfault")
     signal.pause()
 
 
-def die_in_rank_1(link: RankLink) -> None:
+def die_in_rank_1(rank: int, send: Send) -> None:
     """The peer tells of it first, as gloo's does."""
-    if link.rank == 0:
+    if rank == 0:
         raise RuntimeError("connection closed by peer")
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)

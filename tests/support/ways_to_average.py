@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
-from lm_profiler.processes.rank_group import RankLink
 from lm_profiler.training import FakeTokens, LanguageModel
 
 STEPS, ACCUMULATED, RANKS = 3, 2, 2
@@ -86,21 +86,21 @@ def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def train_in_every_way(link: RankLink, port: int) -> None:
+def train_in_every_way(rank: int, send: Callable[[object], None], port: int) -> None:
     """Train as one rank. Parameters differ at first where the way has them sent from rank 0, which sends the result."""
     from lm_profiler.training.data_parallel import WrappedDDP
 
     os.environ.update(
-        RANK=str(link.rank), LOCAL_RANK=str(link.rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
         MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
     )  # fmt: skip
-    mine = batches()[:, link.rank]
+    mine = batches()[:, rank]
     for way, (strategy, precision, options) in WAYS.items():
         made = WrappedDDP(f"{__name__}:HandoutDDP") if strategy == "own" else strategy
-        result = trained(mine, made, precision, seed=0 if way == "fsdp2" else link.rank, **options)
-        if link.rank == 0:
-            link.send((way, {name: value.tolist() for name, value in result.items()}))
-    link.send((f"metrics of {link.rank}", logged_and_true()))
+        result = trained(mine, made, precision, seed=0 if way == "fsdp2" else rank, **options)
+        if rank == 0:
+            send((way, {name: value.tolist() for name, value in result.items()}))
+    send((f"metrics of {rank}", logged_and_true()))
 
 
 def logged_and_true() -> tuple[Any, Any]:

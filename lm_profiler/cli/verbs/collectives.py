@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from lm_profiler.cli.surroundings import check_port, say_who_shares
 from lm_profiler.cli.verbs.plan import size_bytes
@@ -96,6 +96,7 @@ def run(options: Options) -> int:
 
 def _measured(options: Options) -> Iterator[LinkFigures]:
     import torch  # not for --help
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the stubs lack it
 
     from lm_profiler.measure.device.environment import cpu_cores
     from lm_profiler.measure.device.link_rate import LinkRequest, time_links
@@ -108,20 +109,15 @@ def _measured(options: Options) -> Iterator[LinkFigures]:
         if backend == "nccl":
             expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
             expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
-    store, sizes = _store(), [size_bytes(size, "sizes", "64MB") for size in options.sizes]
+    # The processes find each other through it, at MASTER_PORT or any free port.
+    store = TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
+    sizes = [size_bytes(size, "sizes", "64MB") for size in options.sizes]
     for at, (backend, count) in enumerate(groups):
         say_who_shares(count, cpu_cores(), "the collectives")
         asked = LinkRequest(backend, count, store.port, str(at), options.ops, sizes, options.repeats, options.budget_s)
         say(f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}")
         for row in rank_messages(partial(time_links, asked), count):
             yield LinkFigures(backend, count, row.op, row.size_bytes, row.seconds, row.unknown)
-
-
-def _store() -> Any:
-    """Return the store through which the processes find each other, at MASTER_PORT or any free port."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the stubs lack it
-
-    return TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
 
 
 VERBS = {"collectives": (Options, EXAMPLES, run)}

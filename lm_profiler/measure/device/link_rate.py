@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,31 +45,25 @@ class LinkRow(NamedTuple):
     unknown: str | None = None
 
 
-class Link(Protocol):
-    @property
-    def rank(self) -> int: ...
-    def send(self, message: object) -> None: ...
-
-
-def time_links(asked: LinkRequest, link: Link) -> None:
-    """Measure as one of ``asked.ranks`` ranks; rank 0 sends a ``LinkRow`` for each row, as soon as it is known.
+def time_links(asked: LinkRequest, rank: int, send: Callable[[LinkRow], object]) -> None:
+    """Measure as one of ``asked.ranks`` ranks; rank 0 sends each row as soon as it is known.
 
     Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
     """
-    device = torch.device("cuda", link.rank) if asked.backend == "nccl" else torch.device("cpu")
+    device = torch.device("cuda", rank) if asked.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     server = dist.TCPStore("localhost", asked.port, is_master=False)  # type: ignore[attr-defined]  # the stubs lack it
     store = dist.PrefixStore(asked.name, server)  # type: ignore[attr-defined]  # as above
-    dist.init_process_group(asked.backend, store=store, rank=link.rank, world_size=asked.ranks, timeout=_TIMEOUT)
+    dist.init_process_group(asked.backend, store=store, rank=rank, world_size=asked.ranks, timeout=_TIMEOUT)
     for op in asked.ops:
         for size_bytes in asked.sizes_bytes:
-            row = _row(asked, op, size_bytes, device, link)
-            if link.rank == 0:
-                link.send(row)
+            row = _row(asked, op, size_bytes, device, rank)
+            if rank == 0:
+                send(row)
 
 
-def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, link: Link) -> LinkRow:
+def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int) -> LinkRow:
     # All tensors have whole parts for the ranks, as those of nccl-tests.
     part = max(size_bytes // _BYTES // asked.ranks, 1)
     size_bytes = part * asked.ranks * _BYTES
@@ -77,7 +71,7 @@ def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, lin
     needed = 2 * size_bytes * (asked.ranks if device.type == "cpu" else 1)
     if _most(float(available is not None and needed > available), device):
         return LinkRow(op, size_bytes, unknown="the tensors do not fit into the memory that is free")
-    call, is_right = _collective(op, part, asked.ranks, link.rank, device)
+    call, is_right = _collective(op, part, asked.ranks, rank, device)
     try:
         call()
     except RuntimeError as error:  # gloo lacks some
