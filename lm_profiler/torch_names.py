@@ -116,7 +116,7 @@ GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "tells a backward pa
 # Trees of tensors.
 
 TREE_LEAVES = PrivateName("torch.utils._pytree.tree_leaves", "all tensors of a batch or call", "FLOPs, samples unknown")
-TREE_MAP = PrivateName("torch.utils._pytree.tree_map", "a call with other tensors in it", "plans unknown")
+TREE_MAP = PrivateName("torch.utils._pytree.tree_map", "a batch with other tensors in it", "no audit; plans unknown")
 
 # Memory.
 
