@@ -287,12 +287,3 @@ def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Swee
     (outcome,) = read_outcomes(here / "logs" / "ends").values()
     assert outcome.status == "interrupted"
     assert "step 3" in outcome.reason
-
-
-def test_a_cluster_runs_the_same_cells_and_leaves_the_same(here: Path) -> None:
-    call = ["--config=base.yaml", "--grid.model.does=well", "--timeout_s=60", "--launcher=local"]
-    assert swept(*call).returncode == 0
-    (outcome,) = read_outcomes(here / "logs" / "base_sweep").values()
-    assert (outcome.cell, outcome.status, outcome.run) == ("does=well", "ok", "does=well/version_0")
-    assert swept(*call).returncode == 0
-    assert len((here / "starts.txt").read_text().splitlines()) == 1
