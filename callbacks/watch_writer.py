@@ -92,6 +92,7 @@ class WatchWriter:
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _window: WatchWindow | None = None
+    _complete: WatchWindow | None = None  # the last one, until somebody takes it
     _last: Handed = Handed(0)  # noqa: RUF009 - a tuple
     _unread: list[Reading] = field(default_factory=list)
     _last_raw: list[Raw] = field(default_factory=list)
@@ -123,6 +124,11 @@ class WatchWriter:
 
     def put(self, handed: Handed) -> None:
         self._queue.put(handed)
+
+    def take_complete(self) -> WatchWindow | None:
+        """Return the last window that is complete; None where it was returned before, or there is none."""
+        window, self._complete = self._complete, None
+        return window
 
     def end(self, last: Handed) -> None:
         """Write what is left, and the last status."""
@@ -327,7 +333,7 @@ class WatchWriter:
         self._window = window if self._window is None else self._window.merged(window)
         if self._window.steps >= _WINDOW:
             self._lines[WINDOWS].append(self._window)
-            self._window = None
+            self._complete, self._window = self._window, None
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns
