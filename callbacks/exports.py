@@ -127,7 +127,8 @@ def publish(
             undo.callback(server.server_close)
             undo.callback(server.shutdown)
         if options.textfile is not None:
-            path = options.textfile.absolute().with_name(of_rank(options.textfile.name, rank))
+            path = Path(options.textfile).absolute()
+            path = path.with_name(of_rank(path.name, rank))
             write = partial(write_to_textfile, str(path), registry)
             write()
     if options.otlp:

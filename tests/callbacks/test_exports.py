@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import re
 import socket
 import threading
 import time
@@ -29,6 +31,8 @@ from lm_profiler.callbacks import (
     watch_writer,
     watching,
 )
+from lm_profiler.callbacks.exports import RunMetrics
+from lm_profiler.measure.clocks.steps import TimedSteps
 from lm_profiler.record.watch_files import read_last_steps, read_status
 from lm_profiler.usage_error import UsageError
 
@@ -178,3 +182,21 @@ def test_where_nothing_can_be_published_training_goes_on(
         assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
     assert capsys.readouterr().err.count("export failed and was taken out") == 1
     assert read_status(folder()).steps == STEPS
+
+
+def test_the_dashboard_and_its_page_name_metrics_that_there_are() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    metrics = RunMetrics({"rank": "0"}, tokens_per_step=1.0, mfu_seconds=1.0)
+    metrics.add(TimedSteps(np.zeros(1, int), np.ones(1, int), np.ones((1, 9)), np.ones((1, 9))), held_bytes=1)
+    families = list(metrics.collect())
+    known = {sample.name for family in families for sample in family.samples}
+    dashboard, page = (docs / "grafana.json").read_text("utf-8"), (docs / "how-to/monitoring.md").read_text("utf-8")
+    assert set(re.findall(r"\blm_profiler_\w+", dashboard)) <= known
+    assert set(re.findall(r"\blm_profiler_\w+", page)) <= known | {family.name for family in families}
+    queries = [target["expr"] for panel in json.loads(dashboard)["panels"] for target in panel["targets"]]
+    assert all(query.count("(") == query.count(")") for query in queries)
+
+
+def test_a_file_may_be_given_as_text(tmp_path: Path) -> None:
+    train(tmp_path, [watcher(textfile=str(tmp_path / "lm.prom"))], max_steps=STEPS)
+    assert "lm_profiler_step_seconds_count" in (tmp_path / "lm.prom").read_text()
