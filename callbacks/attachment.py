@@ -242,6 +242,7 @@ class Attachment:
         ending.finish("ok")
         watching = self.watching
         if watching is not None and ending.folder is not None and session is not None and not self.part.out:
+            watching.trackers = ending.trackers
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
             if self.phases is not None:  # the epoch that runs now was entered by the stages' profiler
                 self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Where figures go beside the run's folder: the Trainer's loggers; of a watched run, Prometheus and OpenTelemetry."""
+"""What monitoring gets of a watched run: Prometheus, a file for node_exporter, OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions
-from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import TimedSteps
-from lm_profiler.record.figure import Place
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import RunRecord
@@ -31,38 +29,7 @@ if TYPE_CHECKING:
 # upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 
-PATIENCE_S = 10.0
-
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
-
-
-def figures(record: RunRecord) -> dict[str, float]:
-    """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
-    known = {name: of.get(record) for name, of in QUANTITIES.items() if of.place <= Place.FILE and not of.is_text}
-    return {
-        f"lm_profiler/{name}": float(value)
-        for name, value in known.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-
-
-def send_figures(loggers: Sequence[Any], record: RunRecord, step: int, report: Callable[[str], object]) -> None:
-    """Log the figures of ``record`` to each of ``loggers`` as those of the Trainer's ``step``; reports what fails.
-
-    A logger that blocks, as where its server is gone, gets ``PATIENCE_S``; training does not wait longer.
-    """
-    for logger in loggers:
-        part = Guard(type(logger).__name__, report, outcome="did not take the figures")
-
-        def send(to: Any = logger, part: Guard = part) -> None:
-            part.run(lambda: to.log_metrics(figures(record), step=step))
-            part.run(to.save)
-
-        thread = Thread(target=send, name="lm_profiler export", daemon=True)
-        thread.start()
-        thread.join(PATIENCE_S)
-        if thread.is_alive():
-            part.leave_out(f"it did not take the figures within {PATIENCE_S:g} s")
 
 
 @dataclass(eq=False)
@@ -160,7 +127,8 @@ def publish(
             undo.callback(server.server_close)
             undo.callback(server.shutdown)
         if options.textfile is not None:
-            path = options.textfile.absolute().with_name(of_rank(options.textfile.name, rank))
+            path = Path(options.textfile).absolute()
+            path = path.with_name(of_rank(path.name, rank))
             write = partial(write_to_textfile, str(path), registry)
             write()
     if options.otlp:

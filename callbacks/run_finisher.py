@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,6 @@ from lm_profiler.analysis.conclude import RunSteps, conclude
 from lm_profiler.analysis.evidence import Evidence, write_evidence
 from lm_profiler.analysis.steps.summaries import ideal_step_s, scalars
 from lm_profiler.callbacks.collect import Collector
-from lm_profiler.callbacks.exports import send_figures
 from lm_profiler.callbacks.failures import (
     NO_STEP,
     codes_of,
@@ -34,6 +33,7 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.profiling_options import Launch, ProfilingOptions
 from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.trackers import Tracker, figures, results
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.entry import Entry
@@ -75,6 +75,7 @@ class RunFinisher:
     record: RunRecord | None = None  # what was last written there
     end: RankEnd | None = None  # how this rank ended; None where it ended well, or there is no other
     over: bool = False  # whether nothing is left to do
+    trackers: Sequence[Tracker] = ()  # the loggers that get results
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
@@ -183,12 +184,19 @@ class RunFinisher:
         self._write(of_all_ranks or evidence, rows=of_all_ranks is not None, last=True)
 
     def _tell_of_record(self, failure: Failure | None) -> None:
-        """Send the record's figures to the trackers that were asked for, and print its table."""
-        if self.options.export.trackers and self.record is not None and failure is None:
-            send = partial(send_figures, self.trainer.loggers, self.record, self.trainer.global_step)
-            Guard("the trackers", self.tell).run(send, self.tell)
+        """Send the record to the trackers that were asked for, and print its table."""
+        if self.options.export.trackers and failure is None:
+            Guard("the trackers", self.tell).run(self._track)
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
+
+    def _track(self) -> None:
+        assert self.record is not None
+        self.trackers = [Tracker(logger, self.tell) for logger in self.trainer.loggers]
+        takes_files = any(tracker.takes_files for tracker in self.trackers)
+        files = results(self._folder_or_new(), self.tell) if takes_files else []
+        for tracker in self.trackers:
+            tracker.send(figures(self.record), self.trainer.global_step, files)
 
     def _with_all_ranks(self, evidence: Evidence, own: RankEnd) -> Evidence:
         """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""

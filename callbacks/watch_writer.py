@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -43,6 +44,7 @@ _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of the
 _MOST_LINES = 10_000  # that wait in memory where the disk is full
 _STATUS_S = 10.0
 _RANKS_S = 30.0  # between two looks at the other ranks' reports
+_PAUSE_S = 5.0  # beyond the second after which this thread is woken: the process did not run
 _STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
 _DAY_S = 86_400.0
 
@@ -92,6 +94,7 @@ class WatchWriter:
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _window: WatchWindow | None = None
+    _complete: WatchWindow | None = None  # the last one, until somebody takes it
     _last: Handed = Handed(0)  # noqa: RUF009 - a tuple
     _unread: list[Reading] = field(default_factory=list)
     _last_raw: list[Raw] = field(default_factory=list)
@@ -103,6 +106,7 @@ class WatchWriter:
     _timed: int = 0
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _stalled: str = ""  # where
+    _paused: list[tuple[str, float]] = field(default_factory=list)  # terms of the ledger that pauses were in
     _longest_s: dict[str, float] = field(default_factory=dict)  # of the stalls that ended, by where
     _why: WatchEvent | None = None  # the event because of which the next trace is taken
     _traces_ns: deque[int] = field(default_factory=deque)  # when traces that nobody asked for were taken, of a day
@@ -123,6 +127,11 @@ class WatchWriter:
 
     def put(self, handed: Handed) -> None:
         self._queue.put(handed)
+
+    def take_complete(self) -> WatchWindow | None:
+        """Return the last window that is complete; None where it was returned before, or there is none."""
+        window, self._complete = self._complete, None
+        return window
 
     def end(self, last: Handed) -> None:
         """Write what is left, and the last status."""
@@ -146,13 +155,15 @@ class WatchWriter:
 
     def _loop(self) -> None:
         while True:
-            try:
+            handed, asked_ns, cpu_s = None, self.clock(), time.process_time()
+            with suppress(Empty):
                 handed = self._queue.get(timeout=1.0)
-            except Empty:
-                self._look_for_stall()
-            else:
                 if handed is None:
                     return
+            self._look_for_pause(asked_ns, cpu_s)
+            if handed is None:
+                self._look_for_stall()
+            else:
                 self.take(handed)
             self._look_for_request()
             if (now_ns := self.clock()) - self._looked_ns >= _RANKS_S * 1e9:
@@ -170,6 +181,9 @@ class WatchWriter:
         others = [span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS]
         counters = self._counters(first, timed, handed)
         self.ledger.move(sum(each.compile_s or 0.0 for each in counters), terms.COMPILING, terms.COMPILED_IN)
+        while self._paused:
+            where, seconds = self._paused.pop()
+            self.ledger.move(seconds, terms.PAUSED, [where])
         events = self.run.add(ns, timed.seconds, counters, others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
@@ -243,6 +257,19 @@ class WatchWriter:
             return PARTS[part] if reading.running else terms.EPOCH_TURN
         return terms.VALIDATION
 
+    def _look_for_pause(self, asked_ns: int, cpu_s: float) -> None:
+        """Report that the process as a whole was stopped, as by SIGSTOP or a machine that sleeps.
+
+        This thread asked at ``asked_ns`` to be woken after a second, when the process had used ``cpu_s`` of CPU time.
+        """
+        now_ns, where = self.clock(), self._where()
+        seconds = (now_ns - asked_ns) * 1e-9 - 1.0
+        if seconds < _PAUSE_S or time.process_time() - cpu_s > seconds / 2:  # it ran, and only this thread did not
+            return
+        self._paused.append((f"{STEPS}{where}" if where in PARTS else where, seconds))
+        self.place.alive_ns = now_ns  # no stall
+        self._tell_stall(where, seconds, "the process was stopped")
+
     def _look_for_stall(self) -> None:
         """Report where training stands if nothing has begun or ended there for long."""
         now_ns, place = self.clock(), self.place
@@ -255,7 +282,10 @@ class WatchWriter:
         if self._stalled or quiet_s < max(least_s):
             return
         self._stalled = where
-        stands = {"at_s": self._at_s(now_ns), "kind": "stall", "part": where, "now": quiet_s, "cause": self._line()}
+        self._tell_stall(where, quiet_s, self._line())
+
+    def _tell_stall(self, where: str, seconds: float, cause: str | None) -> None:
+        stands = {"at_s": self._at_s(self.clock()), "kind": "stall", "part": where, "now": seconds, "cause": cause}
         self._lines[EVENTS].append(WatchEvent.model_validate({"rank": self.rank, "step": self.run.steps + 1, **stands}))
         self._flush()
 
@@ -327,7 +357,7 @@ class WatchWriter:
         self._window = window if self._window is None else self._window.merged(window)
         if self._window.steps >= _WINDOW:
             self._lines[WINDOWS].append(self._window)
-            self._window = None
+            self._complete, self._window = self._window, None
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns

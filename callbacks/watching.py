@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.trackers import Tracker, window_figures
 from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
@@ -66,6 +67,7 @@ class Watching:
     part: Guard = UNGUARDED  # guards all of it: where it fails, training goes on without
     steps: int = 0
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
+    trackers: Sequence[Tracker] = ()  # get the figures of each window
     ledger: Ledger = field(init=False)
     _timeline: Timeline = field(init=False)
     _phases: PhaseProfiler = field(init=False)
@@ -223,6 +225,9 @@ class Watching:
         assert writer is not None
         self._hand_ns = now_ns + _HAND_NS
         writer.put(self._handed(now_ns, traced))
+        if self.trackers and (window := writer.take_complete()) is not None:
+            for tracker in self.trackers:
+                tracker.send(window_figures(window), self.trainer.global_step)
         asked, writer.asked, self._signalled = writer.asked or 2 * self._signalled, 0, False
         if asked:
             self._trace(asked, now_ns)

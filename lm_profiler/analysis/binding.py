@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_profiler.analysis.savings import Known, findings_of
+from lm_profiler.analysis.savings import Known
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
@@ -141,7 +141,7 @@ def _communication(seen: RunFacts) -> Verdict | None:
 
 def _program(seen: RunFacts) -> Verdict | None:
     """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
-    code = [of for of in findings_of(seen.known.record) if of.name in _CODE and not of.may]
+    code = [of for of in seen.known.record.findings if of.name in _CODE and not of.may]
     longest = max(code, key=lambda of: of.share, default=None)
     if longest is None or longest.share < OTHER:
         return None

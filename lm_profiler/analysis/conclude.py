@@ -378,8 +378,8 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("floors", _floors),
     ("waterfall", _waterfall),
     ("settings", _settings),
-    ("verdict", _verdict),
     ("findings", _savings),
+    ("verdict", _verdict),
 )
 
 

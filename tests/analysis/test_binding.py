@@ -9,6 +9,7 @@ import pytest
 from made_facts import busy, line, made, owned, rows_of, thread
 
 from lm_profiler.analysis.binding import INPUT, binding
+from lm_profiler.analysis.savings import findings_of
 from lm_profiler.analysis.steps.summaries import model_of
 from lm_profiler.record.kernels import KernelTable, Rest
 from lm_profiler.record.run_record import Contention, Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
@@ -25,6 +26,7 @@ def bound(
     ms: dict[str, float] | None = None, noise: float = 0.01, kernels: KernelTable | None = None, **facts: Any
 ) -> Verdict:
     record = made(ms, noise=noise, **facts)
+    record = record.model_copy(update={"findings": findings_of(record)})
     rows = rows_of(ms, noise=noise)
     verdict = binding(record, rows, model_of(rows), facts.pop("device_idle", None), kernels)
     assert verdict is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
+import json
 import re
 import socket
 import threading
@@ -16,14 +16,10 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-import torch
-from faults import Tiny, assert_same_weights, train
+from faults import assert_same_weights, train
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import (
     ActionsOptions,
@@ -32,13 +28,11 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     TrainingProfiler,
-    exports,
-    profiling_callbacks,
     watch_writer,
     watching,
 )
-from lm_profiler.callbacks.exports import figures, send_figures
-from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.callbacks.exports import RunMetrics
+from lm_profiler.measure.clocks.steps import TimedSteps
 from lm_profiler.record.watch_files import read_last_steps, read_status
 from lm_profiler.usage_error import UsageError
 
@@ -190,75 +184,19 @@ def test_where_nothing_can_be_published_training_goes_on(
     assert read_status(folder()).steps == STEPS
 
 
-def fitted(folder: Path, *loggers: Logger) -> TrainingProfiler:
-    callbacks = profiling_callbacks(1, 4, 0, 0, log_dir=folder, action_steps=0, export_trackers=True)
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = Trainer(
-        accelerator="cpu", max_steps=6, log_every_n_steps=1, callbacks=callbacks, logger=[*loggers], **quiet
-    )
-    trainer.fit(Tiny(), DataLoader(torch.rand(64, 4), batch_size=4))
-    [profiler] = callbacks
-    assert isinstance(profiler, TrainingProfiler)
-    return profiler
+def test_the_dashboard_and_its_page_name_metrics_that_there_are() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    metrics = RunMetrics({"rank": "0"}, tokens_per_step=1.0, mfu_seconds=1.0)
+    metrics.add(TimedSteps(np.zeros(1, int), np.ones(1, int), np.ones((1, 9)), np.ones((1, 9))), held_bytes=1)
+    families = list(metrics.collect())
+    known = {sample.name for family in families for sample in family.samples}
+    dashboard, page = (docs / "grafana.json").read_text("utf-8"), (docs / "how-to/monitoring.md").read_text("utf-8")
+    assert set(re.findall(r"\blm_profiler_\w+", dashboard)) <= known
+    assert set(re.findall(r"\blm_profiler_\w+", page)) <= known | {family.name for family in families}
+    queries = [target["expr"] for panel in json.loads(dashboard)["panels"] for target in panel["targets"]]
+    assert all(query.count("(") == query.count(")") for query in queries)
 
 
-def test_each_logger_gets_the_figures_of_the_record(tmp_path: Path) -> None:
-    board, lines = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "csv")
-    record = fitted(tmp_path / "logs", board, lines).record
-    assert record is not None
-    with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
-        [row] = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
-    assert float(row["lm_profiler/step_s"]) == pytest.approx(record.time["step"].mean, rel=1e-6)
-    events = EventAccumulator(board.log_dir)
-    events.Reload()
-    [scalar] = events.Scalars("lm_profiler/step_s")
-    assert scalar.value == pytest.approx(record.time["step"].mean, rel=1e-6)
-    assert set(figures(record)) <= set(events.Tags()["scalars"])
-
-
-def test_names_are_legal_in_every_tracker() -> None:
-    names = [f"lm_profiler/{name}" for name in QUANTITIES]
-    assert [name for name in names if not re.fullmatch(r"[a-zA-Z0-9_/. -]+", name)] == []  # MLflow's rule
-
-
-class Failing(CSVLogger):
-    def log_metrics(self, *_: Any, **__: Any) -> None:
-        raise RuntimeError("the server is gone")
-
-
-class Blocking(CSVLogger):
-    def log_metrics(self, metrics: Any, step: Any = None) -> None:
-        if any(name.startswith("lm_profiler/") for name in metrics):
-            NOW.wait(60.0)
-
-
-NOW = threading.Event()  # the server answers again
-
-
-def test_logger_that_blocks_is_told_once_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(exports, "PATIENCE_S", 0.1)
-    last = CSVLogger(tmp_path / "b")
-    profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), last)
-    NOW.set()
-    assert capsys.readouterr().err.count("Blocking left out: it did not take the figures within 0.1 s") == 1
-    assert profiler.record is not None
-    assert profiler.record.status == "ok"
-    assert "lm_profiler/" in Path(last.log_dir, "metrics.csv").read_text()
-
-
-def test_logger_that_raises_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
-    profiler = fitted(tmp_path / "logs", Failing(tmp_path / "a"), CSVLogger(tmp_path / "b"))
-    assert profiler.record is not None
-    assert profiler.record.status == "ok"
-
-
-def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    record = fitted(tmp_path / "logs").record
-    assert record is not None
-    notes: list[str] = []
-    last = CSVLogger(tmp_path / "c")
-    send_figures([Failing(tmp_path / "b"), last], record, 5, notes.append)
-    assert notes == ["Failing did not take the figures: RuntimeError: the server is gone"]
-    assert Path(last.log_dir, "metrics.csv").exists()
+def test_a_file_may_be_given_as_text(tmp_path: Path) -> None:
+    train(tmp_path, [watcher(textfile=str(tmp_path / "lm.prom"))], max_steps=STEPS)
+    assert "lm_profiler_step_seconds_count" in (tmp_path / "lm.prom").read_text()

@@ -111,3 +111,31 @@ def test_a_step_that_stalled_gives_what_is_beyond_the_usual(tmp_path: Path) -> N
     writer.take(Handed(writer.now_ns, writer.timeline.take()))
     assert writer.ledger.seconds["stalled"] == pytest.approx(90.0)
     assert watch_writer._STALL_S == 60.0
+
+
+def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used_s = 3.0
+    monkeypatch.setattr(watch_writer.time, "process_time", lambda: used_s)
+    writer = Standing(tmp_path)
+    in_backward(writer)
+    asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + 31 * S
+    writer._look_for_pause(asked_ns, 1.0)  # two seconds of work
+    (event,) = writer.wait(50)
+    assert (event.kind, event.part, event.now) == ("stall", "backward", pytest.approx(30.0))
+    assert event.cause == "the process was stopped"
+    writer.marks(at.LEAVE, at.END)
+    writer.take(Handed(writer.now_ns, writer.timeline.take()))
+    assert writer.ledger.seconds["paused"] == pytest.approx(30.0)
+    assert writer.ledger.seconds["step: backward"] == pytest.approx(51.0)
+
+
+@pytest.mark.parametrize("seconds, cpu_s", [(31, 20.0), (4, 0.0)])
+def test_a_thread_that_had_to_wait_is_no_pause(
+    seconds: int, cpu_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_writer.time, "process_time", lambda: cpu_s)
+    writer = Standing(tmp_path)
+    in_backward(writer)
+    asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + seconds * S
+    writer._look_for_pause(asked_ns, 0.0)
+    assert read_events(tmp_path) == []

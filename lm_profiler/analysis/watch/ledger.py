@@ -15,7 +15,8 @@ from lm_profiler.record.watch_files import STEPS
 
 VALIDATION, EPOCH = "validation", "epoch"  # for what a loop leaves its steps
 CHECKPOINTS, LOGGERS, EPOCH_TURN = "checkpoints", "loggers", "epoch turn"
-INSTRUMENTS, STALLED, CLOSING, UNEXPLAINED = "own instruments", "stalled", "closing", "unexplained"
+INSTRUMENTS, STALLED, PAUSED = "own instruments", "stalled", "paused"
+CLOSING, UNEXPLAINED = "closing", "unexplained"
 WAITING, COMPILING, FIRST_STEP = "waiting for ranks", "compiling", "first step"
 
 COMPILED_IN = [f"{STEPS}{part}" for part in ("optimizer", "backward", "forward")]

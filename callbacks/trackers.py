@@ -1,0 +1,110 @@
+"""The Trainer's own loggers as a place for results: figures in each, files where it takes some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from lm_profiler.measure.boundary import Guard
+from lm_profiler.record.entry import collect
+from lm_profiler.record.figure import Place
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run_record import RunRecord
+from lm_profiler.record.watch_files import WatchWindow
+
+PATIENCE_S = 10.0
+_MOST_BYTES = 64 * 2**20  # of a file that is sent: a tracker's server may be far away, or somebody's free plan
+
+PAGE = "report.html"
+
+
+def figures(record: RunRecord) -> dict[str, float]:
+    """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
+    known = {name: of.get(record) for name, of in QUANTITIES.items() if of.place <= Place.FILE and not of.is_text}
+    return {
+        f"lm_profiler/{name}": float(value)
+        for name, value in known.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def window_figures(window: WatchWindow) -> dict[str, float]:
+    """Return the mean seconds of the steps of ``window`` and of their parts, by the names of the record's figures."""
+    means = {part: sketch.mean for part, sketch in window.seconds.items()}
+    return {f"lm_profiler/{part}_s": mean for part, mean in means.items() if mean is not None}
+
+
+def _to_mlflow(logger: Any, files: Sequence[Path]) -> None:
+    for path in files:
+        logger.experiment.log_artifact(logger.run_id, str(path), "lm_profiler")
+
+
+def _to_wandb(logger: Any, files: Sequence[Path]) -> None:
+    from wandb import Artifact
+
+    artifact = Artifact(f"lm_profiler-{logger.experiment.id}", type="profile")
+    for path in files:
+        artifact.add_file(str(path))
+    logger.experiment.log_artifact(artifact)
+
+
+def _to_comet(logger: Any, files: Sequence[Path]) -> None:
+    for path in files:
+        logger.experiment.log_asset(str(path), path.name)
+
+
+def _to_neptune(logger: Any, files: Sequence[Path]) -> None:
+    for path in files:
+        logger.experiment[f"lm_profiler/{path.name.partition('.')[0]}"].upload(str(path))
+
+
+# how a logger takes files, by the name of its class: the same in both of Lightning's namespaces
+_FILES = {"MLFlowLogger": _to_mlflow, "WandbLogger": _to_wandb, "CometLogger": _to_comet, "NeptuneLogger": _to_neptune}
+
+
+class Tracker:
+    """Sends results to one ``logger`` of the Trainer; after it failed or blocked once it gets nothing more."""
+
+    def __init__(self, logger: Any, report: Callable[[str], object]) -> None:
+        kind = type(logger)
+        self._part = Guard(kind.__name__, report, outcome="did not take the results")
+        self._send_files = next((_FILES[of.__name__] for of in kind.__mro__ if of.__name__ in _FILES), None)
+        # The methods as they are now: a watched run times those that it finds later, and this time is our own.
+        self._logger, self._log, self._save = logger, logger.log_metrics, logger.save
+
+    @property
+    def takes_files(self) -> bool:
+        return self._send_files is not None
+
+    def send(self, values: Mapping[str, float], step: int, files: Sequence[Path] = ()) -> None:
+        """Log ``values`` as those of the Trainer's ``step``, and ``files`` where the logger takes some.
+
+        A logger may block, as where its server is gone: training waits ``PATIENCE_S`` for it.
+        """
+
+        def send() -> None:
+            self._log(values, step=step)
+            self._save()
+            if self._send_files is not None:
+                self._send_files(self._logger, [path for path in files if path.stat().st_size <= _MOST_BYTES])
+
+        thread = Thread(target=self._part.run, args=(send,), name="lm_profiler export", daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        if thread.is_alive():
+            self._part.leave_out(f"it did not take the results within {PATIENCE_S:g} s")
+
+
+def results(folder: Path, report: Callable[[str], object]) -> list[Path]:
+    """Write the page of the run in ``folder``; return what of the run a tracker may keep: the page and the trace."""
+    page = folder / PAGE
+    Guard("the page for the trackers", report, outcome="cannot be written").run(_write_page, folder, page)
+    return [path for path in (page, folder / "trace" / "rank0.pt.trace.json.gz") if path.exists()]
+
+
+def _write_page(folder: Path, page: Path) -> None:
+    from lm_profiler.report.page.page import write_page
+
+    write_page(collect([folder]), page)

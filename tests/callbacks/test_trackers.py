@@ -1,0 +1,192 @@
+"""The results of a run in the user's own loggers, with the real trackers, which need no network."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sqlite3
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wandb
+from faults import Tiny
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer, watching
+from lm_profiler.callbacks.trackers import Tracker, figures
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.watch_files import read_windows
+
+# the trackers use what their own libraries call deprecated
+pytestmark = [pytest.mark.usefixtures("no_rates"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def fitted(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
+    callbacks = profiling_callbacks(1, 4, trace_steps, 0, log_dir=folder, action_steps=0, export_trackers=True)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(
+        accelerator="cpu", max_steps=8, log_every_n_steps=1, callbacks=callbacks, logger=[*loggers], **quiet
+    )
+    trainer.fit(Tiny(), DataLoader(torch.rand(64, 4), batch_size=4))
+    [profiler] = callbacks
+    assert isinstance(profiler, TrainingProfiler)
+    return profiler
+
+
+def test_each_logger_gets_the_figures_of_the_record(tmp_path: Path) -> None:
+    board, lines = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "csv")
+    record = fitted(tmp_path / "logs", board, lines).record
+    assert record is not None
+    with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
+        [row] = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
+    assert float(row["lm_profiler/step_s"]) == pytest.approx(record.time["step"].mean, rel=1e-6)
+    events = EventAccumulator(board.log_dir)
+    events.Reload()
+    [scalar] = events.Scalars("lm_profiler/step_s")
+    assert scalar.value == pytest.approx(record.time["step"].mean, rel=1e-6)
+    assert set(figures(record)) <= set(events.Tags()["scalars"])
+
+
+def test_names_are_legal_in_every_tracker() -> None:
+    names = [f"lm_profiler/{name}" for name in QUANTITIES]
+    assert [name for name in names if not re.fullmatch(r"[a-zA-Z0-9_/. -]+", name)] == []  # MLflow's rule
+
+
+class Failing(CSVLogger):
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("the server is gone")
+
+
+class Blocking(CSVLogger):
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        if any(name.startswith("lm_profiler/") for name in metrics):
+            NOW.wait(60.0)
+
+
+NOW = threading.Event()  # the server answers again
+
+
+def test_logger_that_blocks_is_told_once_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trackers, "PATIENCE_S", 0.1)
+    last = CSVLogger(tmp_path / "b")
+    profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), last)
+    NOW.set()
+    assert capsys.readouterr().err.count("Blocking left out: it did not take the results within 0.1 s") == 1
+    assert profiler.record is not None
+    assert profiler.record.status == "ok"
+    assert "lm_profiler/" in Path(last.log_dir, "metrics.csv").read_text()
+
+
+def test_logger_that_raises_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
+    profiler = fitted(tmp_path / "logs", Failing(tmp_path / "a"), CSVLogger(tmp_path / "b"))
+    assert profiler.record is not None
+    assert profiler.record.status == "ok"
+
+
+def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+    record = fitted(tmp_path / "logs").record
+    assert record is not None
+    notes: list[str] = []
+    last = CSVLogger(tmp_path / "c")
+    for tracker in [Tracker(logger, notes.append) for logger in (Failing(tmp_path / "b"), last)]:
+        tracker.send(figures(record), 5)
+        tracker.send(figures(record), 6)
+    assert notes == ["Failing did not take the results: RuntimeError: the server is gone"]
+    assert Path(last.log_dir, "metrics.csv").exists()
+
+
+def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
+    monkeypatch.setattr(watch_writer, "_WINDOW", 20)
+    lines = CSVLogger(tmp_path / "csv")
+    callbacks = profiling_callbacks(
+        1, 4, 0, 0, log_dir=tmp_path / "logs", action_steps=0, export_trackers=True, watch=True
+    )
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(accelerator="cpu", max_steps=300, logger=lines, callbacks=callbacks, **quiet)
+    trainer.fit(Tiny(), DataLoader(torch.rand(1200, 4), batch_size=4))
+    with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
+    windows = read_windows(next((tmp_path / "logs").glob("*/version_*")))
+    means = {f"{window.seconds['step'].mean:.6g}" for window in windows}
+    logged = [f"{float(row['lm_profiler/step_s']):.6g}" for row in rows[1:]]  # the first row is the record's
+    assert logged
+    assert set(logged) <= means
+
+
+def artifacts_of(profiler: TrainingProfiler) -> set[str]:
+    """Names of the files that a tracker keeps, which are in the run's folder."""
+    page, trace = profiler.folder / "report.html", profiler.folder / "trace" / "rank0.pt.trace.json.gz"
+    assert page.exists()
+    assert trace.exists()
+    return {page.name, trace.name}
+
+
+def test_mlflow_keeps_figures_and_files_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLFlowLogger("profiles", tracking_uri=f"file:{tmp_path}/mlruns")
+    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    [run] = (tmp_path / "mlruns").glob(f"*/{logger.run_id}")
+    assert profiler.record is not None
+    _, value, step = (run / "metrics" / "lm_profiler" / "step_s").read_text().split()
+    assert float(value) == pytest.approx(profiler.record.time["step"].mean)
+    assert int(step) == 7  # the stages
+    assert {path.name for path in (run / "metrics" / "lm_profiler").iterdir()} == {
+        name.partition("/")[2] for name in figures(profiler.record)
+    }
+    assert {path.name for path in (run / "artifacts" / "lm_profiler").iterdir()} == artifacts_of(profiler)
+
+
+def test_mlflow_keeps_figures_and_files_with_a_database(tmp_path: Path) -> None:
+    store = tmp_path / "mlflow.db"
+    logger = MLFlowLogger("profiles", tracking_uri=f"sqlite:///{store}", artifact_location=f"{tmp_path}/kept")
+    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    assert profiler.record is not None
+    with sqlite3.connect(store) as database:
+        query = "SELECT key, value FROM metrics WHERE run_uuid = ? AND key LIKE 'lm_profiler/%'"
+        kept = dict(database.execute(query, [logger.run_id]).fetchall())
+    database.close()
+    assert kept == pytest.approx(figures(profiler.record))
+    assert {path.name for path in (tmp_path / "kept").rglob("*.*")} == artifacts_of(profiler)
+
+
+def test_wandb_keeps_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logger = WandbLogger(project="profiles", save_dir=tmp_path, offline=True)
+    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    assert profiler.record is not None
+    kept = {name: value for name, value in dict(logger.experiment.summary).items() if name in figures(profiler.record)}
+    assert kept == pytest.approx(figures(profiler.record))
+    folder = Path(logger.experiment.dir).parent
+    wandb.finish()
+    [file] = folder.glob("*.wandb")
+    content = file.read_bytes()
+    for name in artifacts_of(profiler):
+        assert name.encode() in content
+
+
+def test_comet_keeps_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMET_START_ONLINE", "false")  # with online=False Lightning disables the experiment instead
+    off = ("log_env_details", "log_code", "log_git_metadata", "auto_output_logging")
+    logger = CometLogger(api_key="x" * 25, offline_directory=str(tmp_path / "comet"), **dict.fromkeys(off, False))
+    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    assert profiler.record is not None
+    logger.experiment.end()
+    [kept] = (tmp_path / "comet").glob("*.zip")
+    with zipfile.ZipFile(kept) as files:
+        messages = [json.loads(line) for line in files.read("messages.json").decode().splitlines()]
+    told = [message["payload"] for message in messages]
+    values = {each["metric"]["metricName"]: each["metric"]["metricValue"] for each in told if "metric" in each}
+    assert {name: values[name] for name in figures(profiler.record)} == pytest.approx(figures(profiler.record))
+    assets = {each["additional_params"]["fileName"] for each in told if each.get("upload_type") == "asset"}
+    assert assets == artifacts_of(profiler)
