@@ -30,7 +30,7 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
+from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, Reading, step_counters
 from lm_profiler.measure.memory.peaks import left_bytes
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
@@ -207,7 +207,7 @@ class WatchWriter:
             raw.append((step, int(timed.begin_ns[step - first]), int(timed.end_ns[step - first]), *rest))
         self._unread = [each for each in self._unread if each[0] >= last]
         self._last_raw = raw[-1:]
-        return step_counters(raw, Beside(handed.collections, handed.compilations), self.rank) if len(raw) > 1 else []
+        return step_counters(raw, handed.collections, handed.compilations, self.rank)
 
     def _ask_for_trace(self, event: WatchEvent, now_ns: int) -> None:
         """Have the next steps traced after a change of level or a slow step that repeats, where the budget allows."""
