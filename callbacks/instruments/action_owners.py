@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
-from lm_profiler.callbacks.marks.actions import NOTHING, Died, Done, Epoch, Loop, Marked, OptimizerStep, candidates
+from lm_profiler.callbacks.marks.actions import NOTHING, Died, Epoch, Marked, OptimizerStep, candidates
 from lm_profiler.callbacks.marks.namespaces import is_exactly, overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -90,7 +90,7 @@ class OwnersWatch(Instrument):
         owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
         if owner is None:
             return span
-        loop = span.loop if isinstance(span, (Done, OptimizerStep)) else None
+        loop = span.loop if isinstance(span, OptimizerStep) else None
         return Owned(self._owners, owner, None if span is NOTHING else span, loop)
 
     def _calls_without_action(self) -> Iterator[tuple[Any, str, Owner]]:
@@ -235,7 +235,7 @@ class Owned(AbstractContextManager[None]):
     owners: Owners
     owner: Owner
     span: Marked | None = None
-    loop: Loop | None = None  # where the action ends a step
+    loop: PhaseProfiler | None = None  # where the action ends a step
 
     def __enter__(self) -> None:
         owners = self.owners

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.callbacks.marks.namespaces import STEPS, nearest, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    from lm_profiler.callbacks.marks.phases import PhaseProfiler  # what the spans report steps and epochs to
 
 Marked = AbstractContextManager[None]
 
@@ -32,28 +35,6 @@ class Nothing(AbstractContextManager[None]):
 
 
 NOTHING = Nothing()
-
-
-class Loop(Protocol):
-    """What the spans report steps and epochs to; ``PhaseProfiler`` is one. An epoch may be ``cut``."""
-
-    step_done: bool
-    cut: bool
-
-    def enter_epoch(self) -> None: ...
-
-    def leave_epoch(self) -> None: ...
-
-
-@dataclass(eq=False)
-class Done(Nothing):
-    """The action that ends a step, where the instruments failed and steps are only counted."""
-
-    loop: Loop
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        if kind is None:
-            self.loop.step_done = True
 
 
 @dataclass(eq=False)
@@ -103,7 +84,7 @@ class Died(Nothing):
 class LastSpan(Span):
     """The phase that ends the step: forward, where Lightning calls no optimizer step after it."""
 
-    def __init__(self, timeline: Timeline, code: int, loop: Loop) -> None:
+    def __init__(self, timeline: Timeline, code: int, loop: PhaseProfiler) -> None:
         super().__init__(timeline, code)
         self._loop = loop
 
@@ -121,7 +102,7 @@ class OptimizerStep(Nothing):
     """Lightning's whole optimizer step. At its end the step is done, and so is the optimizer's arithmetic."""
 
     timeline: Timeline
-    loop: Loop
+    loop: PhaseProfiler
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
@@ -142,7 +123,7 @@ class Epoch(Nothing):
     Where it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
     """
 
-    loop: Loop
+    loop: PhaseProfiler
     part: Guard
 
     def __enter__(self) -> None:  # type: ignore[override]
@@ -184,7 +165,9 @@ class Actions(dict[str, Marked]):
     error that ended the run, where another callback's ``on_exception`` raises; it does not raise.
     """
 
-    def __init__(self, trainer: Any, timeline: Timeline, loop: Loop, died: Callable[[BaseException], object]) -> None:
+    def __init__(
+        self, trainer: Any, timeline: Timeline, loop: PhaseProfiler, died: Callable[[BaseException], object]
+    ) -> None:
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline
@@ -200,16 +183,15 @@ class Actions(dict[str, Marked]):
             "[Strategy].backward": Span(timeline, at.BACKWARD),
         }
         # All that is needed to count steps: where they are done, and where the loop is left.
-        self._counting: dict[str, Marked] = {"[LightningModule].optimizer_step" if automatic else forward: Done(loop)}
+        self._counting = ("[LightningModule].optimizer_step" if automatic else forward, "run_training_epoch")
         if fitting:
-            epoch = self._counting["run_training_epoch"] = Epoch(loop, timeline.part)
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
             outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
             # Lightning's stand-in for an optimizer has no arithmetic.
             updates = not all(nearest(optimizer) for optimizer in trainer.optimizers)
             clipped = at.CLIPPED if updates else at.LEAVE
             self._spans |= {
-                "run_training_epoch": epoch,
+                "run_training_epoch": Epoch(loop, timeline.part),
                 "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
                 "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, clipped),
@@ -226,8 +208,8 @@ class Actions(dict[str, Marked]):
         part = self._timeline.part
         kind = _CLASS.sub("].", action_name)
         span = part.run(self._span, action_name, kind) or NOTHING
-        if part.out:
-            span = self._counting.get(kind, NOTHING)
+        if part.out:  # the spans that count steps mark no more: the timeline has stopped
+            span = self._spans[kind] if kind in self._counting else NOTHING
         if self._around is not None:
             span = self._around(action_name, span)
         self[action_name] = span
