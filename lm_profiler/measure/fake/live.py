@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 from weakref import ref
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.measure.memory.peaks import Probe
 from lm_profiler.measure.memory.storage_notes import NOWHERE, Site, StorageNotes
 from lm_profiler.record.steps import Peaks
 from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, tree_leaves
@@ -35,8 +35,8 @@ class Uncounted(Exception):
     """Raised where a step holds more than its tensors, by an unknown amount."""
 
 
-class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
-    """Counts each storage from the operator that made it until it is freed: a ``Probe`` for tensors without memory.
+class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
+    """Counts each storage from the operator that made it until it is freed, as the probe of tensors without memory.
 
     Workspaces that an operator allocates and frees inside itself are not seen; nor is what was made before this mode
     was entered, unless it is handed to ``see``.
@@ -44,9 +44,6 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     Args:
         gpu: compute capability of a GPU, of which blocks count, and cuBLAS's workspaces; None for the CPU.
     """
-
-    counts: Sequence[int] = ()
-    resettable = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -202,9 +199,6 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     def held(self) -> int | None:
         """Return the bytes that tensors hold; None for the CPU, whose allocator does not say, as in a real run."""
         return None if self._gpu is None else self.now
-
-    def usage(self) -> Any:
-        return getrusage(RUSAGE_SELF)
 
 
 def _configured_bytes(config: str) -> int:
