@@ -63,10 +63,8 @@ class Attachment:
 
     def report(self, text: str) -> None:
         """Add a note to the record, and print it at once: there may be no record."""
-        rank = self.trainer.global_rank
-        text = f"rank {rank}: {text}" if rank else text
         self.notes.append(text)
-        say(text)
+        say(f"rank {rank}: {text}" if (rank := self.trainer.global_rank) else text)
 
     def prepare(self, began_ns: int) -> None:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
