@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lm_profiler.measure.clocks.stream import Stopwatch
 from lm_profiler.measure.memory.peaks import available_bytes
+from lm_profiler.processes.rank_group import RankLink
 
 _BYTES = 4  # float32
 # torch 2.13 has renamed both, and warns of the old names.
@@ -45,14 +46,7 @@ class LinkRow(NamedTuple):
     unknown: str | None = None
 
 
-class Link(Protocol):
-    @property
-    def rank(self) -> int: ...
-    def send(self, message: object) -> None: ...
-    def goes_on(self) -> None: ...
-
-
-def time_links(asked: LinkRequest, link: Link) -> None:
+def time_links(asked: LinkRequest, link: RankLink) -> None:
     """Measure as one of ``asked.ranks`` ranks; rank 0 sends a ``LinkRow`` for each row, as soon as it is known.
 
     Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
@@ -70,7 +64,7 @@ def time_links(asked: LinkRequest, link: Link) -> None:
                 link.send(row)
 
 
-def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, link: Link) -> LinkRow:
+def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, link: RankLink) -> LinkRow:
     # All tensors have whole parts for the ranks, as those of nccl-tests.
     part = max(size_bytes // _BYTES // asked.ranks, 1)
     size_bytes = part * asked.ranks * _BYTES
@@ -89,7 +83,7 @@ def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, lin
     return LinkRow(op, size_bytes, tuple(_times(asked, call, device, link)))
 
 
-def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device, link: Link) -> Iterator[float]:
+def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device, link: RankLink) -> Iterator[float]:
     watch = Stopwatch(device)
 
     def once() -> float:
