@@ -117,10 +117,9 @@ def _driver(device: torch.device) -> str | None:
         return None
     nvml = initialized()
     try:
-        version = nvml.nvmlSystemGetDriverVersion()
+        return str(nvml.nvmlSystemGetDriverVersion())
     except Exception:  # no NVML here, or an old pynvml that has another
         return None
-    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def git_commit() -> str | None:
