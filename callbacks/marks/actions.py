@@ -70,17 +70,6 @@ class Saved(Nothing):
         self.timeline.saved.append(self.timeline.clock())
 
 
-@dataclass(eq=False)
-class Died(Nothing):
-    """Another callback's ``on_exception``. Where that raises, ours is not called, and ``died`` gets the error here."""
-
-    died: Callable[[BaseException], object]
-
-    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:  # type: ignore[override]
-        if value is not None:
-            self.died(value.__context__ or value)
-
-
 class LastSpan(Span):
     """The phase that ends the step: forward, where Lightning calls no optimizer step after it."""
 
@@ -161,17 +150,13 @@ class Both(AbstractContextManager[None]):
 class Actions(dict[str, Marked]):
     """The span of each action, looked up when the action is first seen.
 
-    ``timeline`` takes the marks; once its part is out, steps are counted and nothing else. ``died`` is called with the
-    error that ended the run, where another callback's ``on_exception`` raises; it does not raise.
+    ``timeline`` takes the marks; once its part is out, steps are counted and nothing else.
     """
 
-    def __init__(
-        self, trainer: Any, timeline: Timeline, loop: PhaseProfiler, died: Callable[[BaseException], object]
-    ) -> None:
+    def __init__(self, trainer: Any, timeline: Timeline, loop: PhaseProfiler) -> None:
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline
-        self._died = died
         self._around: Callable[[str, Marked], Marked] | None = None
         verb = verb_of(trainer)
         fitting = verb == "fit"
@@ -226,8 +211,6 @@ class Actions(dict[str, Marked]):
     def _span(self, action_name: str, kind: str) -> Marked | None:
         """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where it means nothing."""
         owner, _, hook = kind.partition(".")
-        if hook == "on_exception":
-            return Died(self._died)
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
         return self._spans.get(kind)
