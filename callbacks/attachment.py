@@ -70,7 +70,7 @@ class Attachment:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
         options, ending = self.options, self.ending
         if options.watch is not None:
-            called_ns = None if options.launch is None else options.launch.called_ns
+            called_ns = options.launch.called_ns
             since_ns = began_ns if called_ns is None else called_ns
             self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, since_ns, self.report)
             self.watching.ledger.until(began_ns, "processes and prepare_data")
@@ -92,7 +92,8 @@ class Attachment:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
         self.begun = True  # first: where what follows fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
-        folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.report)
+        launch = options.launch
+        folder = run_folder(options.log_dir / launch.name, launch.folder, exchange, self.report)
         ending.folder = folder
         self._begin_files(folder)  # before the instruments, which may fail: a killed run shall have a record
         stream = stream_of(trainer.strategy.root_device)
@@ -228,7 +229,6 @@ class Attachment:
             follow=lambda left: following.run(self._follow, left, otherwise=left),
             done=partial(recording.run, self._stages_are_over),
             ends=self.options.stages.stop_when_done,
-            died=partial(recording.run, self.died),
             idle=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
         self.trainer.profiler = phases  # type: ignore[attr-defined]
