@@ -24,7 +24,6 @@ from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
-from lm_profiler.callbacks.instruments.python_time import package_of
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
@@ -32,6 +31,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, Reading, step_counters
 from lm_profiler.measure.memory.peaks import left_bytes
+from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
