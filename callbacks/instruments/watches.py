@@ -80,7 +80,7 @@ def watches_of(
         watches.append(Watch("telemetry", "measure", sampler.start, lambda _: {"telemetry": stop()}, stop))
     # This one begins last and ends first: it counts the CPU time of all that runs in between.
     gpu = None if sampler is None else sampler.gpu
-    used = lambda begun: {"cpu_uses": cpu_use_since(*begun, gpu)}  # noqa: E731
+    used = lambda begun: {"cpu_uses": cpu_use_since(begun[0], begun[1], gpu)}  # noqa: E731
     return [*watches, Watch("contention", "measure", lambda: (cpu_reading(), time.time()), used)]
 
 

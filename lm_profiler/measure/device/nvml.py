@@ -237,8 +237,9 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
     if not samples:
         return None
     first_j, last_j = samples[0].energy_j, samples[-1].energy_j
-    # The counter may start anew, and before Volta there is none.
-    counted = first_j is not None and last_j is not None and last_j >= first_j and len(samples) > 1
+    energy_j = None  # the counter may start anew, and before Volta there is none
+    if first_j is not None and last_j is not None and last_j >= first_j and len(samples) > 1:
+        energy_j = last_j - first_j
     clock_hz, highest_hz = (_median(getattr(each, of) for each in samples) for of in ("sm_clock_hz", "max_sm_clock_hz"))
     return Telemetry(
         samples=len(samples),
@@ -249,8 +250,8 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
         median_temperature_c=_median(sample.temperature_c for sample in samples),
         median_power_w=_median(sample.power_w for sample in samples),
         power_limit_w=_median(sample.power_limit_w for sample in samples),
-        energy_j=last_j - first_j if counted else None,
-        energy_source="counter" if counted else None,
+        energy_j=energy_j,
+        energy_source=None if energy_j is None else "counter",
         throttle_reasons=_throttling(samples),
         gpus=[uuid],
     )
