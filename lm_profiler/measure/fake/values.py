@@ -24,7 +24,7 @@ from lm_profiler.measure.user_code import OURS, TORCH, package_of
 from lm_profiler.torch_names import FAKES, NO_MODES, tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # exported
+    from torch._subclasses.fake_tensor import FakeTensor
 else:
     FakeTensor = FAKES.as_base("FakeTensor")
 

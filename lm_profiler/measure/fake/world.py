@@ -18,15 +18,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
 from lm_profiler.measure.fake.live import LiveBytes
-from lm_profiler.measure.fake.values import MOST, FakeTensor, KnownValues, answer_with_unknown
-from lm_profiler.torch_names import APPLY, tree_map
+from lm_profiler.measure.fake.values import MOST, KnownValues, answer_with_unknown
+from lm_profiler.torch_names import APPLY, FAKES, tree_map
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor
+else:
+    FakeTensor = FAKES.as_base("FakeTensor")
 
 
 class NotStrided(Exception):
