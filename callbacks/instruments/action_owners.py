@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
-from lm_profiler.callbacks.marks.actions import NOTHING, Epoch, Marked, OptimizerStep, candidates
+from lm_profiler.callbacks.marks.actions import NOTHING, Epoch, Loop, Marked, OptimizerStep, candidates
 from lm_profiler.callbacks.marks.namespaces import is_exactly, overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -235,7 +235,7 @@ class Owned(AbstractContextManager[None]):
     owners: Owners
     owner: Owner
     span: Marked | None = None
-    loop: PhaseProfiler | None = None  # where the action ends a step
+    loop: Loop | None = None  # where the action ends a step
 
     def __enter__(self) -> None:
         owners = self.owners

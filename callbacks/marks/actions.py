@@ -7,16 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.callbacks.marks.namespaces import STEPS, nearest, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
-
-if TYPE_CHECKING:
-    from lm_profiler.callbacks.marks.phases import PhaseProfiler  # what the spans report steps and epochs to
 
 Marked = AbstractContextManager[None]
 
@@ -35,6 +32,17 @@ class Nothing(AbstractContextManager[None]):
 
 
 NOTHING = Nothing()
+
+
+class Loop(Protocol):
+    """What the spans report steps and epochs to; ``PhaseProfiler`` is one. An epoch may be ``cut``."""
+
+    step_done: bool
+    cut: bool
+
+    def enter_epoch(self) -> None: ...
+
+    def leave_epoch(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -73,7 +81,7 @@ class Saved(Nothing):
 class LastSpan(Span):
     """The phase that ends the step: forward, where Lightning calls no optimizer step after it."""
 
-    def __init__(self, timeline: Timeline, code: int, loop: PhaseProfiler) -> None:
+    def __init__(self, timeline: Timeline, code: int, loop: Loop) -> None:
         super().__init__(timeline, code)
         self._loop = loop
 
@@ -91,7 +99,7 @@ class OptimizerStep(Nothing):
     """Lightning's whole optimizer step. At its end the step is done, and so is the optimizer's arithmetic."""
 
     timeline: Timeline
-    loop: PhaseProfiler
+    loop: Loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
@@ -112,7 +120,7 @@ class Epoch(Nothing):
     Where it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
     """
 
-    loop: PhaseProfiler
+    loop: Loop
     part: Guard
 
     def __enter__(self) -> None:  # type: ignore[override]
@@ -153,7 +161,7 @@ class Actions(dict[str, Marked]):
     ``timeline`` takes the marks; once its part is out, steps are counted and nothing else.
     """
 
-    def __init__(self, trainer: Any, timeline: Timeline, loop: PhaseProfiler) -> None:
+    def __init__(self, trainer: Any, timeline: Timeline, loop: Loop) -> None:
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lm_profiler.measure.clocks.stream import Stopwatch
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.processes.rank_group import RankLink
 
 _BYTES = 4  # float32
 # torch 2.13 has renamed both, and warns of the old names.
@@ -46,7 +45,14 @@ class LinkRow(NamedTuple):
     unknown: str | None = None
 
 
-def time_links(asked: LinkRequest, link: RankLink) -> None:
+class Link(Protocol):
+    @property
+    def rank(self) -> int: ...
+    def send(self, message: object) -> None: ...
+    def goes_on(self) -> None: ...
+
+
+def time_links(asked: LinkRequest, link: Link) -> None:
     """Measure as one of ``asked.ranks`` ranks; rank 0 sends a ``LinkRow`` for each row, as soon as it is known.
 
     Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
@@ -64,7 +70,7 @@ def time_links(asked: LinkRequest, link: RankLink) -> None:
                 link.send(row)
 
 
-def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, link: RankLink) -> LinkRow:
+def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, link: Link) -> LinkRow:
     # All tensors have whole parts for the ranks, as those of nccl-tests.
     part = max(size_bytes // _BYTES // asked.ranks, 1)
     size_bytes = part * asked.ranks * _BYTES
@@ -83,7 +89,7 @@ def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, lin
     return LinkRow(op, size_bytes, tuple(_times(asked, call, device, link)))
 
 
-def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device, link: RankLink) -> Iterator[float]:
+def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device, link: Link) -> Iterator[float]:
     watch = Stopwatch(device)
 
     def once() -> float:
