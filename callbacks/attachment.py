@@ -34,7 +34,7 @@ from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
+from lm_profiler.measure.collective_calls import Arrivals, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
@@ -63,16 +63,14 @@ class Attachment:
 
     def report(self, text: str) -> None:
         """Add a note to the record, and print it at once: there may be no record."""
-        rank = self.trainer.global_rank
-        text = f"rank {rank}: {text}" if rank else text
         self.notes.append(text)
-        say(text)
+        say(f"rank {rank}: {text}" if (rank := self.trainer.global_rank) else text)
 
     def prepare(self, began_ns: int) -> None:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
         options, ending = self.options, self.ending
         if options.watch is not None:
-            called_ns = None if options.launch is None else options.launch.called_ns
+            called_ns = options.launch.called_ns
             since_ns = began_ns if called_ns is None else called_ns
             self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, since_ns, self.report)
             self.watching.ledger.until(began_ns, "processes and prepare_data")
@@ -94,7 +92,8 @@ class Attachment:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
         self.begun = True  # first: where what follows fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
-        folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.report)
+        launch = options.launch
+        folder = run_folder(options.log_dir / launch.name, launch.folder, exchange, self.report)
         ending.folder = folder
         self._begin_files(folder)  # before the instruments, which may fail: a killed run shall have a record
         stream = stream_of(trainer.strategy.root_device)
@@ -215,8 +214,7 @@ class Attachment:
         wrapped = lambda: self.trainer.strategy.model  # noqa: E731
         if stream is None:
             return RanksWatch(arrivals, rank, wrapped)
-        waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
-        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
+        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream)
 
     def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.report), self.ending.part
@@ -230,7 +228,6 @@ class Attachment:
             follow=lambda left: following.run(self._follow, left, otherwise=left),
             done=partial(recording.run, self._stages_are_over),
             ends=self.options.stages.stop_when_done,
-            died=partial(recording.run, self.died),
             idle=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
         self.trainer.profiler = phases  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
-from lm_profiler.callbacks.instruments.profiling_options import Launch, ProfilingOptions
+from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, bytes_of_batch, phase_work, step_work
@@ -46,7 +46,6 @@ class Collector:
 
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run was to do
-    launch: Launch  # how it was started
     seen: bool = False  # whether the first batch was seen, of which only its shapes are kept, and a copy for the audit
     _shapes: Future[Any] = field(default_factory=Future)
     _copy: Future[Any] = field(default_factory=Future)
@@ -66,7 +65,7 @@ class Collector:
         trainer, notes = self.trainer, list(measured.notes)
         parameters = trainer.lightning_module.parameters()
         device, world_size = trainer.strategy.root_device, trainer.world_size
-        known = {each.name: getattr(measured, each.name) for each in fields(Evidence)} | self.launch.facts()
+        known = {each.name: getattr(measured, each.name) for each in fields(Evidence)} | self.options.launch.facts()
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
         asks: dict[str, Callable[[], Any]] = {
             "model": lambda: model_facts(trainer),
@@ -120,7 +119,7 @@ class Collector:
             batches = batches_per_step(trainer, verb)
         return replace(
             known,
-            duration_s=self.launch.facts()["duration_s"],
+            duration_s=self.options.launch.facts()["duration_s"],
             flops=None if work is None else work.flops,
             work_batches=batches,
             ceilings=ceilings,

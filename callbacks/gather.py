@@ -8,9 +8,8 @@ bounded size, checked as a file of a stranger's would be. Whoever reaches it can
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
@@ -36,9 +35,6 @@ _PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the sa
 # Most bytes that a rank sends, some 30,000 steps; those of a rank with more are read from its file. Torch refuses
 # values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp).
 MOST_BYTES = 8 * 1024**2 - 1024
-
-# matches a note of another rank than the first, as ``Attachment.tell`` writes it
-_NOTE_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 # Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree.
 _RUNS = count()
@@ -138,13 +134,13 @@ class Exchange:
             self.store.set(self.key("measured", self.rank), packed(measured))
             return measured
         # One limit for all ranks together: one for each would add up to hours.
-        everyone, missing, unread, until = [measured], [], [], time.monotonic() + self.patience_s
+        everyone, missing, unread, until = {0: measured}, [], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             key = self.key("measured", rank)
             try:
                 content = self._get(key, max(until - time.monotonic(), 0.01))
                 self.store.delete_key(key)  # it may be large
-                everyone.append(unpacked(content, rank))
+                everyone[rank] = unpacked(content, rank)
             except RuntimeError:
                 missing.append(rank)
             except ValueError as error:  # not one of ours: whoever reaches the store's port can write to it
@@ -164,8 +160,9 @@ class Exchange:
         return value
 
 
-def merge(measured: Sequence[Measured]) -> Measured:
-    """Merge what the ranks ``measured``, rank 0 first. Fields that are not merged are rank 0's."""
+def merge(of_ranks: Mapping[int, Measured]) -> Measured:
+    """Merge what the ranks measured, rank 0 first. Fields that are not merged are rank 0's."""
+    measured = [*of_ranks.values()]
     parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
     return replace(
         measured[0],
@@ -179,14 +176,13 @@ def merge(measured: Sequence[Measured]) -> Measured:
         seen_flops=of_all_ranks([m.seen_flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         timelines=[timeline for m in measured for timeline in m.timelines],
-        notes=_merge_notes(note for m in measured for note in m.notes),
+        notes=_merge_notes((note, rank) for rank, m in of_ranks.items() for note in m.notes),
     )
 
 
-def _merge_notes(notes: Iterable[str]) -> list[str]:
-    """Return ``notes``, each once, with the ranks that wrote it. Rank 0 alone does not name itself in a note."""
+def _merge_notes(notes: Iterable[tuple[str, int]]) -> list[str]:
+    """Return the notes of ranks, each once, with all ranks that wrote it; one of rank 0 alone does not name it."""
     saying: dict[str, set[int]] = {}
-    for note in notes:
-        named = _NOTE_OF_RANK.fullmatch(note)
-        saying.setdefault(named[2] if named else note, set()).add(int(named[1]) if named else 0)
+    for note, rank in notes:
+        saying.setdefault(note, set()).add(rank)
     return [note if ranks == {0} else f"{ranks_text(ranks)}: {note}" for note, ranks in saying.items()]

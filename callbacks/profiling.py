@@ -82,7 +82,7 @@ class TrainingProfiler(Callback):
             actions or ActionsOptions(),
             memory or MemoryOptions(),
             trace or TraceOptions(),
-            launch,
+            launch or Launch(),
             peak_flops_per_s,
             clock,
             quiet,
@@ -121,7 +121,7 @@ class TrainingProfiler(Callback):
 
     def launched(self, **known: Any) -> None:
         """Add what is ``known`` of how the next run is started: fields of its ``Launch``."""
-        launch = replace(self._options.launch or Launch(), **known)
+        launch = replace(self._options.launch, **known)
         self._options = replace(self._options, launch=launch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -146,14 +146,13 @@ class TrainingProfiler(Callback):
         for hook in _NO_HOOKS:  # the last run may have taken them out
             vars(self).pop(hook, None)
         run = Attachment(self, trainer, options, trainer.max_steps)
-        if options.launch is not None and options.launch.kept:
+        if options.launch.kept:
             # Lightning's own handler broadcasts, while the ranks are in the middle of other collectives.
             part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
             part.run(lambda: setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
         run.part = Guard("the profiler", run.report, run.leave)
-        launch = options.launch or Launch()
-        ending = run.ending = RunFinisher(trainer, options, launch, run.part, self._take_out, run.report, run.notes)
+        ending = run.ending = RunFinisher(trainer, options, run.part, self._take_out, run.report, run.notes)
         ending.part = Guard("the record", run.report, ending.abandon)
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:

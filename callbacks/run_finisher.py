@@ -31,7 +31,7 @@ from lm_profiler.callbacks.failures import (
 )
 from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.instruments.profiling_options import Launch, ProfilingOptions
+from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.trackers import Tracker, figures, results
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
@@ -62,7 +62,6 @@ class RunFinisher:
 
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run was to do
-    launch: Launch  # how it was started
     core: Guard  # the guard of the profiler as a whole; if that failed, so did the run
     take_out: Callable[[], None]  # restores the Trainer
     tell: Callable[[str], object]  # reports a problem, and adds it to ``notes``
@@ -79,13 +78,13 @@ class RunFinisher:
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.collector = Collector(self.trainer, self.options, self.launch)
+        self.collector = Collector(self.trainer, self.options)
 
     def begin(self, planned: Mapping[str, int]) -> None:
         """Write a record with the status ``unfinished`` and no steps: a killed process leaves that one."""
         folder = self._folder_or_new()
-        if self.launch.config_yaml is not None:
-            write_whole(folder / "config.yaml", self.launch.config_yaml)
+        if self.options.launch.config_yaml is not None:
+            write_whole(folder / "config.yaml", self.options.launch.config_yaml)
         begin_rows(folder, 0)
         evidence = self.collector.evidence(Measured(rows=(), steps_planned=planned), "unfinished")
         # Without notes: all of them come with the last record, and would stand there twice.
@@ -111,7 +110,7 @@ class RunFinisher:
             self.end = RankEnd(status=status, failure=failure, at=time.time(), followed=followed)
             with suppress(OSError):  # at once: whoever launched the ranks may end this one, too
                 self.end.write(self._folder_or_new() / end_file(self.exchange.rank))
-            if self.launch.kept:
+            if self.options.launch.kept:
                 _call_off_observer()
         if status == "oom" and self.folder is not None:
             keep_snapshot(device, snapshot_file(self.folder, self.trainer.global_rank))
@@ -213,12 +212,12 @@ class RunFinisher:
         """Print the table in one call, so that nothing else is printed between its lines."""
         assert self.record is not None
         tables = end_tables(self.record, self._folder_or_new(), self.options.verbose)
-        out = sys.stderr if self.launch.added else sys.stdout
+        out = sys.stderr if self.options.launch.added else sys.stdout
         put(out, render(tables, "terminal", out))
 
     def _folder_or_new(self) -> Path:
         """Return the run's folder; where there is none, make one at the second place."""
-        self.folder = self.folder or second_place(self.launch.name, self.tell)
+        self.folder = self.folder or second_place(self.options.launch.name, self.tell)
         return self.folder
 
     def _write(self, evidence: Evidence, rows: bool = True, last: bool = False) -> Evidence:
@@ -229,7 +228,7 @@ class RunFinisher:
         except OSError as error:
             text = f"{folder} cannot be written to: {said(error)}"
             self.tell(text)
-            second = second_place(self.launch.name, self.tell)
+            second = second_place(self.options.launch.name, self.tell)
             evidence = replace(evidence, notes=[*evidence.notes, f"the record is in {second}: {text}"])
             evidence, self.record = write_run(second, evidence, last=last)
             self.folder = second

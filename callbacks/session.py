@@ -194,7 +194,7 @@ class Session:
 
     def measured(self) -> Measured:
         facts = self.instruments.facts()
-        compiled, graph_pools = facts.pop("recompiled", ()), facts.pop("graph_pools", None)  # these become notes
+        graph_pools = facts.pop("graph_pools", None)  # becomes a note
         return Measured(
             rows=StepTable.of(self.rows),
             steps_planned=self.schedule.planned,
@@ -202,7 +202,7 @@ class Session:
             between_steps_s=sum(end - begin for begin, end in self._outside) * 1e-9 if self._measured_ns else None,
             between=self._between(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(*self.notes, *_notes(compiled, facts.get("counters", ()), graph_pools)),
+            notes=(*self.notes, *_notes(facts.get("counters", ()), graph_pools)),
             **facts,
         )
 
@@ -295,13 +295,13 @@ def between_steps(
     return sorted(between, key=lambda each: -each.seconds)
 
 
-def _notes(compiled: Sequence[str], counters: Sequence[StepCounters], graph_pools: int | None) -> Iterator[str]:
+def _notes(counters: Sequence[StepCounters], graph_pools: int | None) -> Iterator[str]:
     """Yield what was compiled while measuring, and that peaks leave out what CUDA graphs use."""
-    if once := list(dict.fromkeys(compiled)):
+    compiled = {str(each.step): each.compiled for each in counters if each.compiled}
+    if once := list(dict.fromkeys(compiled.values())):
         more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
-        steps = [str(each.step) for each in counters if each.compile_s]
-        when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
-        yield f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"
+        when = f"{', '.join([*compiled][:_NAMED])}{', …' * (len(compiled) > _NAMED)}"
+        yield f"recompiled while measuring (step {when}): {'; '.join(once[:_NAMED])}{more}"
     if graph_pools is not None:
         theirs = f"of what is reserved, {bytes_text(graph_pools)} are theirs alone, or a MemPool's"
         yield f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"

@@ -15,7 +15,6 @@ from threading import Thread, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -25,14 +24,14 @@ from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
-from lm_profiler.callbacks.instruments.python_time import package_of
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, Reading, step_counters
-from lm_profiler.measure.memory.peaks import left_bytes
+from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, Reading, step_counters
+from lm_profiler.measure.device.ceilings import usable_bytes
+from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
@@ -191,7 +190,7 @@ class WatchWriter:
         if self.metrics is not None:
             self.metrics.add(timed, held)
         if held is not None:
-            events += self.run.held(at_s, held, partial(_free_bytes, self.device))
+            events += self.run.held(at_s, held, partial(usable_bytes, self.device))
         if self._stalled:
             self._longest_s[self._stalled] = (handed.now_ns - self._last.now_ns) * 1e-9
             if self._stalled in PARTS:
@@ -221,7 +220,7 @@ class WatchWriter:
             raw.append((step, int(timed.begin_ns[step - first]), int(timed.end_ns[step - first]), *rest))
         self._unread = [each for each in self._unread if each[0] >= last]
         self._last_raw = raw[-1:]
-        return step_counters(raw, Beside(handed.collections, handed.compilations), self.rank) if len(raw) > 1 else []
+        return step_counters(raw, handed.collections, handed.compilations, self.rank)
 
     def _ask_for_trace(self, event: WatchEvent, now_ns: int) -> None:
         """Have the next steps traced after a change of level or a slow step that repeats, where the budget allows."""
@@ -406,11 +405,3 @@ class WatchWriter:
                 self.report(f"what is watched cannot be written, and is kept as far as memory allows: {said(error)}")
             return False
         return True
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Return how much memory is left for what runs on ``device``."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    machine = int(psutil.virtual_memory().available)
-    return min(machine, left_bytes() or machine)

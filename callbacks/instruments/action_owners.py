@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
-from lm_profiler.callbacks.marks.actions import NOTHING, Died, Done, Epoch, Loop, Marked, OptimizerStep, candidates
+from lm_profiler.callbacks.marks.actions import NOTHING, Epoch, Loop, Marked, OptimizerStep, candidates
 from lm_profiler.callbacks.marks.namespaces import is_exactly, overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -84,13 +84,13 @@ class OwnersWatch(Instrument):
         return {"other_by_owner": owners.shares(), "thread_use": owners.thread_use(), **followed}
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
-        if isinstance(span, (Epoch, Died)) or (isinstance(span, Span) and span._code != at.OTHER):
-            return span  # phases keep their own time, and these two take none within a step
+        if isinstance(span, Epoch) or (isinstance(span, Span) and span._code != at.OTHER):
+            return span  # phases keep their own time, and an epoch takes none within a step
         assert self._owners is not None
         owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
         if owner is None:
             return span
-        loop = span.loop if isinstance(span, (Done, OptimizerStep)) else None
+        loop = span.loop if isinstance(span, OptimizerStep) else None
         return Owned(self._owners, owner, None if span is NOTHING else span, loop)
 
     def _calls_without_action(self) -> Iterator[tuple[Any, str, Owner]]:

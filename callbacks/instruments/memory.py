@@ -15,7 +15,6 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
-from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.storage_notes import TensorsSeen
 from lm_profiler.record.run_record import MemoryCauses
@@ -39,17 +38,16 @@ class MemoryReader(Instrument):
     name = "memory"
     _set_up: MemoryCauses | None = None
     _seen: TensorsSeen | None = None
-    _readers: tuple[HoldingsReader, LevelsReader, TrafficReader, PartPeaks] | None = None
+    _readers: tuple[HoldingsReader, TrafficReader, PartPeaks] | None = None
 
     def __post_init__(self) -> None:
         self.step_peaks = self.probe.peaks  # since the stage began; in the ``memory`` stage, those of the last step
 
     def _step_peaks(self) -> Peaks:
         assert self._readers is not None
-        causes, levels, traffic, parts = self._readers
+        causes, traffic, parts = self._readers
         causes.step_ended()
         traffic.step_ended()
-        levels.step_ended()
         if self._seen is not None:
             self._seen.step_ended()
         return parts.take_step()
@@ -62,16 +60,13 @@ class MemoryReader(Instrument):
         if stage != "memory":
             return
         # In this order: the last resets the peak that the first reads.
-        levels = LevelsReader(module, optimizers, self.probe.held, self.device, self.part)
-        self._readers = (
-            HoldingsReader(module, optimizers, lambda: self.probe.peaks()[0], self.device, self.probe.held, self.part),
-            levels,
-            TrafficReader(module, optimizers, self.device, self.timeline, levels.saved, self.forward),
-            PartPeaks(self.probe),
-        )
-        self._readers[0].start()
+        peak, held = lambda: self.probe.peaks()[0], self.probe.held
+        causes = HoldingsReader(module, optimizers, peak, self.device, held, self.part)
+        traffic = TrafficReader(module, optimizers, self.device, self.timeline, causes.saved, self.forward)
+        self._readers = causes, traffic, PartPeaks(self.probe)
+        causes.start()
         if self.heard is not None:
-            self._seen = TensorsSeen(module, optimizers, levels.saved, self.storage, self.heard)
+            self._seen = TensorsSeen(module, optimizers, causes.saved, self.storage, self.heard)
         self.observe(self.timeline, *([] if self._seen is None else [self._seen]), *self._readers)
         self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
 
@@ -80,18 +75,17 @@ class MemoryReader(Instrument):
             self.facts.update(allocator=allocator_facts(self.device), graph_pools=graph_pool_bytes(self.device))
         if self._readers is None:
             return
-        causes, levels, traffic, parts = self._readers
+        causes, traffic, parts = self._readers
         self.discard()
-        self.facts.update(part_peaks=parts.by_part(), causes=causes.by_part(), levels=levels.levels)
+        self.facts.update(part_peaks=parts.by_part(), causes=causes.by_part(), levels=causes.levels)
         self.facts.update(traffic=traffic.traffic, moments={"set_up": self._set_up, **causes.moments})
 
     def discard(self) -> None:
         if self._readers is None:
             return
         self.step_peaks = self.probe.peaks
-        causes, levels, *_ = self._readers
+        causes, *_ = self._readers
         super().discard()
         causes.stop()
-        levels.stop()
-        if not levels.watching:
+        if not causes.saved.seeing:
             self._readers = None  # only now: what could not be undone is tried again by the next call

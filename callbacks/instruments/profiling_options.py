@@ -254,7 +254,7 @@ class ProfilingOptions:
     actions: ActionsOptions
     memory: MemoryOptions
     trace: TraceOptions
-    launch: Launch | None
+    launch: Launch
     peak_flops_per_s: float | None
     clock: Callable[[], int]
     quiet: bool

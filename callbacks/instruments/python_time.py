@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.user_code import TORCH, package_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import PythonTime
 
@@ -21,16 +19,6 @@ from lm_profiler.record.run_record import PythonTime
 MOST_EVENTS = 200_000
 
 _KEPT = 16  # most lines in the result
-_TORCH, _LIGHTNING = "library", "Lightning"
-_LIBRARIES = {
-    **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), _LIGHTNING),
-    "torchmetrics": _LIGHTNING,
-    "torch": _TORCH,
-    "lm_profiler": "lm_profiler",
-    "numpy": "numpy",
-}
-# folders of ours that belong to the program that is profiled, not to the profiler
-_PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
 
 _INSIDE = "torch in a library"
 Line = tuple[str, int, str]  # file, line and function
@@ -91,7 +79,7 @@ class PythonTimes:
         if function is not None:
             what = _name_of(function) or inside
             if what == "torch" and inside != "python":
-                what = _INSIDE if inside == _TORCH else inside
+                what = _INSIDE if inside == TORCH else inside
         elif what := package_of(frame.f_code.co_filename):
             pass
         else:
@@ -117,26 +105,6 @@ class PythonTimes:
             if phase < len(PARTS) and what != _INSIDE and ns > 0
         ]
         return sorted(rows, key=lambda row: -row.seconds)[:_KEPT]
-
-
-_ROOT = Path(__file__).resolve().parents[2].as_posix()
-_OURS = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
-_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
-
-
-@cache
-def package_of(file: str) -> str:
-    """Return the package or library of ``file``; empty for the program that is profiled."""
-    path = Path(file).as_posix()
-    if any(folder in path for folder in _PROGRAMS):
-        return ""
-    if file.startswith("<"):
-        return "Python"
-    if "/site-packages/" in path:
-        return _LIBRARIES.get(path.rpartition("/site-packages/")[2].partition("/")[0], "")
-    if path.startswith(_OURS):
-        return "lm_profiler"
-    return path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py") if path.startswith(_STANDARD) else ""
 
 
 def _line_of(frame: FrameType) -> Line:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from lightning.pytorch import Trainer
 from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.boundary import Guard, say
-from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
-from lm_profiler.measure.counts.step_reader import Beside, StepReader, ready_batches, step_counters
+from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.measure.counts.step_reader import StepReader, ready_batches, step_counters
 from lm_profiler.measure.counts.syncs import sync_detector_of
-from lm_profiler.measure.device.contention import CpuUseReader
+from lm_profiler.measure.device.contention import cpu_reading, cpu_use_since
 from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
 from lm_profiler.measure.memory.storage_notes import MarksHeard, timeline_of
@@ -40,13 +41,11 @@ class StepWatch(Instrument):
         return self.part.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
-        reader, sampler = self.reader, self.sampler
+        reader = self.reader
         if not reader.raw:
             return {}
-        beside = Beside(reader.collections, reader.compilations)
-        if sampler is not None:
-            beside = replace(beside, gpu=sampler.during)
-        return {"counters": step_counters(reader.raw, beside, self.rank)}
+        gpu = {} if self.sampler is None else {"gpu": self.sampler.during}
+        return {"counters": step_counters(reader.raw, reader.collections, reader.compilations, self.rank, **gpu)}
 
     def start(self) -> None:
         self.reader.start()
@@ -69,10 +68,7 @@ def watches_of(
 
     The allocator's history is written to ``history``, with the marks that were ``heard`` meanwhile.
     """
-    compiled = lambda before: {  # noqa: E731
-        "recompilations": recompilations() - before,
-        "recompiled": recompiled_since(before) or (),
-    }
+    compiled = lambda before: {"recompilations": recompilations() - before}  # noqa: E731
     watches = [Watch("recompilations", "measure", recompilations, compiled)]
     if (detector := sync_detector_of(device)) is not None:
         waits, end = detector.begin, detector.end
@@ -83,8 +79,9 @@ def watches_of(
         stop = sampler.stop
         watches.append(Watch("telemetry", "measure", sampler.start, lambda _: {"telemetry": stop()}, stop))
     # This one begins last and ends first: it counts the CPU time of all that runs in between.
-    cpu = CpuUseReader(None if sampler is None else sampler.gpu)
-    return [*watches, Watch("contention", "measure", cpu.begin, lambda _: {"cpu_uses": cpu.end()})]
+    gpu = None if sampler is None else sampler.gpu
+    used = lambda begun: {"cpu_uses": cpu_use_since(begun[0], begun[1], gpu)}  # noqa: E731
+    return [*watches, Watch("contention", "measure", lambda: (cpu_reading(), time.time()), used)]
 
 
 def profiler_range() -> Watch:

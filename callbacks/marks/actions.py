@@ -46,17 +46,6 @@ class Loop(Protocol):
 
 
 @dataclass(eq=False)
-class Done(Nothing):
-    """The action that ends a step, where the instruments failed and steps are only counted."""
-
-    loop: Loop
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        if kind is None:
-            self.loop.step_done = True
-
-
-@dataclass(eq=False)
 class Action(Nothing):
     """Calls ``leave`` when an action has ended well, and marks its failure otherwise."""
 
@@ -87,17 +76,6 @@ class Saved(Nothing):
 
     def _note(self) -> None:
         self.timeline.saved.append(self.timeline.clock())
-
-
-@dataclass(eq=False)
-class Died(Nothing):
-    """Another callback's ``on_exception``. Where that raises, ours is not called, and ``died`` gets the error here."""
-
-    died: Callable[[BaseException], object]
-
-    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:  # type: ignore[override]
-        if value is not None:
-            self.died(value.__context__ or value)
 
 
 class LastSpan(Span):
@@ -180,15 +158,13 @@ class Both(AbstractContextManager[None]):
 class Actions(dict[str, Marked]):
     """The span of each action, looked up when the action is first seen.
 
-    ``timeline`` takes the marks; once its part is out, steps are counted and nothing else. ``died`` is called with the
-    error that ended the run, where another callback's ``on_exception`` raises; it does not raise.
+    ``timeline`` takes the marks; once its part is out, steps are counted and nothing else.
     """
 
-    def __init__(self, trainer: Any, timeline: Timeline, loop: Loop, died: Callable[[BaseException], object]) -> None:
+    def __init__(self, trainer: Any, timeline: Timeline, loop: Loop) -> None:
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline
-        self._died = died
         self._around: Callable[[str, Marked], Marked] | None = None
         verb = verb_of(trainer)
         fitting = verb == "fit"
@@ -200,16 +176,15 @@ class Actions(dict[str, Marked]):
             "[Strategy].backward": Span(timeline, at.BACKWARD),
         }
         # All that is needed to count steps: where they are done, and where the loop is left.
-        self._counting: dict[str, Marked] = {"[LightningModule].optimizer_step" if automatic else forward: Done(loop)}
+        self._counting = ("[LightningModule].optimizer_step" if automatic else forward, "run_training_epoch")
         if fitting:
-            epoch = self._counting["run_training_epoch"] = Epoch(loop, timeline.part)
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
             outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
             # Lightning's stand-in for an optimizer has no arithmetic.
             updates = not all(nearest(optimizer) for optimizer in trainer.optimizers)
             clipped = at.CLIPPED if updates else at.LEAVE
             self._spans |= {
-                "run_training_epoch": epoch,
+                "run_training_epoch": Epoch(loop, timeline.part),
                 "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
                 "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, clipped),
@@ -226,8 +201,8 @@ class Actions(dict[str, Marked]):
         part = self._timeline.part
         kind = _CLASS.sub("].", action_name)
         span = part.run(self._span, action_name, kind) or NOTHING
-        if part.out:
-            span = self._counting.get(kind, NOTHING)
+        if part.out:  # the spans that count steps mark no more: the timeline has stopped
+            span = self._spans[kind] if kind in self._counting else NOTHING
         if self._around is not None:
             span = self._around(action_name, span)
         self[action_name] = span
@@ -244,8 +219,6 @@ class Actions(dict[str, Marked]):
     def _span(self, action_name: str, kind: str) -> Marked | None:
         """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where it means nothing."""
         owner, _, hook = kind.partition(".")
-        if hook == "on_exception":
-            return Died(self._died)
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
         return self._spans.get(kind)

@@ -72,7 +72,7 @@ class Tokens:
         """Return the tokens of ``batch``; raises where ``tokens_in`` gives no count, or it is unlike the first one."""
         if self._tokens_in is None:
             if self._paths is None:  # only once: to walk through every batch would cost more than all marks
-                self._paths = list(_paths_to_ids(batch))
+                self._paths = [path for path, _ in _tensors(batch) if path[-1:] == (_NAMED,)]
             return sum(reduce(getitem, path, batch).numel() for path in self._paths) if self._paths else None
         tokens = index(self._tokens_in(batch))
         if tokens < 0:
@@ -107,12 +107,11 @@ def _parts(batch: Any) -> list[tuple[Any, Any]]:
     return list(enumerate(batch)) if isinstance(batch, (list, tuple)) else []
 
 
-def _paths_to_ids(batch: Any) -> Iterator[_Path]:
-    if isinstance(batch, Mapping) and isinstance(batch.get(_NAMED), Tensor):
-        yield (_NAMED,)
-        return
-    for key, part in _parts(batch):
-        yield from ((key, *path) for path in _paths_to_ids(part))
+def _tensors(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Tensor]]:
+    if isinstance(part, Tensor):
+        yield path, part
+    for key, inner in _parts(part):
+        yield from _tensors(inner, (*path, key))
 
 
 def _count_of(part: Any) -> Callable[[Any], int | None]:
@@ -120,16 +119,10 @@ def _count_of(part: Any) -> Callable[[Any], int | None]:
     if _own_count(part) is not None:
         return _own_count
     rows = {leaf.shape[0] for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and leaf.ndim}
-    if len(rows) != 1 or (path := _path_to_rows(part)) is None:
+    first = next((path for path, tensor in _tensors(part) if tensor.ndim), None)
+    if len(rows) != 1 or first is None:
         return lambda part: None
-    return lambda part: int(reduce(getitem, path, part).shape[0])
-
-
-def _path_to_rows(part: Any) -> _Path | None:
-    if isinstance(part, Tensor):
-        return () if part.ndim else None
-    paths = ((key, path) for key, inner in _parts(part) if (path := _path_to_rows(inner)) is not None)
-    return next(((key, *path) for key, path in paths), None)
+    return lambda part: int(reduce(getitem, first, part).shape[0])
 
 
 def _own_count(batch: Any) -> int | None:

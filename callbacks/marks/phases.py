@@ -43,8 +43,6 @@ class PhaseProfiler(Profiler):
     follow: Callable[[int], int] = lambda left: left
     done: Callable[[], object] = lambda: None  # called when none is left; does not raise
     ends: bool = False  # whether the loop ends then: it takes StopIteration for the end of its data
-    # called with the error that ended the run, where another callback's ``on_exception`` raises; does not raise
-    died: Callable[[BaseException], object] = lambda error: None
     idle: Callable[[str], object] = lambda what: None  # is given what had no step, where the loop would never end
     step_done: bool = False
     is_sure: bool = False
@@ -66,7 +64,7 @@ class PhaseProfiler(Profiler):
         self._fetch = fetch_action(trainer, verb)
         self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
-        self._spans = Actions(trainer, self.timeline, self, self.died)
+        self._spans = Actions(trainer, self.timeline, self)
         self.surround = self._spans.surround
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.

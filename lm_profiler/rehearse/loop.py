@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import getfile
 from traceback import walk_tb
 from typing import Any
 from unittest.mock import MagicMock
@@ -33,13 +32,13 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
-from lm_profiler.measure.counts.syncs import user_line
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.values import DependsOnValues
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, WouldChange
 from lm_profiler.measure.memory.causes import holdings
 from lm_profiler.measure.memory.storage_notes import Site, seen
+from lm_profiler.measure.user_code import package_of, user_line
 from lm_profiler.record.text import short_path
 from lm_profiler.rehearse.strategies import CannotSplit, FakeDevice, LinkBytes, Size, buckets, ring_bytes
 from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE_NUMBER
@@ -278,16 +277,13 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
 
 _NO_DATA = "its data is not allocated yet"  # the words of torch's error where a kernel reads values itself
 
-# folders through which a user's error passes: our fake tensors and marks, and Python's own modules
-_NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeDevice, PhaseProfiler, os)), "<frozen ")  # noqa: PTH120
-
 
 def reason_of(error: Exception) -> str:
     """Return why a step cannot be rehearsed, with the line of the user's code."""
     while isinstance(error.__cause__, Exception):  # the parser wraps errors of classes that it makes
         error = error.__cause__
     files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
-    theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
+    theirs = [(name, line) for name, line in files if not package_of(name) and "site-packages" not in name]
     where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
     fakes = FAKES.find_or(None)
     asked = () if fakes is None else (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)

@@ -57,7 +57,8 @@ def _rehearsed(sent: SentStep) -> StepWork:
     _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
     counting = _Counting(world=world, batches=sent.batches)
     trainer = _trainer(sent, counting, batch)
-    given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": _SameBatch()}
+    # A loader whose endless batches stand for the one that was sent.
+    given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": repeat(None)}
     kept = {"return_predictions": False} if sent.verb == "predict" else {}
     try:
         getattr(trainer, sent.verb)(module, **given, **kept)
@@ -110,13 +111,6 @@ class _SentBatches(FakeDevice):
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         return self._batch
-
-
-class _SameBatch:
-    """A loader whose endless batches stand for the one that was sent."""
-
-    def __iter__(self) -> Iterator[None]:
-        return repeat(None)
 
 
 def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> None:

@@ -207,7 +207,8 @@ def test_a_run_reads_the_machine_around_its_measured_steps_only(
         use = beside(4.1, 4.1)
         return use.begin if len(seen) == 1 else use.end
 
-    monkeypatch.setattr("lm_profiler.measure.device.contention.cpu_reading", read)
+    for place in ("measure.device.contention", "callbacks.instruments.watches"):
+        monkeypatch.setattr(f"lm_profiler.{place}.cpu_reading", read)
     profiler = instruments(2, 6, memory=1)
     trainer_with([profiler], tmp_path).fit(module)
     assert seen == [2, 8]

@@ -155,10 +155,10 @@ def measured(rank: int, peak: int) -> Measured:
 
 
 def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
-    merged = merge([measured(0, 5), measured(1, 7)])
+    merged = merge({0: measured(0, 5), 1: measured(1, 7)})
     assert [row.rank for row in merged.rows] == [0, 1]
     assert merged.part_peaks == {"forward": (7, None, None)}
-    assert merged.notes == ["of all", "of 0", "of 1"]
+    assert merged.notes == ["ranks 0–1: of all", "of 0", "rank 1: of 1"]
     assert merged.between_steps_s == 0.5
 
 
@@ -284,7 +284,7 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
         seconds = tuple(0.15 if part in ("step", "forward", "forward_backward") else 0.0 for part in TIMED)
         rows = [StepRow(step, "measure", seconds, seconds, tokens=125, rank=rank) for step in range(1, 21)]
         ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
-    merged = merge(ranks)
+    merged = merge(dict(enumerate(ranks)))
 
     def told(heard: int, telemetry: Telemetry | None) -> Telemetry | None:
         known = Evidence(rows=merged.rows, world_size=8, ranks_heard=heard, telemetry=telemetry)
@@ -304,15 +304,15 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
 def test_what_several_ranks_say_is_one_note_of_them_all() -> None:
     said = [
         ["the same", "rank 0's own"],
-        ["rank 1: the same", "rank 1: of some"],
-        ["rank 2: of some", "rank 2: its own"],
-        ["rank 3: the same", "rank 3: of some"],
+        ["the same", "of some"],
+        ["of some", "its own"],
+        ["the same", "of some"],
     ]
-    merged = merge([Measured(notes=notes) for notes in said])
+    merged = merge({rank: Measured(notes=notes) for rank, notes in enumerate(said)})
     assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
 
 
 def test_what_steps_take_of_each_rank_comes_together() -> None:
     counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
     sent = [Measured(batch_counts=[own]) for own in counts]
-    assert merge([sent[0], unpacked(packed(sent[1]), 1)]).batch_counts == counts
+    assert merge({0: sent[0], 1: unpacked(packed(sent[1]), 1)}).batch_counts == counts

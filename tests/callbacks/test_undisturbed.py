@@ -277,20 +277,3 @@ def test_what_an_error_says_at_the_end_of_a_run_is_no_order_to_the_terminal(
     printed = "".join(capsys.readouterr())
     assert r"\x1b[31mred\x9b2J" in printed
     assert not {"\x1b", "\x9b"} & set(printed)
-
-
-def test_another_callbacks_on_exception_does_not_hide_the_run(tmp_path: Path) -> None:
-    class Raises(Callback):
-        def on_exception(self, *args: Any) -> None:
-            raise TypeError("in on_exception")
-
-    class Bug(Fails):
-        error = KeyError("the run's own")
-
-    ours = profiler()
-    with pytest.raises(TypeError):
-        train(tmp_path, [Raises(), ours], Bug)
-    record = read_run(ours.folder)
-    assert record.failure is not None
-    assert (record.status, record.failure.type, record.failure.phase) == ("failed", "KeyError", "forward")
-    assert len(read_steps(ours.folder / "steps.csv")) == 3

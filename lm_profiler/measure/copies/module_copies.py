@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from lm_profiler.measure.device.environment import Switches, operators_with_precision
+from lm_profiler.measure.device.environment import exact_float32
 from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
 
@@ -157,7 +157,9 @@ def audit(
     """
     with undisturbed(module), torch.enable_grad():
         as_it_is = _run(_copy(module, None, device), step, _copy(batch, None, device), precision, loss_scale)
-        reference = _run(_copy(module, torch.float32, device), step, _copy(batch, torch.float32, device), _exact(), 1.0)
+        reference = _run(
+            _copy(module, torch.float32, device), step, _copy(batch, torch.float32, device), exact_float32(), 1.0
+        )
     return _compare(as_it_is, reference)
 
 
@@ -168,20 +170,6 @@ def _copy(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
 def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device) -> Tensor:
     to = dtype if tensor.is_floating_point() else None
     return tensor.detach().to(device=device, dtype=to, copy=True)
-
-
-@contextmanager
-def _exact() -> Iterator[None]:
-    """Within this context float32 is exact: no TF32 or bf16 inside matmuls and convolutions."""
-    before = Switches.now()
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    for operator in operators_with_precision():
-        operator.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        before.restore()
 
 
 @dataclass

@@ -374,16 +374,6 @@ class StepFlops:
 
 
 @contextmanager
-def _left(mode: FlopCounter) -> Iterator[None]:
-    """Leave ``mode``, the innermost one, within this context."""
-    mode.__exit__(None, None, None)
-    try:
-        yield
-    finally:
-        mode.__enter__()
-
-
-@contextmanager
 def _constructed_without(mode: FlopCounter) -> Iterator[None]:
     """Have Tensor's constructor leave ``mode`` while it runs.
 
@@ -396,8 +386,13 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
 
     def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
         # Not under a Guard: all that could fail in here is torch's.
-        with _left(mode) if innermost()[-1:] == [mode] else nullcontext():
+        if innermost()[-1:] != [mode]:
             return construct(kind, *args, **kwargs)
+        mode.__exit__(None, None, None)
+        try:
+            return construct(kind, *args, **kwargs)
+        finally:
+            mode.__enter__()
 
     type.__setattr__(Tensor, "__new__", staticmethod(new))
     try:

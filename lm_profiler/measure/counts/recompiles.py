@@ -24,27 +24,14 @@ def recompilations() -> int:
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
-def recompiled_since(before: int) -> list[str] | None:
-    """Return what was compiled since ``recompilations()`` returned ``before``, oldest first.
-
-    An entry reads ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``; a first
-    compilation has no reason. None if torch no longer knows them all: it remembers its last 64 compilations.
-    """
-    count = recompilations() - before
-    dynamo = DYNAMO.loaded()
-    if count <= 0 or dynamo is None:
-        return []
-    # Failed compilations and backward graphs are in this list too; only what counts as a graph has operations.
-    graphs = [entry for entry in dynamo.get_compilation_metrics() if entry.graph_op_count]
-    return [_named(entry) for entry in graphs[-count:]] if count <= len(graphs) else None
-
-
 class TimedCompilation(NamedTuple):
     """One compilation of a graph or of its backward; instants are in seconds since the epoch."""
 
     began_s: float
     ended_s: float
-    what: str | None  # the entry of ``recompiled_since``; None for a backward
+    # ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``, of a first compilation
+    # without a reason; None for a backward
+    what: str | None
 
 
 def compilations(since_s: float) -> list[TimedCompilation] | None:

@@ -172,26 +172,26 @@ class StepReader:
         return [TimedCompilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in known]
 
 
-@dataclass(frozen=True)
-class Beside:
-    """Events of the same time from other sources, on the clock of the raw readings."""
+def step_counters(
+    raw: Sequence[Raw],
+    collections: Sequence[GarbageCollection] = (),
+    compilations: Sequence[TimedCompilation] | None = (),
+    rank: int = 0,
+    gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None),
+) -> list[StepCounters]:
+    """Return the counters of each step: of each reading but the first, which is where the steps begin.
 
-    collections: Sequence[GarbageCollection] = ()
-    compilations: Sequence[TimedCompilation] | None = ()  # None where they are not known
-    # returns the GPU's clock rate and throttle reasons between two instants in seconds
-    gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None)
-
-
-def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
-    """Return the counters of each step: of each reading but the first, which is where the steps begin."""
-    garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
-    compiled = None if beside.compilations is None else disjoint(beside.compilations)
+    ``collections`` and ``compilations`` (None is unknown) are those of the same time. ``gpu`` returns the GPU's clock
+    rate and throttle reasons between two instants in seconds. All are on the clock of the readings.
+    """
+    garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in collections]
+    compiled = None if compilations is None else disjoint(compilations)
     figures = []
     for before, after in pairwise(raw):
         began_s, ended_s = after[1] * 1e-9, after[2] * 1e-9
         gc_s, generation = _overlap(garbage, began_s, ended_s)
         compile_s, what = (None, None) if compiled is None else _overlap(compiled, began_s, ended_s)
-        clock_hz, reasons = beside.gpu(began_s, ended_s)
+        clock_hz, reasons = gpu(began_s, ended_s)
         counted = StepCounters(
             step=after[0],
             rank=rank,

@@ -12,30 +12,16 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import ExitStack
-from traceback import walk_stack
-from types import FrameType
 from typing import Any
 
 import torch
 
+from lm_profiler.measure.user_code import user_line
 from lm_profiler.record.run_record import Sync
 
 _TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 _WARN = 1  # torch.cuda.set_sync_debug_mode("warn")
-
-# Names of modules, each followed by a dot, so that "torch." does not match "torchvision.".
-_SKIPPED = (
-    *("warnings.", "_py_warnings.", "torch."),
-    # these apply any function to any batch: only their caller says what for
-    *("lightning_utilities.", "lightning.fabric.utilities.apply_func.", "lightning_fabric.utilities.apply_func."),
-)
-_FRAMEWORKS = (
-    *("lightning.", "pytorch_lightning.", "lightning_fabric.", "torchmetrics."),
-    # the instruments; lm_profiler's own model and LightningModule are code like anyone's
-    *("lm_profiler.callbacks.", "lm_profiler.measure.", "lm_profiler.rehearse."),
-)
-_LOOPS = ("lightning.pytorch.loops.", "pytorch_lightning.loops.")
 
 
 class SyncDetector:
@@ -86,24 +72,3 @@ class SyncDetector:
 def sync_detector_of(device: torch.device) -> SyncDetector | None:
     """Return a detector for ``device``; None where torch has no debug mode (only CUDA has one)."""
     return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
-
-
-def user_line(innermost: FrameType, frameworks: bool = False) -> tuple[str, int, str] | None:
-    """Return file, number and function of the innermost line of the user's code; None where there is none.
-
-    With ``frameworks`` a framework's own line stands in where it acts by itself. The search stops at a Lightning loop:
-    beyond it the user's next line is the call of ``fit``, which says nothing.
-    """
-    fallback = None
-    for frame, line in walk_stack(innermost):
-        module = f"{frame.f_globals.get('__name__') or ''}."
-        file = frame.f_code.co_filename
-        generated = file.startswith("<") or "torchinductor_" in file  # typed in, or made by torch.compile
-        if not generated and not module.startswith(_SKIPPED):
-            here = (file, line, frame.f_code.co_name)
-            fallback = fallback or here
-            if module.startswith(_LOOPS):
-                break
-            if not module.startswith(_FRAMEWORKS):
-                return here
-    return fallback if frameworks else None

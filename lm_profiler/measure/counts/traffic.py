@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause, tensors_in
-from lm_profiler.measure.memory.levels import SavedTensors
+from lm_profiler.measure.memory.saved_tensors import SavedTensors
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.torch_names import tree_leaves
 
@@ -135,7 +135,7 @@ class TrafficReader:
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
     device: torch.device  # the device whose memory is meant
     timeline: Timeline  # the timeline whose marks are observed
-    saved: SavedTensors  # what autograd saved; ``LevelsReader`` switches it on and off
+    saved: SavedTensors  # what autograd saved; ``HoldingsReader`` switches it on and off
     forward: ForwardTraffic  # sees the operators of forward passes; ``StepFlops`` shows them to it
     traffic: StepTraffic | None = None  # the traffic of the last step that ended
     _bytes: Counter[str] = field(default_factory=Counter)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -49,20 +48,11 @@ class CpuUse:
     gpu: GpuSharing | None = None
 
 
-@dataclass(eq=False)
-class CpuUseReader:
-    gpu: Gpu | None
-    _begun_s: float = 0.0
-    _before: CpuReading | None = None
-
-    def begin(self) -> None:
-        self._begun_s, self._before = time.time(), cpu_reading()
-
-    def end(self) -> list[CpuUse]:
-        """Return this process's readings, as a list of one; empty where the system does not count."""
-        if self._before is None or (after := cpu_reading()) is None:
-            return []
-        return [CpuUse(self._before, after, None if self.gpu is None else gpu_sharing(self.gpu, self._begun_s))]
+def cpu_use_since(before: CpuReading | None, begun_s: float, gpu: Gpu | None) -> list[CpuUse]:
+    """Return this process's use since ``begun_s``, as a list of one; empty where the system does not count."""
+    if before is None or (after := cpu_reading()) is None:
+        return []
+    return [CpuUse(before, after, None if gpu is None else gpu_sharing(gpu, begun_s))]
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:

@@ -6,7 +6,8 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,10 +118,9 @@ def _driver(device: torch.device) -> str | None:
         return None
     nvml = initialized()
     try:
-        version = nvml.nvmlSystemGetDriverVersion()
+        return str(nvml.nvmlSystemGetDriverVersion())
     except Exception:  # no NVML here, or an old pynvml that has another
         return None
-    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def git_commit() -> str | None:
@@ -155,34 +155,27 @@ def float32_matmul_precision(device_type: str = "cuda") -> str:
     return _WORDS.get(products.fp32_precision, "unknown")
 
 
-@dataclass(frozen=True)
-class Switches:
-    """The precision settings of this process, as plain values that can be copied and pickled."""
-
-    products: str | None
-    convolutions: bool | None
-    operators: tuple[str, ...]
-
-    @classmethod
-    def now(cls) -> Switches:
-        convolutions = _told(lambda: torch.backends.cudnn.allow_tf32)
-        each = tuple(operator.fp32_precision for operator in operators_with_precision())
-        return cls(_told(torch.get_float32_matmul_precision), convolutions, each)
-
-    def restore(self) -> None:
-        if self.products is not None:
-            torch.set_float32_matmul_precision(self.products)
-        if self.convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = self.convolutions
-        for operator, before in zip(operators_with_precision(), self.operators, strict=True):
-            operator.fp32_precision = before
-
-
-def operators_with_precision() -> list[Any]:
-    """Return the objects of ``torch.backends`` that have a float32 precision of their own."""
-    libraries: Any = torch.backends
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Within this context float32 is exact: no TF32 or bf16 inside matmuls and convolutions."""
+    libraries: Any = torch.backends  # which torch types in part
     cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
-    return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    operators = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    products, convolutions = _told(torch.get_float32_matmul_precision), _told(lambda: cudnn.allow_tf32)
+    each = [operator.fp32_precision for operator in operators]
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32 = False
+    for operator in operators:
+        operator.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            cudnn.allow_tf32 = convolutions
+        for operator, before in zip(operators, each, strict=True):
+            operator.fp32_precision = before
 
 
 def _told(switch: Callable[[], _T]) -> _T | None:

@@ -1,7 +1,7 @@
 """Asks a GPU's driver through NVIDIA's management library (NVML), without CUDA: its sensors, and who else uses it.
 
-Any module named ``pynvml`` is used: an old one lacks functions and constants of nvidia-ml-py, or takes other arguments.
-So any exception means that the answer is unknown.
+Any module named ``pynvml`` is used, also an old one, which lacks functions and constants of nvidia-ml-py. So any
+exception means that the answer is unknown.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -81,7 +81,7 @@ def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gp
     uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
     nvml = initialized(nvml)
     try:
-        gpu = Gpu(_handle(nvml, uuid), nvml, uuid)
+        gpu = Gpu(nvml.nvmlDeviceGetHandleByUUID(uuid), nvml, uuid)
     except Exception:
         return None
     # Under MIG NVML has the whole card's figures; it has no such mode where the GPU has no MIG.
@@ -97,18 +97,12 @@ def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     try:
         name = visible.split(",")[at].strip() if visible else str(at)
-        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _handle(nvml, name)
+        by_number = name.isdecimal()
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if by_number else nvml.nvmlDeviceGetHandleByUUID(name)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     except Exception:
         return None
     return major, minor
-
-
-def _handle(nvml: Any, uuid: str) -> Any:
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except TypeError:  # pynvml before 11 takes bytes alone
-        return nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
 def gpu_sharing(gpu: Gpu, since_s: float, patience_s: float = _PATIENCE_S) -> GpuSharing | None:
@@ -158,17 +152,12 @@ def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
 class _Sample(NamedTuple):
     at_s: float
     sm_clock_hz: float | None
+    max_sm_clock_hz: float | None
     temperature_c: float | None
     power_w: float | None
+    power_limit_w: float | None
     reasons: int | None
     energy_j: float | None
-
-
-@dataclass
-class _Log:
-    samples: list[_Sample] = field(default_factory=list)
-    max_sm_clock_hz: float | None = None
-    power_limit_w: float | None = None
 
 
 @dataclass(eq=False)
@@ -183,7 +172,7 @@ class TelemetrySampler:
     clock: Callable[[], float] = time.perf_counter  # the clock of the samples, in seconds
 
     def __post_init__(self) -> None:
-        self._log = _Log()
+        self._samples: list[_Sample] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -191,10 +180,10 @@ class TelemetrySampler:
         """Start sampling unless it runs already, and drop earlier samples."""
         if self._thread is not None:
             return
-        # Both are new, so that an earlier thread that hangs in NVML cannot write into this log.
-        self._log, self._stopping = _Log(), threading.Event()
+        # Both are new, so that an earlier thread that hangs in NVML cannot add to these samples.
+        self._samples, self._stopping = [], threading.Event()
         self._thread = threading.Thread(
-            target=self._collect, args=(self._log, self._stopping), name="lm_profiler telemetry", daemon=True
+            target=self._collect, args=(self._samples, self._stopping), name="lm_profiler telemetry", daemon=True
         )
         self._thread.start()
 
@@ -208,22 +197,20 @@ class TelemetrySampler:
             return None
         self._stopping.set()
         thread.join(timeout=_PATIENCE_S)
-        return _reading(self._log, self.gpu.uuid)
+        return _reading([*self._samples], self.gpu.uuid)
 
     def during(self, began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
         """Return the SM clock between two instants and its throttle reasons; None where there is no sample."""
-        samples = list(self._log.samples)
+        samples = list(self._samples)
         at = [bisect_left(samples, instant, key=lambda sample: sample.at_s) for instant in (began_s, ended_s)]
         inside = samples[slice(*at)]
         return _median(sample.sm_clock_hz for sample in inside), _throttling(inside)
 
-    def _collect(self, log: _Log, stopping: threading.Event) -> None:
-        log.max_sm_clock_hz = self._ask(1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
-        log.power_limit_w = self._ask(1e-3, "nvmlDeviceGetEnforcedPowerLimit")
-        log.samples.append(self._sample())
+    def _collect(self, samples: list[_Sample], stopping: threading.Event) -> None:
+        samples.append(self._sample())
         while not stopping.wait(self.period_s):
-            log.samples.append(self._sample())
-        log.samples.append(self._sample())
+            samples.append(self._sample())
+        samples.append(self._sample())
 
     def _sample(self) -> _Sample:
         reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
@@ -232,8 +219,10 @@ class TelemetrySampler:
         return _Sample(
             at_s=self.clock(),
             sm_clock_hz=self._ask(1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),
+            max_sm_clock_hz=self._ask(1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
             temperature_c=self._ask(1.0, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
             power_w=self._ask(1e-3, "nvmlDeviceGetPowerUsage"),
+            power_limit_w=self._ask(1e-3, "nvmlDeviceGetEnforcedPowerLimit"),
             reasons=reasons,
             energy_j=self._ask(1e-3, "nvmlDeviceGetTotalEnergyConsumption"),
         )
@@ -244,12 +233,14 @@ class TelemetrySampler:
         return None if answer is None else answer * unit
 
 
-def _reading(log: _Log, uuid: str) -> Telemetry | None:
-    samples = list(log.samples)
+def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
     if not samples:
         return None
-    energy_j, source = _energy(samples)
-    clock_hz, highest_hz = _median(sample.sm_clock_hz for sample in samples), log.max_sm_clock_hz
+    first_j, last_j = samples[0].energy_j, samples[-1].energy_j
+    energy_j = None  # the counter may start anew, and before Volta there is none
+    if first_j is not None and last_j is not None and last_j >= first_j and len(samples) > 1:
+        energy_j = last_j - first_j
+    clock_hz, highest_hz = (_median(getattr(each, of) for each in samples) for of in ("sm_clock_hz", "max_sm_clock_hz"))
     return Telemetry(
         samples=len(samples),
         duration_s=samples[-1].at_s - samples[0].at_s,
@@ -258,9 +249,9 @@ def _reading(log: _Log, uuid: str) -> Telemetry | None:
         clock_share=clock_hz / highest_hz if clock_hz and highest_hz else None,
         median_temperature_c=_median(sample.temperature_c for sample in samples),
         median_power_w=_median(sample.power_w for sample in samples),
-        power_limit_w=log.power_limit_w,
+        power_limit_w=_median(sample.power_limit_w for sample in samples),
         energy_j=energy_j,
-        energy_source=source,
+        energy_source=None if energy_j is None else "counter",
         throttle_reasons=_throttling(samples),
         gpus=[uuid],
     )
@@ -269,17 +260,6 @@ def _reading(log: _Log, uuid: str) -> Telemetry | None:
 def _median(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return median(known) if known else None
-
-
-def _energy(samples: Sequence[_Sample]) -> tuple[float | None, Literal["counter", "power samples"] | None]:
-    first, last = samples[0].energy_j, samples[-1].energy_j
-    if first is not None and last is not None and last >= first and len(samples) > 1:
-        return last - first, "counter"
-    # Without a counter, or where it started anew, power is integrated over time (trapezoidal rule).
-    powers = [(sample.at_s, sample.power_w) for sample in samples if sample.power_w is not None]
-    if len(powers) < 2:
-        return None, None
-    return sum((p + q) / 2 * (t - s) for (s, p), (t, q) in pairwise(powers)), "power samples"
 
 
 def _throttling(samples: Sequence[_Sample]) -> list[str] | None:
@@ -304,7 +284,6 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     cards = list({tuple(reading.gpus): reading for reading in known}.values())
     all_known = len(known) == len(readings)
     slowest = min(cards, key=lambda card: (card.clock_share is None, card.clock_share or 0.0))
-    sources = {card.energy_source for card in cards}
     energy_j = _sum(card.energy_j for card in cards) if all_known else None
     reasons = _known(card.throttle_reasons for card in cards)
     return slowest.model_copy(
@@ -315,7 +294,7 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
             "median_power_w": _sum(card.median_power_w for card in cards) if all_known else None,
             "power_limit_w": _sum(card.power_limit_w for card in cards) if all_known else None,
             "energy_j": energy_j,
-            "energy_source": None if energy_j is None else "counter" if sources == {"counter"} else "power samples",
+            "energy_source": None if energy_j is None else "counter",
             "throttle_reasons": list(dict.fromkeys(chain(*reasons))) if reasons else None,
             "gpus": [gpu for card in cards for gpu in card.gpus],
         }

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 from weakref import ref
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.measure.memory.peaks import Probe
 from lm_profiler.measure.memory.storage_notes import NOWHERE, Site, StorageNotes
 from lm_profiler.record.steps import Peaks
 from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, tree_leaves
@@ -26,17 +24,18 @@ _MATMULS = {getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "bad
 
 _HOPPER = (9, 0)
 
-# Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on, and for cuBLASLt
-# (ATen/cuda/CublasHandlePool.cpp of torch 2.11). Not imitated: it still gives Blackwell the smaller one.
-_CUBLAS, _CUBLAS_LT = ((8 << 20) + (128 << 10), 32 << 20), 1 << 20
+# Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on
+# (ATen/cuda/CublasHandlePool.cpp of torch 2.11). Not imitated: it still gives Blackwell the smaller one,
+# CUBLAS_WORKSPACE_CONFIG may say otherwise, and cuBLASLt has a MiB.
+_CUBLAS = ((8 << 20) + (128 << 10), 32 << 20)
 
 
 class Uncounted(Exception):
     """Raised where a step holds more than its tensors, by an unknown amount."""
 
 
-class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
-    """Counts each storage from the operator that made it until it is freed: a ``Probe`` for tensors without memory.
+class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
+    """Counts each storage from the operator that made it until it is freed, as the probe of tensors without memory.
 
     Workspaces that an operator allocates and frees inside itself are not seen; nor is what was made before this mode
     was entered, unless it is handed to ``see``.
@@ -45,9 +44,6 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         gpu: compute capability of a GPU, of which blocks count, and cuBLAS's workspaces; None for the CPU.
     """
 
-    counts: Sequence[int] = ()
-    resettable = True
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that torch does not import its compiler to keep it away
@@ -55,14 +51,12 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        self._configured = _configured_bytes(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
         self._held: dict[int, tuple[ref[Any], Callable[[], None], int]] = {}
         self._blocks = None if gpu is None else Blocks()
-        self._threads: set[tuple[bool, int]] = set()  # those with a workspace, and its bytes
+        self._workspaces: dict[bool, int] = {}  # bytes by thread: whether it is that of backward
         self.now = self._peak = 0
-        self._gathered: dict[
-            int, int
-        ] = {}  # bytes of storages whose size was changed, as FSDP does to gather and to free
+        # bytes of storages whose size was changed, as FSDP does to gather and to free
+        self._gathered: dict[int, int] = {}
         self.most_gathered = 0  # of these bytes, the most at one time
         self.notes: StorageNotes | None = None  # hears of every storage while it is there
         # returns where an operator is called from; asked only for notes
@@ -80,9 +74,7 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         if self._gpu is not None and func in _MATMULS:
-            self._workspace(self._configured or _CUBLAS[self._gpu >= _HOPPER])
-            if func is _aten.addmm.default and args[0].dim() == 1:  # cuBLASLt adds a bias
-                self._workspace(_CUBLAS_LT)
+            self._workspace(_CUBLAS[self._gpu >= _HOPPER])
         if self.notes is not None and getattr(func, "namespace", "") != "prim":  # those ask a tensor, and make none
             self._site = self.site(func)
         made = func(*args, **(kwargs or {}))
@@ -177,19 +169,19 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         self.now, self._peak = now, max(self._peak, now)
 
     def _workspace(self, size: int) -> None:
-        """Allocate a workspace for this thread, unless it has one of this size."""
+        """Allocate a workspace for this thread, unless it has one."""
         # On a GPU backward runs in autograd's own thread; on these fake CPU tensors it runs in the caller's.
-        thread = GRAPH_TASK.find()() != -1, size
-        if thread not in self._threads:
-            self._threads.add(thread)
+        thread = GRAPH_TASK.find()() != -1
+        if thread not in self._workspaces:
+            self._workspaces[thread] = size
             self._take(size)
             if self.notes is not None:
-                self.notes.made(-len(self._threads), size, cause="workspaces")
+                self.notes.made(-1 - thread, size, cause="workspaces")
 
     @property
     def workspaces(self) -> int | None:
         """Bytes of workspaces that libraries hold for good; None where none come from the allocator."""
-        return None if self._gpu is None else sum(size for _, size in self._threads)
+        return None if self._gpu is None else sum(self._workspaces.values())
 
     def reset(self) -> None:
         """Start the peak anew at what is held now."""
@@ -202,14 +194,6 @@ class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     def held(self) -> int | None:
         """Return the bytes that tensors hold; None for the CPU, whose allocator does not say, as in a real run."""
         return None if self._gpu is None else self.now
-
-    def usage(self) -> Any:
-        return getrusage(RUSAGE_SELF)
-
-
-def _configured_bytes(config: str) -> int:
-    """Return the bytes of all buffers in ``CUBLAS_WORKSPACE_CONFIG``, ``:KiB:count`` each; 0 where it names none."""
-    return sum(int(kib) * int(count) << 10 for kib, count in re.findall(":([0-9]+):([0-9]+)", config))
 
 
 # -- CUDA's caching allocator ------------------------------------------------------------------------------------------

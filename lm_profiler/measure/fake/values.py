@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from lm_profiler.measure.user_code import OURS, TORCH, package_of
 from lm_profiler.torch_names import FAKES, NO_MODES, tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ MOST = 1 << 18  # the most elements of a tensor whose value is kept
 
 # lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
 TAKEN_FOR_ONE: dict[str, None] = {}
-
-# Frames of these folders are skipped when the line that asked is looked for.
-_OURS = (os.path.dirname(__file__), os.path.dirname(torch.__file__))  # noqa: PTH120
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
@@ -69,7 +67,7 @@ class Unknown:
     def __float__(self) -> float:
         """Return 1.0, since Python accepts nothing but a float here, and note the line that asked."""
         frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        while frame.f_back is not None and package_of(frame.f_code.co_filename) in (TORCH, OURS):
             frame = frame.f_back
         TAKEN_FOR_ONE[f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"] = None  # noqa: PTH119
         return 1.0

@@ -1,20 +1,21 @@
-"""Splits memory by cause: parameters, gradients, optimizer states, buffers, and the rest."""
+"""Splits memory by cause: parameters, gradients, optimizer states, buffers, and the rest; at peaks, and as held."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import OPTIMIZER, OUTSIDE
+from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE
+from lm_profiler.measure.memory.saved_tensors import SavedTensors
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import MemoryCauses
+from lm_profiler.record.run_record import MemoryCauses, MemoryLevels
 from lm_profiler.torch_names import tree_leaves
 
 
@@ -38,7 +39,11 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
     only an optimizer knows (master weights) count as its states. Not seen, and so in the rest: sparse gradients, DDP's
     buckets (except with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the allocator's rounding.
     """
-    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
+    return _sums(storages_by_cause(module, optimizers, device))
+
+
+def _sums(causes: Iterable[Mapping[int, int]]) -> Holdings:
+    return Holdings(*(sum(new.values()) for new in causes))
 
 
 def storages_by_cause(
@@ -79,6 +84,9 @@ class HoldingsReader:
     shrink: hooks see each gradient arrive, and tell how many were there at the peak, to within one. Where no such hook
     runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
     gradients over at its end; until then they are in the rest, which is an upper bound.
+
+    It keeps the levels of the last step, too. Where the allocator does not say what it holds (the CPU's), the storages
+    of all causes are counted, and those that autograd saved for backward. Outputs that nothing saved are left out.
     """
 
     module: nn.Module
@@ -90,6 +98,10 @@ class HoldingsReader:
 
     def __post_init__(self) -> None:
         self.moments: dict[str, MemoryCauses] = {}  # what was held before and after the optimizer's step
+        self.levels: MemoryLevels | None = None  # those of the last step that ended
+        self.saved = SavedTensors(self.part)
+        self._source: Literal["allocator", "counted"] = "counted" if self.held() is None else "allocator"
+        self._known: dict[str, int] = {}
         self._hooks: list[Any] = []
         self._part: int | None = None
         self._before = Holdings(0, 0, 0, 0)
@@ -109,10 +121,20 @@ class HoldingsReader:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.saved.unwatch()
 
     def __call__(self, code: int) -> None:
         peak = self.peak()
-        after = holdings(self.module, self.optimizers, self.device)
+        causes = [*storages_by_cause(self.module, self.optimizers, self.device)]
+        after = _sums(causes)
+        if self._part is None:
+            self.saved.watch()
+        if self._part in (FORWARD, BACKWARD):
+            # Accumulation has several passes in a step: the highest level counts.
+            ended = PARTS[self._part]
+            self._known[ended] = max(self._known.get(ended, 0), self._level(causes))
+        if code == FORWARD and "start" not in self._known:
+            self._known["start"] = self._level(causes)
         if OPTIMIZER in (code, self._part):
             moment = "before_optimizer" if code == OPTIMIZER else "after_optimizer"
             self.moments[moment] = by_cause(self.held(), after)
@@ -124,7 +146,10 @@ class HoldingsReader:
         self._arrived = storages(gradients(self.module, self.optimizers), self.device)
 
     def step_ended(self) -> None:
-        self._part = None
+        known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
+        self.levels = MemoryLevels(**known, source=self._source)
+        self.saved.unwatch()
+        self._part, self._known = None, {}
 
     def by_part(self) -> dict[str, MemoryCauses]:
         """Return the highest peak of each part that occurred, over all observed steps, by cause."""
@@ -137,6 +162,14 @@ class HoldingsReader:
         top, gradients = self._top
         # If the peak rose after the last hook, all gradients that had arrived were there.
         return held._replace(gradients=gradients if peak <= top else sum(self._arrived.values()))
+
+    def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
+        if self._source == "allocator":
+            return self.held() or 0
+        level = storages(self.saved, self.device)
+        for cause in causes:
+            level.update(cause)
+        return sum(level.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from resource import RUSAGE_SELF, getrusage
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -20,35 +20,32 @@ from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of getrusage(2)'s maximum resident set size
 
 
-class Probe(Protocol):
+class Probe:
     """Reads peak memory since the last reset, and what tensors hold now where that is known."""
 
-    @property
-    def resettable(self) -> bool:
-        """Whether peaks count from the last reset on; otherwise from the beginning of the process."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """The allocator's retries and segments up to the last reading; empty where it has none.
-
-        They are how often the cache was emptied before memory was found, and how often the driver was asked for memory.
-        """
+    resettable = True  # whether peaks count from the last reset on; otherwise from the beginning of the process
+    # the allocator's retries (how often it emptied its cache) and segments (how often it asked the driver for memory)
+    # up to the last reading; empty where it has none
+    counts: Sequence[int] = ()
 
     def usage(self) -> Any:
         """Return the process's resource usage, as getrusage(2) has it."""
+        return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
         """Start the peaks anew at what is held now."""
 
     def peaks(self) -> Peaks:
         """Return the peaks since the last reset, for each of ``MEMORY``."""
+        raise NotImplementedError
 
     def held(self) -> int | None:
-        """Return the bytes that tensors hold now; None where the allocator does not say."""
+        """Return the bytes that tensors hold now; None where the allocator does not say, as the CPU's."""
+        return None
 
 
 @dataclass(eq=False)
-class DeviceProbe:
+class DeviceProbe(Probe):
     """Reads the caching allocator of ``device``.
 
     On CUDA it reads the nested statistics, which takes a few microseconds; the flat dictionary of ``memory_stats``
@@ -56,11 +53,6 @@ class DeviceProbe:
     """
 
     device: torch.device
-    counts: Sequence[int] = ()
-    resettable: ClassVar[bool] = True
-
-    def usage(self) -> Any:
-        return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
         torch.accelerator.reset_peak_memory_stats(self.device)
@@ -79,7 +71,7 @@ class DeviceProbe:
         return torch.accelerator.memory_allocated(self.device)
 
 
-class ProcessProbe:
+class ProcessProbe(Probe):
     """Reads the process's peak resident memory since it began.
 
     Linux could reset that peak (proc(5), ``clear_refs``), but a user's own code may report it. ``getrusage`` takes a
@@ -89,7 +81,6 @@ class ProcessProbe:
 
     _STATUS = Path("/proc/self/status")
 
-    counts: Sequence[int] = ()
     resettable = False
 
     def __init__(self) -> None:
@@ -112,9 +103,6 @@ class ProcessProbe:
             return None, None, self._own_peak()
         usage = self._usage = getrusage(RUSAGE_SELF)
         return None, None, usage.ru_maxrss * _RSS_UNIT
-
-    def held(self) -> None:
-        """Return None: the CPU's allocator does not say, and pages of freed tensors may stay resident."""
 
     def _own_peak(self) -> int | None:
         if not self._STATUS.exists():  # not Linux

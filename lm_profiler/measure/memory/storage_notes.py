@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.measure.user_code import package_of
 from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.text import short_path
@@ -236,9 +237,6 @@ def _residual(activations: Iterable[_Noted]) -> Allocation | None:
 # bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
 _BLOCK = 512
 
-# parts of the files' names whose lines do not tell for what memory was asked
-_NOBODYS = ("/torch/", "/lightning", "/lm_profiler/callbacks/", "/lm_profiler/measure/", "??", "<")
-
 
 @dataclass(eq=False)
 class MarksHeard:
@@ -310,7 +308,7 @@ def _rounded(size: int) -> int:
 def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
     """Return the innermost function as the operator, and the innermost line of the user's code."""
     known = [frame for frame in frames if frame["filename"] != "??"]
-    line = next((of for of in known if not any(part in of["filename"] for part in _NOBODYS)), None)
+    line = next((of for of in known if not package_of(of["filename"])), None)
     return Site(
         operator=known[0]["name"] if known else None,
         line=None if line is None else f"{short_path(line['filename'])}:{line['line']}",

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from lm_profiler.callbacks.instruments import python_time
-from lm_profiler.callbacks.instruments.python_time import PythonTimes, package_of
+from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.user_code import package_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import PythonTime
 

@@ -248,10 +248,6 @@ def no(*args: Any, **kwargs: Any) -> Any:
         ("collect.environment", "environment unknown: OSError: no such driver"),
         ("run_finisher.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
         (
-            "instruments.watches.recompiled_since",
-            "recompilations failed and was taken out: OSError: no such driver",
-        ),
-        (
             "instruments.watches.recompilations",
             "recompilations failed and was taken out: OSError: no such driver",
         ),

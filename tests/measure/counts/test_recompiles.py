@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
+from lm_profiler.measure.counts.recompiles import compilations, recompilations
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +29,8 @@ def _compiled(fullgraph: bool) -> Callable[[Tensor], Tensor]:
 def test_nothing_is_imported_to_learn_that_nothing_was_compiled() -> None:
     program = (
         "import sys\n"
-        "from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since\n"
-        "print(recompilations(), recompiled_since(0), 'torch._dynamo' in sys.modules)"
+        "from lm_profiler.measure.counts.recompiles import compilations, recompilations\n"
+        "print(recompilations(), compilations(0.0), 'torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0 [] False"
@@ -38,7 +39,7 @@ def test_nothing_is_imported_to_learn_that_nothing_was_compiled() -> None:
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_new_shape_is_counted_and_named_with_its_reason(fullgraph: bool) -> None:
     function = _compiled(fullgraph)
-    start = recompilations()
+    start, began_s = recompilations(), time.time()
     function(torch.ones(3))
     after_first = recompilations()
     function(torch.ones(3))
@@ -46,24 +47,27 @@ def test_a_new_shape_is_counted_and_named_with_its_reason(fullgraph: bool) -> No
     function(torch.ones(4))
     assert recompilations() == after_first + 1
 
-    first, second = recompiled_since(start) or ()
-    assert first.startswith("double_and_shift (test_recompiles.py:")
-    assert ": tensor" not in first
-    assert "size mismatch" in second
-    assert recompiled_since(after_first) == [second]
-    assert recompiled_since(recompilations()) == []
+    first, second = compilations(began_s) or ()
+    assert first.what is not None
+    assert first.what.startswith("double_and_shift (test_recompiles.py:")
+    assert ": tensor" not in first.what
+    assert second.what is not None
+    assert "size mismatch" in second.what
+    assert compilations(second.began_s) == [second]
+    assert compilations(time.time()) == []
 
 
 def test_a_backward_is_no_compilation_of_its_own() -> None:
     model = torch.compile(torch.nn.Linear(3, 2), backend="aot_eager")
-    start = recompilations()
+    start, began_s = recompilations(), time.time()
     model(torch.ones(4, 3)).sum().backward()
     assert recompilations() == start + 1
-    assert len(recompiled_since(start) or ()) == 1
+    forward, backward = compilations(began_s) or ()
+    assert (forward.what is None, backward.what is None) == (False, True)
 
 
-def test_names_that_torch_forgot_are_unknown() -> None:
+def test_compilations_that_torch_may_have_forgotten_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = time.time()
     _compiled(False)(torch.ones(5))
-    dynamo = sys.modules["torch._dynamo.utils"]
-    graphs = sum(bool(entry.graph_op_count) for entry in dynamo.get_compilation_metrics())
-    assert recompiled_since(recompilations() - graphs - 1) is None
+    monkeypatch.setattr("lm_profiler.measure.counts.recompiles._REMEMBERED", 1)
+    assert compilations(began_s) is None

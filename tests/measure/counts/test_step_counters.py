@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import Beside, GarbageCollection, Raw, step_counters
+from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, step_counters
 from lm_profiler.record.run_record import StepCounters
 
 MS = 1_000_000
@@ -36,7 +36,7 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
         reading(6, 110, 210, (5.06, 1.01, 1300, 5, 73, 24), b"6060000000 45000000 12\n", (1, 9)),
         reading(7, 212, 312, (5.26, 1.01, 1300, 5, 73, 24), b"6160000000 45000000 12\n", (3, 9)),
     ]
-    first, second = step_counters(raw, Beside(), rank=2)
+    first, second = step_counters(raw, rank=2)
     assert (first.step, first.rank, second.step) == (6, 2, 7)
     assert first.model_dump(exclude_none=True) == pytest.approx(
         {
@@ -56,37 +56,35 @@ def test_faults_take_what_the_kernel_took_and_no_longer_than_they_can(
     faults: int, system_s: float, fault_s: float
 ) -> None:
     raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, faults, 0, 0, 0))]
-    (counters,) = step_counters(raw, Beside())
+    (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(fault_s)
 
 
 def test_faults_of_threads_that_run_at_once_take_the_step_less() -> None:
     raw = [reading(0, 0, 0), reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
-    (counters,) = step_counters(raw, Beside())
+    (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(0.1 / 4)
 
 
 def test_what_is_not_counted_here_is_unknown() -> None:
-    (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], Beside(compilations=None))
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], compilations=None)
     for name in ("cpu_wait_s", "asleep_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
         assert getattr(counters, name) is None
 
 
 def test_collections_and_compilations_count_where_they_lie_within_the_step() -> None:
-    beside = Beside(
-        collections=[
-            GarbageCollection(2 * MS, 4 * MS, 0),
-            GarbageCollection(8 * MS, 13 * MS, 2),  # 2 ms of it between the steps
-            GarbageCollection(14 * MS, 15 * MS, 1),
-        ],
-        compilations=[
-            TimedCompilation(0.015, 0.021, "f"),
-            TimedCompilation(0.016, 0.019, "within f"),
-            TimedCompilation(0.0185, 0.030, None),
-        ],
-    )
+    collections = [
+        GarbageCollection(2 * MS, 4 * MS, 0),
+        GarbageCollection(8 * MS, 13 * MS, 2),  # 2 ms of it between the steps
+        GarbageCollection(14 * MS, 15 * MS, 1),
+    ]
+    compilations = [
+        TimedCompilation(0.015, 0.021, "f"),
+        TimedCompilation(0.016, 0.019, "within f"),
+        TimedCompilation(0.0185, 0.030, None),
+    ]
     raw = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
-    one, two = step_counters(raw, beside)
+    one, two = step_counters(raw, collections, compilations)
     assert (one.gc_s, one.gc_generation) == (pytest.approx(4e-3), 0)
     assert (two.gc_s, two.gc_generation) == (pytest.approx(2e-3), 2)
     assert (one.compile_s, one.compiled) == (0.0, None)
@@ -102,7 +100,7 @@ def test_overlaps_are_what_brute_force_counts() -> None:
         busy[one.began_ns // MS : one.ended_ns // MS] = True
     ends = [0, *np.sort(rng.choice(10_000, 60, replace=False)).tolist()]
     raw = [reading(0, 0, 0)] + [reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
-    seen = [counters.gc_s for counters in step_counters(raw, Beside(collections))]
+    seen = [counters.gc_s for counters in step_counters(raw, collections)]
     assert seen == pytest.approx([busy[a:b].sum() * 1e-3 for a, b in itertools.pairwise(ends)])
 
 
@@ -113,6 +111,6 @@ def test_the_gpus_clock_is_that_of_the_step() -> None:
         asked.append((began_s, ended_s))
         return 1e9, ["power cap"]
 
-    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], Beside(gpu=gpu))
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], gpu=gpu)
     assert asked == [(pytest.approx(0.005), pytest.approx(0.010))]
     assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.boundary import comes_from_outside
-from lm_profiler.measure.counts.step_reader import Beside, StepReader, step_counters
+from lm_profiler.measure.counts.step_reader import StepReader, step_counters
 
 pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
 
@@ -43,7 +43,7 @@ def spin(seconds: float) -> None:
 
 def test_running_waiting_and_sleeping_add_up_to_the_time_between_two_readings() -> None:
     reader = read_of(*[lambda: spin(0.05), lambda: time.sleep(0.05)] * 3)
-    steps = step_counters(reader.raw, Beside())
+    steps = step_counters(reader.raw)
     assert all((spun.cpu_s or 0.0) >= 0.0499 for spun in steps[::2])
     asleep_s = [0.0 if step.asleep_s is None else step.asleep_s for step in steps]
     # Where another program has the CPU amid a reading, a step has some of its neighbour's: not in all three.
@@ -71,7 +71,7 @@ def test_the_threads_time_is_not_as_old_as_the_last_tick() -> None:
 
     least_ns = min(took_ns() for _ in range(20))
     reader = read_of(*[work] * 40)
-    assert None not in [step.cpu_wait_s for step in step_counters(reader.raw, Beside())]
+    assert None not in [step.cpu_wait_s for step in step_counters(reader.raw)]
     ran_ns = [int(after[4].split()[0]) - int(before[4].split()[0]) for before, after in itertools.pairwise(reader.raw)]
     assert min(ran_ns) > least_ns / 2  # and of most steps nothing where only ticks are told
 
@@ -81,7 +81,7 @@ def test_pages_of_new_memory_are_counted() -> None:
         with mmap.mmap(-1, 32 * 2**20) as fresh:  # torch may hand out memory that was touched before
             fresh[::4096] = bytes(32 * 2**8)
 
-    (counters,) = step_counters(read_of(touch).raw, Beside())
+    (counters,) = step_counters(read_of(touch).raw)
     assert counters.minor_faults is not None
     assert counters.minor_faults >= 16  # of huge pages
 
@@ -99,7 +99,7 @@ def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
 
     doubled(torch.ones(2))
     reader = read_of(lambda: doubled(torch.ones(2)), lambda: doubled(torch.ones(3)), lambda: doubled(torch.ones(3)))
-    none, one, again = step_counters(reader.raw, Beside(compilations=reader.compilations))
+    none, one, again = step_counters(reader.raw, compilations=reader.compilations)
     assert (none.compile_s, none.compiled, again.compile_s) == (0.0, None, 0.0)
     assert one.compile_s is not None
     assert one.wall_s is not None

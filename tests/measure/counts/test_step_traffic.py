@@ -17,7 +17,7 @@ from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, DATA, END, FORWARD,
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
-from lm_profiler.measure.memory.levels import LevelsReader
+from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer
 
@@ -40,7 +40,7 @@ class Loop:
         self.module, self.optimizer, self.set_to_none = module, optimizer, set_to_none
         self.timeline, traffic = Timeline(), ForwardTraffic()
         optimizers = [] if optimizer is None else [optimizer]
-        self.levels = LevelsReader(module, optimizers, lambda: None, device)
+        self.levels = HoldingsReader(module, optimizers, lambda: None, device, lambda: None)
         self.reader = TrafficReader(module, optimizers, device, self.timeline, self.levels.saved, traffic)
         self.flops = StepFlops(self.timeline, traffic)
         self.timeline.observers = (self.levels, self.reader, *[self.flops] * counting)

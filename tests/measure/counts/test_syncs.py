@@ -53,7 +53,9 @@ def _module(name: str, file: str, source: str) -> dict[str, Any]:
 
 
 def _user(folder: Path, source: str, name: str = "user_model", **names: Any) -> dict[str, Any]:
-    file = folder / f"{name}.py"
+    installed = folder / "site-packages" if "." in name else folder  # a package's module, or a file of the user's
+    file = installed / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source)
     linecache.checkcache(str(file))
     namespace = _module(name, str(file), source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,16 +9,16 @@ import pytest
 import torch
 
 from lm_profiler.analysis.hardware.roofline import matmul_dtype
-from lm_profiler.measure.device.environment import Switches, environment, float32_matmul_precision
+from lm_profiler.measure.device.environment import environment, exact_float32, float32_matmul_precision
 
 BACKENDS: Any = torch.backends
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    before = Switches.now()
-    yield
-    before.restore()
+    with exact_float32():
+        torch.set_float32_matmul_precision("highest")
+        yield
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -51,8 +50,7 @@ def test_an_unknown_precision_has_no_dtype() -> None:
 def test_what_was_set_by_either_switch_is_put_back() -> None:
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     BACKENDS.mkldnn.matmul.fp32_precision = "bf16"
-    before = copy.deepcopy(Switches.now())
-    torch.set_float32_matmul_precision("highest")
-    before.restore()
+    with exact_float32():
+        assert (float32_matmul_precision("cuda"), float32_matmul_precision("cpu")) == ("highest", "highest")
     assert BACKENDS.cuda.matmul.fp32_precision == "tf32"
     assert BACKENDS.mkldnn.matmul.fp32_precision == "bf16"

@@ -144,9 +144,15 @@ class Loop:
         self.reader.step_ended()
 
 
-def test_each_part_has_what_was_held_during_it() -> None:
-    size = 200 * FLOAT
+@pytest.fixture
+def loop() -> Iterator[Loop]:
     loop = Loop()
+    yield loop
+    loop.reader.stop()  # else hooks of autograd are left
+
+
+def test_each_part_has_what_was_held_during_it(loop: Loop) -> None:
+    size = 200 * FLOAT
     loop.step((2000, 3000, 4000, 5000))
     assert loop.reader.by_part() == {
         "forward": by_cause(2000, Holdings(size, 0, 0, 0)),
@@ -156,9 +162,8 @@ def test_each_part_has_what_was_held_during_it() -> None:
     }
 
 
-def test_the_occurrence_with_the_highest_peak_counts() -> None:
+def test_the_occurrence_with_the_highest_peak_counts(loop: Loop) -> None:
     size = 200 * FLOAT
-    loop = Loop()
     loop.step((2000, 3000, 4000, 5000))
     loop.step((6000, 2900, 4000, 5000))
     held = loop.reader.by_part()
@@ -166,8 +171,7 @@ def test_the_occurrence_with_the_highest_peak_counts() -> None:
     assert held["backward"] == by_cause(3000, Holdings(size, size, 0, 0))
 
 
-def test_what_lies_between_steps_or_outside_is_in_no_part() -> None:
-    loop = Loop()
+def test_what_lies_between_steps_or_outside_is_in_no_part(loop: Loop) -> None:
     loop.part(OTHER, 1000)
     loop.reader(OUTSIDE)
     loop.peak.now = 9000
@@ -180,8 +184,7 @@ def test_what_lies_between_steps_or_outside_is_in_no_part() -> None:
     assert loop.reader.by_part() == {"other": by_cause(1000, Holdings(200 * FLOAT, 0, 0, 0))}
 
 
-def test_a_device_that_knows_no_peak_still_says_what_was_held() -> None:
-    loop = Loop()
+def test_a_device_that_knows_no_peak_still_says_what_was_held(loop: Loop) -> None:
     loop.peak.now = None
     loop.reader.start()
     loop.part(FORWARD, None)
@@ -202,8 +205,9 @@ def test_a_device_that_knows_no_peak_still_says_what_was_held() -> None:
         ((2000, 2500, 3000), 2),  # it rose once more after the last one
     ],
 )
-def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(peaks: tuple[int, int, int], arrived: int) -> None:
-    loop = Loop()
+def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(
+    loop: Loop, peaks: tuple[int, int, int], arrived: int
+) -> None:
     later = iter(peaks)
     # These hooks run before the reader's own: they move the allocator's peak as a backward would.
     for layer in loop.module:
@@ -217,8 +221,7 @@ def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(peaks: tupl
     assert loop.reader.by_part()["backward"] == by_cause(3000, Holdings(200 * FLOAT, arrived * 100 * FLOAT, 0, 0))
 
 
-def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward() -> None:
-    loop = Loop()
+def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward(loop: Loop) -> None:
     loop.reader.start()
     for peak in (1000, 3000):
         loss = loop.module(torch.ones(2, 10)).sum()
@@ -228,8 +231,7 @@ def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward() -
     assert loop.reader.by_part()["backward"].gradients == 200 * FLOAT
 
 
-def test_after_stop_no_hook_is_left() -> None:
-    loop = Loop()
+def test_after_stop_no_hook_is_left(loop: Loop) -> None:
     loop.reader.start()
     loop.reader.stop()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in loop.module.parameters())

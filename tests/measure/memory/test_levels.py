@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts.recompiles import recompilations
-from lm_profiler.measure.memory.levels import LevelsReader, SavedTensors
+from lm_profiler.measure.memory.causes import HoldingsReader
+from lm_profiler.measure.memory.saved_tensors import SavedTensors
 from lm_profiler.models.transformer import ATTENTION
 from lm_profiler.record.run_record import MemoryLevels
 
@@ -26,11 +27,22 @@ def unknown() -> None:
     """The allocator does not say."""
 
 
+def reader_of(
+    module: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    held: Callable[[], int | None] = unknown,
+    device: torch.device = CPU,
+) -> HoldingsReader:
+    return HoldingsReader(module, optimizers, unknown, device, held)
+
+
 def levels_of(start: int, forward: int, backward: int | None, source: Literal["allocator", "counted"]) -> MemoryLevels:
     return MemoryLevels(start=start, forward=forward, backward=backward, source=source)
 
 
-def step(reader: LevelsReader, forward: Callable[[], Tensor], then: Callable[[], object] | None = None) -> MemoryLevels:
+def step(
+    reader: HoldingsReader, forward: Callable[[], Tensor], then: Callable[[], object] | None = None
+) -> MemoryLevels:
     """One step as the loop marks it."""
     reader(DATA)
     reader(OTHER)
@@ -74,14 +86,14 @@ B, T, D = 3, 32, 16
 def test_what_attention_saves_for_backward_is_what_the_formula_says(name: str, saved: int) -> None:
     module = QKV(name, B, 1, T, D)
     inputs = 3 * FLOAT * B * T * D
-    levels = step(LevelsReader(module, [], unknown, CPU), module)
+    levels = step(reader_of(module), module)
     assert levels == levels_of(inputs, inputs + saved, 2 * inputs, "counted")
 
 
 def test_gradients_and_optimizer_states_are_in_the_levels_of_the_next_step() -> None:
     module = nn.Linear(10, 10, bias=False)
     optimizer = torch.optim.SGD(module.parameters(), momentum=0.9)
-    reader = LevelsReader(module, [optimizer], unknown, CPU)
+    reader = reader_of(module, [optimizer])
     size, batch = 100 * FLOAT, 2 * 10 * FLOAT
     x = torch.ones(2, 10)
     first = step(reader, lambda: module(x).sum(), optimizer.step)
@@ -92,7 +104,7 @@ def test_gradients_and_optimizer_states_are_in_the_levels_of_the_next_step() -> 
 
 def test_of_several_batches_the_most_counts() -> None:
     module = nn.Linear(10, 10, bias=False)
-    reader = LevelsReader(module, [], unknown, CPU)
+    reader = reader_of(module)
     for rows in (2, 3, 1):
         reader(FORWARD)
         loss = module(torch.ones(rows, 10)).sum()
@@ -106,7 +118,7 @@ def test_of_several_batches_the_most_counts() -> None:
 
 def test_a_step_without_backward_has_no_such_level() -> None:
     module = nn.Linear(10, 10, bias=False)
-    reader = LevelsReader(module, [], unknown, CPU)
+    reader = reader_of(module)
     reader(FORWARD)
     with torch.no_grad():
         module(torch.ones(2, 10))
@@ -118,7 +130,7 @@ def test_a_step_without_backward_has_no_such_level() -> None:
 def test_where_the_allocator_says_it_is_believed() -> None:
     says = iter((0, 100, 700, 300))  # the first is asked for whether it does
     module = nn.Linear(10, 10)
-    levels = step(LevelsReader(module, [], lambda: next(says), CPU), lambda: module(torch.ones(2, 10)).sum())
+    levels = step(reader_of(module, held=lambda: next(says)), lambda: module(torch.ones(2, 10)).sum())
     assert levels == levels_of(100, 700, 300, "allocator")
 
 
@@ -126,9 +138,9 @@ def test_what_checkpointing_does_not_save_is_not_counted() -> None:
     first, second = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)
     module = nn.Sequential(first, nn.ReLU(), second)
     x = torch.ones(2, 10)
-    plain = step(LevelsReader(module, [], unknown, CPU), lambda: module(x).sum())
+    plain = step(reader_of(module), lambda: module(x).sum())
     module.zero_grad()
-    kept = step(LevelsReader(module, [], unknown, CPU), lambda: checkpoint(module, x, use_reentrant=False).sum())
+    kept = step(reader_of(module), lambda: checkpoint(module, x, use_reentrant=False).sum())
     assert (plain.forward or 0) - (plain.start or 0) == 2 * 2 * 10 * FLOAT  # x; the ReLU's output, its own and second's
     assert (kept.forward or 0) - (kept.start or 0) == 2 * 10 * FLOAT  # x alone
     assert kept.backward == plain.backward
@@ -166,7 +178,7 @@ def test_watching_changes_nothing_of_the_step(use: str) -> None:
     forward().backward()
     expected = _gradients(module)
     module.zero_grad()
-    step(LevelsReader(module, [], unknown, CPU), forward)
+    step(reader_of(module), forward)
     assert all(torch.equal(a, b) for a, b in zip(_gradients(module), expected, strict=True))
     assert graph.disable_saved_tensors_hooks is DISABLE
     assert torch.func.grad(energy)(x).shape == x.shape  # no hooks are left
@@ -174,7 +186,7 @@ def test_watching_changes_nothing_of_the_step(use: str) -> None:
 
 def test_after_a_step_that_died_nothing_watches() -> None:
     module = nn.Linear(4, 4)
-    reader = LevelsReader(module, [], unknown, CPU)
+    reader = reader_of(module)
     reader(FORWARD)
     loss = module(torch.ones(2, 4)).sum()
     reader.stop()
@@ -210,7 +222,7 @@ def test_a_compiled_module_is_not_compiled_again_and_says_what_its_graph_saves()
     compiled(x).sum().backward()
     module.zero_grad()
     before = recompilations()
-    levels = step(LevelsReader(module, [], unknown, CPU), lambda: compiled(x).sum())
+    levels = step(reader_of(module), lambda: compiled(x).sum())
     assert recompilations() == before
     size = 100 * FLOAT
     assert levels == levels_of(size, size + 2 * 10 * FLOAT, 2 * size, "counted")
@@ -226,7 +238,7 @@ def test_on_a_gpu_the_allocator_says_what_math_attention_saves() -> None:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     inputs = 3 * FLOAT * b * t * d
-    levels = step(LevelsReader(module, [], lambda: torch.cuda.memory_allocated(device), device), module)
+    levels = step(reader_of(module, held=lambda: torch.cuda.memory_allocated(device), device=device), module)
     assert levels.source == "allocator"
     assert levels.start == before
     assert levels.forward is not None

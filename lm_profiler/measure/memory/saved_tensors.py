@@ -1,79 +1,19 @@
-"""Reads the memory held where forward and backward begin and end."""
+"""The tensors that autograd saves for backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import graph
-from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
-from lm_profiler.measure.memory.causes import storages, storages_by_cause
-from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import MemoryLevels
 from lm_profiler.torch_names import DYNAMO, GRAPH_TASK
-
-
-@dataclass(eq=False)
-class LevelsReader:
-    """Keeps the memory levels of the last step: an observer of marks, for a stage that is not timed.
-
-    Where the allocator does not say what it holds (the CPU's), the storages of parameters, gradients, optimizer states
-    and buffers are counted, and those that autograd saved for backward. Outputs that nothing saved are left out.
-    """
-
-    module: nn.Module
-    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
-    held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None where it does not say
-    device: torch.device  # the device whose memory is read
-    part: Guard = UNGUARDED  # handles errors in a hook
-
-    def __post_init__(self) -> None:
-        self.saved = SavedTensors(self.part)
-        self._counted = self.held() is None
-        self._part: int | None = None
-        self._known: dict[str, int] = {}
-        self.levels: MemoryLevels | None = None  # those of the last step that ended
-
-    def __call__(self, code: int) -> None:
-        if self._part is None:
-            self.saved.watch()
-        if self._part in (FORWARD, BACKWARD):
-            # Accumulation has several passes in a step: the highest level counts.
-            part = PARTS[self._part]
-            self._known[part] = max(self._known.get(part, 0), self._now())
-        if code == FORWARD and "start" not in self._known:
-            self._known["start"] = self._now()
-        self._part = code
-
-    def step_ended(self) -> None:
-        known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
-        self.levels = MemoryLevels(**known, source="counted" if self._counted else "allocator")
-        self.stop()
-
-    def stop(self) -> None:
-        self.saved.unwatch()
-        self._part, self._known = None, {}
-
-    @property
-    def watching(self) -> bool:
-        """Whether hooks are left in torch; ``stop`` during a backward pass leaves them."""
-        return self.saved.seeing
-
-    def _now(self) -> int:
-        if not self._counted:
-            return self.held() or 0
-        held = storages(self.saved, self.device)
-        for cause in storages_by_cause(self.module, self.optimizers, self.device):
-            held.update(cause)
-        return sum(held.values())
 
 
 @dataclass(eq=False)

@@ -1,0 +1,66 @@
+"""Tells the code of the program that is profiled from that of libraries, by its file."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from functools import cache
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
+
+TORCH, LIGHTNING, OURS = "library", "Lightning", "lm_profiler"
+
+_LIBRARIES = {
+    **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), LIGHTNING),
+    "torchmetrics": LIGHTNING,
+    "torch": TORCH,
+    "lm_profiler": OURS,
+    "numpy": "numpy",
+}
+# folders of ours that belong to the program that is profiled, not to the profiler
+_PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
+
+_ROOT = Path(__file__).resolve().parents[2].as_posix()
+_OWN = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
+
+_LOOPS = ("/lightning/pytorch/loops/", "/pytorch_lightning/loops/")
+# these apply any function to any batch: only their caller says what for
+_APPLIES = ("/lightning_utilities/", "/apply_func.py")
+
+
+@cache
+def package_of(file: str) -> str:
+    """Return the package or library of ``file``; empty for the program that is profiled."""
+    path = Path(file).as_posix()
+    if any(folder in path for folder in _PROGRAMS):
+        return ""
+    if file.startswith("<"):
+        return "Python"
+    if installed := re.search(r"/(?:site|dist)-packages/([^/.]+)", path):
+        return _LIBRARIES.get(installed[1], "")
+    if path.startswith(_OWN):
+        return OURS
+    if "torchinductor_" in path:  # made by torch.compile
+        return TORCH
+    return path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py") if path.startswith(_STANDARD) else ""
+
+
+def user_line(innermost: FrameType, frameworks: bool = False) -> tuple[str, int, str] | None:
+    """Return file, number and function of the innermost line of the program's code; None where there is none.
+
+    With ``frameworks`` a framework's own line stands in where it acts by itself. The search stops at a Lightning loop:
+    beyond it the program's next line is the call of ``fit``, which says nothing.
+    """
+    fallback = None
+    for frame, line in walk_stack(innermost):
+        file = frame.f_code.co_filename
+        package, here = package_of(file), (file, line, frame.f_code.co_name)
+        if not package:
+            return here
+        if package in (LIGHTNING, OURS) and not any(part in file for part in _APPLIES):
+            fallback = fallback or here
+        if any(part in file for part in _LOOPS):
+            break
+    return fallback if frameworks else None
