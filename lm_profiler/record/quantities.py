@@ -70,7 +70,6 @@ def _retold(inner: Figure, told: Within, above: str, key: str, word: str) -> Fig
         group=inner.group or told.group,
         of=inner.of if not key else key if place is Place.ASKED else None,
         tag=None if key else inner.tag,
-        run_tag=None if key else inner.run_tag,
     )
 
 
@@ -111,7 +110,6 @@ def _words(keys: Any) -> list[tuple[str, str]]:
 
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
-_RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
 # by clock, what stands behind a name, a title and a meaning
 _CLOCKS = {"time": ("", "", ""), "host_time": ("_host", " (host)", ", on the host's clock")}
 _STATISTICS = {
@@ -140,7 +138,7 @@ def _mean(times: str, part: str) -> Figure:
     return Figure(
         WORDS[part] + said, "ms", MEANINGS[part] + meant, f"{part}{on}_s", path=f"{times}.{part}.mean",
         compute=_of_time(times, part, "mean"), interval_ends=("mean_low", "mean_high"), tag=f"{times}_ms/{part}",
-        place=Place.FILE if on else _PLACES.get(part, Place.FILE), run_tag=None if on else _RUN_TAGS.get(part),
+        place=Place.FILE if on else _PLACES.get(part, Place.FILE),
         group="Time on the host's clock" if on else "Time of a step",
     )  # fmt: skip
 

@@ -120,9 +120,7 @@ class RankFinding(Part):
 
 
 _BY_PHASE = "Own work and waiting by phase"
-WAITING = Figure(
-    "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
-)
+WAITING = Figure("waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE)
 OWN_WORK = Figure("own work", "ms", "how long the mean rank works itself in a step")
 HEARD = Figure("ranks heard", "count", "ranks of which waiting is known", "ranks_heard")
 HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
