@@ -22,7 +22,6 @@ EXTRA_OF = {
     "opentelemetry-sdk": "monitoring",
     "plotly": "report",
     "prometheus-client": "monitoring",
-    "pyarrow": "parquet",
     "submitit": "slurm",
     "viztracer": "perfetto",
 }
