@@ -174,10 +174,10 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
         write_text(ci_text(measured_by(runs.entries), cast(CiFormat, kind)), kind, options.output)
         return [], bool(runs.entries)
     plain = kind in _PEOPLE and not any(getattr(options, name) for name in _TABLE_OPTIONS)
-    searches = runs.searches if plain else []  # the table of a search stands for all its runs
-    entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]
+    searches = runs.searches if plain else {}  # the table of a search stands for all its runs
+    entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(folder) for folder in searches)]
     tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
-    tables += [improve_table(of.record, of.folder) for of in searches]
+    tables += [improve_table(of, folder) for folder, of in searches.items()]
     tables += changes if plain else []
     if tables:
         if kind == "html":
