@@ -75,6 +75,7 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
 
 
 def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record: dict[str, Any]) -> None:
+    names = ["LearningRateMonitor.on_train_batch_start", "<b>Mine</b>.on_after_backward", "Lightning's loop"]
     owners = [
         ("LearningRateMonitor", "on_train_batch_start"),
         ("<b>Mine</b>", "on_after_backward"),
@@ -88,16 +89,26 @@ def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record:
     (logdir / RUN / "run.json").write_text(json.dumps(record))
     tab = open_either()
     tab.open_run(RUN)
+    card = tab.card("Whose other is")
+    expect(card).to_contain_text("Of a mean step of 3 that were timed action by action, 7.000 ms in all.")
+    bars = tab.chart(card)["data"]["other"]
+    assert bars["x"] == pytest.approx([4.0, 2.0, 1.0])
+    assert bars["colour"] == PART_COLOURS["other"]
+    for name in names:
+        expect(card.locator(".ytick", has_text=name)).to_have_count(1)
     header, *rows = tab.table(tab.section("Other, by its owner").locator("table").nth(1))
     assert header == ["owner", "action", "time (ms)", "calls", "in steps"]
     assert rows[0] == ["LearningRateMonitor", "on_train_batch_start", "4.000", "1.000", "3"]
-    assert rows[1][0] == "<b>Mine</b>"
 
 
 def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[str, Any]) -> None:
     tab = open_either()
     tab.open_run(RUN)
+    chart = tab.chart(tab.card("Memory by phase and cause"))
     parameters = record["memory"]["causes"]["backward"]["parameters"]
+    bars = chart["data"]["parameters"]
+    assert dict(zip(bars["x"], bars["y"], strict=True))["backward"] == pytest.approx(parameters / 2**20)
+    assert "MiB" in chart["layout"]["yaxis"]["title"]["text"]
     header, *rows = tab.table(tab.section("Memory by cause"))
     [backward] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "backward"]
     assert backward["parameters"] == f"{parameters / 2**20:.1f} MiB"

@@ -132,6 +132,11 @@ def run(entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         raise RecordError(f"{entry.name}: not a run but a sweep")
     table = time_table(record)
     verdict, failure = verdict_lines(record), failure_lines(record)
+    owners = None
+    if (owned := record.other_by_owner) is not None:
+        shown = {"seconds", "calls", "in_steps"}
+        actions = [{"name": of.name, **of.model_dump(include=shown)} for of in owned.actions]
+        owners = {**owned.model_dump(include={"steps", "seconds"}), "actions": actions}
     return {
         **record.model_dump(include={"status", "started", "duration_s", "command"}),
         "headline": table.title or record.name,
@@ -141,8 +146,19 @@ def run(entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
         "times": table_of(table),
         "steps": _steps(entry, most_steps),
+        "owners": owners,
+        "causes": _causes(record),
         "sections": [table_of(section) for section in sections(record)],
     }
+
+
+def _causes(record: RunRecord) -> Json:
+    """Return bytes by cause, and by the part of the step in whose peak they are."""
+    bytes_of: Json = {}
+    for of in GROUPS["Memory by cause"]:
+        if (value := of.get(record)) is not None:
+            bytes_of.setdefault(of.title.partition(": ")[2], {})[of.of] = value
+    return bytes_of
 
 
 def _steps(entry: Entry, most: int) -> Json:

@@ -2,8 +2,9 @@
 import { ask } from "./api.js";
 import { draw, plain } from "./charts.js";
 import { card, choose, copyButton, el, pill } from "./dom.js";
+import { owners } from "./owners.js";
 import { sheet } from "./sheet.js";
-import { ms, number } from "./units.js";
+import { ms, number, unitOf } from "./units.js";
 
 export const title = "Run";
 export const ofRun = true;
@@ -15,6 +16,8 @@ export async function show(root, { run, colours }) {
   root.append(
     el("div", { class: "beside" }, ...part(() => [summary(run, answer)]), ...part(times)),
     ...part(() => steps(answer.steps, colours)),
+    ...part(() => owners(answer.owners, colours)),
+    ...part(() => memory(answer.causes, colours)),
     ...part(() => sections(answer.sections, colours)),
     ...part(() => [card("Repeat it", command(answer.command))]),
   );
@@ -118,6 +121,31 @@ function warmup(steps, seconds, colours) {
   const said = cut ? `warm-up, up to ${ms(slowest, 1)}` : "warm-up";
   const text = { text: said, x: x.x0, xanchor: "left", y: 1, yref: "paper", yanchor: "bottom", showarrow: false };
   return { shapes: [area], annotations: [text], range: cut ? [0, 1.2e3 * steady] : undefined };
+}
+
+// What the peak within each part of the step consists of: {cause: {part: bytes}}.
+function memory(causes, colours) {
+  if (!Object.keys(causes).length) return [];
+  const chart = el("div", { class: "chart low" });
+  requestAnimationFrame(() => drawMemory(chart, causes, colours));
+  return [card("Memory by phase and cause", chart)];
+}
+
+function drawMemory(chart, causes, colours) {
+  const shades = [...colours.series, colours.pale];
+  const parts = Object.keys(colours.parts).filter((part) => Object.values(causes).some((bytes) => part in bytes));
+  const heights = parts.map((part) => Object.values(causes).reduce((sum, bytes) => sum + (bytes[part] ?? 0), 0));
+  const [unit, scale] = unitOf(Math.max(0, ...heights));
+  const data = Object.entries(causes).map(([cause, bytes], i) => ({
+    type: "bar",
+    name: cause,
+    x: parts.map(plain),
+    y: parts.map((part) => (bytes[part] ?? 0) / scale),
+    marker: { color: shades[i % shades.length] },
+    hovertemplate: `${cause}: %{y:.3f} ${unit}<extra>%{x}</extra>`,
+  }));
+  const xaxis = { tickfont: { size: 11 } }; // else their names touch
+  return draw(chart, data, { barmode: "stack", xaxis, yaxis: { title: { text: `memory held (${unit})` }, rangemode: "tozero" } });
 }
 
 // Every figure, in the order of `report RUN`: a table with a title begins a section. Short ones stand side by side.
