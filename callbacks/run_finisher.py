@@ -36,6 +36,7 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch, Profilin
 from lm_profiler.callbacks.session import Session
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.rank_ends import RankEnd, end_file, first_end
@@ -52,7 +53,7 @@ from lm_profiler.record.steps import (
 from lm_profiler.record.text import ranks_text
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
-from lm_profiler.tensorboard.summary import write_scalars
+from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
 
 @dataclass(eq=False)
@@ -254,6 +255,7 @@ def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = 
         notes = list(record.notes)  # run.json comes last, with a note on each of these files that could not be written
         try_or_note("evidence", lambda: write_evidence(folder, evidence), notes)
         try_or_note("scalars in TensorBoard", lambda: _write_scalars(folder, evidence, record), notes)
+        try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
     record.write(folder / "run.json")
     return evidence, record
@@ -271,7 +273,7 @@ def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
 def _write_scalars(folder: Path, evidence: Evidence, record: RunRecord) -> None:
     if steps := RunSteps(evidence).steps:
         ideal_s = ideal_step_s(record)
-        write_scalars(folder, ((row.step, scalars(row, ideal_s)) for row in steps))
+        write_events(folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in steps))
 
 
 def snapshot_file(folder: Path, rank: int) -> Path:

@@ -80,7 +80,8 @@ def figures() -> str:
 
 def _rows(quantities: Iterable[Quantity]) -> list[tuple[str, ...]]:
     def row(q: Quantity) -> tuple[str, ...]:
-        return f"`{q.name}`", q.heading, q.meaning, f"`{q.path}`" if q.path else "", f"`{q.tag}`" if q.tag else ""
+        tags = ", ".join(f"`{tag}`" for tag in (q.tag, q.run_tag) if tag)
+        return f"`{q.name}`", q.heading, q.meaning, f"`{q.path}`" if q.path else "", tags
 
     return list(map(row, quantities))
 

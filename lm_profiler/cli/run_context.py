@@ -29,8 +29,9 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
-from lm_profiler.measure.boundary import first_line, said, say
+from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.rank_ends import RankEnd, first_end, read_ends
 from lm_profiler.record.run_record import (
@@ -46,6 +47,7 @@ from lm_profiler.record.run_record import (
 from lm_profiler.record.steps import read_rows
 from lm_profiler.record.text import well_formed
 from lm_profiler.report.run.run_page import failure_lines
+from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
 _LEAVING_S = 5.0  # seconds that ranks have to end by themselves once the run of this process is over
@@ -207,6 +209,8 @@ class RunContext:
                 write_whole(folder / "config.yaml", launch.config_yaml)
             record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **known)
         record.write(folder / "run.json")
+        # The record is complete without HPARAMS, so a failure here is a note.
+        try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])
 
 
 def _has_final_record(folder: Path) -> bool:

@@ -160,7 +160,7 @@ class ProfilerCLI(OptionsCLI):
         if self._logs_by_default(config):
             log_dir = self._get(self.config, "log_dir")
             version = None if context.folder is None else int(context.folder.name.rpartition("_")[2])
-            # Lightning's default metric would stand among the user's own figures and say nothing.
+            # Beside a default metric TensorBoard would show no other HPARAMS.
             trainer.logger = EventsLogger(log_dir, context.launch.name, version, default_hp_metric=False)
 
     @staticmethod

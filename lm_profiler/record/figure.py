@@ -49,7 +49,7 @@ class Place(IntEnum):
     """How early a figure is shown where there is no room for all; each place includes those before it."""
 
     HEADLINE = 1  # shown beside a run's name: at a sweep's end, and in the columns of the tab that stay in place
-    TABLE = 2  # shown in the usual table of runs
+    TABLE = 2  # shown in the usual table of runs, and among TensorBoard's HPARAMS
     FILE = 3  # written to files for programs
     ASKED = 4  # shown when asked for by name, and on the page of its run
 
@@ -76,6 +76,7 @@ class Figure:
     goes_by_step: bool = False
     place: Place = Place.FILE
     tag: str | None = None  # the TensorBoard tag of its value in each step; None where steps have no such value
+    run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
     # the word in ``name`` and ``meaning`` that tells the members of a family apart, such as the phase
     of: str | None = None

@@ -100,7 +100,7 @@ class Utilisation(Part):
 
     mfu: float | None = figure(
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
-        tag="throughput/mfu",
+        run_tag="mfu_percent", tag="throughput/mfu",
     )  # fmt: skip
     hfu: float | None = figure("HFU", "%", "all FLOPs of a step / (its time x the device's peak)", goes_by_step=True)
     peak_flops_per_s: float | None = figure("peak of a device", "TFLOP/s", "on its datasheet, in the run's precision")
@@ -215,7 +215,7 @@ class MemoryReading(Part):
 
     allocated_peak: int | None = figure(
         "peak allocated", "GiB", "most bytes held by tensors on the device", "allocated_peak_bytes",
-        place=Place.HEADLINE, tag="memory_gib/allocated_peak", default=None,
+        place=Place.HEADLINE, tag="memory_gib/allocated_peak", run_tag="allocated_peak_gib", default=None,
     )  # fmt: skip
     reserved_peak: int | None = figure(
         "peak reserved", "GiB", "most bytes the allocator took from the device", "reserved_peak_bytes",
@@ -223,7 +223,8 @@ class MemoryReading(Part):
     )  # fmt: skip
     resident_peak: int | None = figure(
         "peak resident", "GiB", "most bytes of the process in the machine's memory, since it began",
-        "resident_peak_bytes", place=Place.HEADLINE, tag="memory_gib/resident_peak", default=None,
+        "resident_peak_bytes", place=Place.HEADLINE, tag="memory_gib/resident_peak", run_tag="resident_peak_gib",
+        default=None,
     )  # fmt: skip
 
 

@@ -70,6 +70,7 @@ def _retold(inner: Figure, told: Within, above: str, key: str, word: str) -> Fig
         group=inner.group or told.group,
         of=inner.of if not key else key if place is Place.ASKED else None,
         tag=None if key else inner.tag,
+        run_tag=None if key else inner.run_tag,
     )
 
 
@@ -110,6 +111,7 @@ def _words(keys: Any) -> list[tuple[str, str]]:
 
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
+_RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
 # by clock, what stands behind a name, a title and a meaning
 _CLOCKS = {"time": ("", "", ""), "host_time": ("_host", " (host)", ", on the host's clock")}
 _STATISTICS = {
@@ -136,7 +138,7 @@ def _time(times: str, part: str, name: str) -> Figure:
         return Figure(
             title + said, "ms", MEANINGS[part] + meant, f"{part}{on}_s", path=path, compute=get,
             interval_ends=("mean_low", "mean_high"), tag=f"{times}_ms/{part}",
-            place=Place.FILE if on else _PLACES.get(part, Place.FILE),
+            place=Place.FILE if on else _PLACES.get(part, Place.FILE), run_tag=None if on else _RUN_TAGS.get(part),
             group="Time on the host's clock" if on else "Time of a step",
         )  # fmt: skip
     words, unit, place = _STATISTICS[name]

@@ -120,7 +120,9 @@ class RankFinding(Part):
 
 
 _BY_PHASE = "Own work and waiting by phase"
-WAITING = Figure("waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE)
+WAITING = Figure(
+    "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
+)
 OWN_WORK = Figure("own work", "ms", "how long the mean rank works itself in a step")
 HEARD = Figure("ranks heard", "count", "ranks of which waiting is known", "ranks_heard")
 HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")

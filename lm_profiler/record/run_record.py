@@ -42,7 +42,7 @@ class Throughput(Part):
 
     tokens_per_s: float | None = figure(
         "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation the slowest rank's", goes_by_step=True,
-        place=Place.HEADLINE, tag="throughput/tokens_per_s",
+        place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
     )  # fmt: skip
     tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
     samples_per_s: float | None = figure("samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import cast
 from lm_profiler.processes.child import how_ended
 from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
+from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout and stderr
 GRACE_S = 10.0  # seconds between SIGTERM, at which a cell writes its record, and SIGKILL
@@ -152,7 +155,7 @@ class Ended:
 
 
 def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
-    """Judge how the cell below the sweep's ``folder`` ended, and write its outcome."""
+    """Judge how the cell below the sweep's ``folder`` ended, and write its outcome, for TensorBoard's HPARAMS too."""
     own = folder / cell.id
     run = own / "version_0"  # the cell's folder was empty when it began
     try:
@@ -170,6 +173,9 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
         exit_code=ended.code,
     )
     outcome.write(own / OUTCOME_FILE)
+    if record is None or record.status != status:  # otherwise the run has written its HPARAMS
+        with suppress(OSError):  # a full disk: the outcome is written already
+            write_hparams(Entry(own if record is None else run, record, cell, outcome))
     return outcome
 
 

@@ -66,8 +66,10 @@ def test_scalars_are_those_of_the_measured_steps(tmp_path: Path, theirs: bool) -
             assert set(by_step) == set(rows), tag
 
 
-def test_a_run_leaves_no_empty_file_of_hparams(tmp_path: Path) -> None:
+def test_a_run_leaves_its_figures_for_hparams_and_no_empty_file(tmp_path: Path) -> None:
     profiler = fit(tmp_path, logger=False)
     assert profiler.record is not None
     assert profiler.record.notes == []
+    mean_ms = scalars(profiler.folder)["Summary/step_ms"]
+    assert list(mean_ms.values()) == pytest.approx([profiler.record.time["step"].mean * 1e3], rel=1e-6)
     assert not (profiler.folder / "hparams.yaml").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from by_hand import CELL, leave_record, plan
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from told import Told
 
 from lm_profiler.processes.fork_server import CellEnded, CellStarted
@@ -189,6 +190,18 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     (tmp_path / CELL.id / "version_0" / "run.json").write_text("{")
     outcome = record_outcome(tmp_path, CELL, Ended(1, 1.0))
     assert (outcome.status, outcome.reason, outcome.run) == ("failed", "exit code 1", None)
+
+
+def test_a_cell_without_a_run_shows_in_hparams(tmp_path: Path) -> None:
+    (tmp_path / CELL.id).mkdir()
+    record_outcome(tmp_path, CELL, Ended(2, 1.0))
+    events = EventAccumulator(str(tmp_path / CELL.id))
+    events.Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"a.x" in content
+    assert any(
+        b"failed: exit code 2" in text for event in events.Tensors("summary") for text in event.tensor_proto.string_val
+    )
 
 
 def test_what_the_system_killed_is_counted_where_it_says_so() -> None:

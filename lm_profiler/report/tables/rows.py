@@ -297,9 +297,9 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
 def _figures(groups: Sequence[Merged]) -> list[Column]:
     entries = [entry for group in groups for entry in group]
     allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
-    by_device = [allocated] if _known(groups, allocated) else []
-    lacking = any(entry.status == "ok" and allocated.get(entry) is None for entry in entries)
-    memory = [*by_device, *([resident] if lacking or not by_device else [])]
+    memory = [table_columns.peak_memory(entries)]
+    if any(entry.status == "ok" and allocated.get(entry) is None for entry in entries):
+        memory = list(dict.fromkeys((*memory, resident)))
     return [of for of in figures(Place.TABLE) if of not in (allocated, resident)] + memory
 
 

@@ -12,7 +12,7 @@ from lm_profiler.analysis.compare.differences import flat
 from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.parts import full_name
-from lm_profiler.record.quantities import GROUPS, QUANTITIES, TIMES, Place, Quantity, overview
+from lm_profiler.record.quantities import GROUPS, MEMORY, QUANTITIES, TIMES, Place, Quantity, overview
 from lm_profiler.record.run_record import Environment, RunRecord
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError
@@ -152,6 +152,12 @@ COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option 
 def figures(place: Place) -> list[Column]:
     """Return the figures that are shown at ``place`` or earlier, in the registry's order."""
     return [of for of in COLUMNS.values() if of.quantity is not None and of.place <= place]
+
+
+def peak_memory(entries: Sequence[Entry]) -> Column:
+    """Return the column of the peak allocated on the device, or of the peak resident where no device reports it."""
+    allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
+    return allocated if any(allocated.get(entry) is not None for entry in entries) else resident
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:

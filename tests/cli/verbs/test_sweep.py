@@ -261,6 +261,9 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
     assert "1125899906842624 bytes" in reasons["hog"][1]
     hanging = read_run(here / "logs" / "ends" / "does=hang" / "version_0")
     assert (hanging.status, hanging.steps["measure"]) == ("interrupted", 1)  # what it had measured is kept
+    for cell, outcome in outcomes.items():
+        own = here / "logs" / "ends" / (outcome.run or cell)
+        assert len(list(own.glob("events.out.tfevents.*.summary"))) == 1  # HPARAMS
 
     sweep.start()  # there is nothing left to do
     code, said = sweep.ends()

@@ -1,0 +1,177 @@
+"""What TensorBoard's own backend makes of what is written for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import FORWARD_S, made_entry, made_record
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.base_plugin import TBContext
+from werkzeug.test import Client
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.tensorboard.summary import write_hparams
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Asks a plugin of TensorBoard about what lies below ``tmp_path``."""
+    # A module of theirs warns when it is imported, and only within a test that is passed over.
+    from tensorboard.plugins.hparams.hparams_plugin import HParamsPlugin
+    from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
+    from tensorboard.plugins.text.text_plugin import TextPlugin
+
+    plugins = {"hparams": HParamsPlugin, "text": TextPlugin}
+
+    def ask(plugin: str, route: str, request: object = None, **query: str) -> Any:
+        runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+        runs.Reload()
+        provider = MultiplexerDataProvider(runs, str(tmp_path))
+        context = TBContext(data_provider=provider, logdir=str(tmp_path), plugin_name_to_instance={})
+        context.plugin_name_to_instance["scalars"] = ScalarsPlugin(context)
+        client = Client(plugins[plugin](context).get_plugin_apps()[route])
+        answer = client.get("/", query_string=query) if request is None else client.post("/", json=request)
+        assert answer.status_code == 200, answer.text
+        return json.loads(answer.text)
+
+    return ask
+
+
+def sessions(ask: Ask) -> dict[str, Any]:
+    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+    request = {"allowedStatuses": statuses, "sliceSize": 100}
+    groups = ask("hparams", "/session_groups", request)["sessionGroups"]
+    return {group["name"]: group for group in groups}
+
+
+def metrics(group: dict[str, Any]) -> dict[str, float]:
+    return {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+
+
+def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: Path, ask: Ask) -> None:
+    small = made_record({"model.size": "small", "model.compile": "true"}, forward_s=FORWARD_S)
+    large = made_record({"model.size": "large", "model.num_layers": "7"}, status="oom")
+    cell = Cell(id="c2", overrides={"model.size": "xl", "data.context_length": "512"}, repeat=0, arguments=["fit"])
+    outcome = CellOutcome(
+        cell="c2", status="timeout", reason="600 s", run=None, ended="", duration_s=600.0, exit_code=None
+    )
+    write_hparams(Entry(tmp_path / "a" / "version_0", small))
+    write_hparams(Entry(tmp_path / "a" / "version_1", large))
+    write_hparams(Entry(tmp_path / "c2", None, cell, outcome))
+
+    found = sessions(ask)
+    assert set(found) == {"a/version_0", "a/version_1", "c2"}
+    first, second, third = (found[name] for name in sorted(found))
+    assert first["hparams"].items() >= {"model.size": "small", "model.compile": True, "data.batch_size": 4}.items()
+    assert first["hparams"]["steadiness"] == "steady"
+    assert second["hparams"].items() >= {"model.size": "large", "model.num_layers": 7}.items()
+    assert third["hparams"] == {"model.size": "xl", "data.context_length": 512, "verb": "fit"}
+    statuses = [group["sessions"][0]["status"] for group in (first, second, third)]
+    assert statuses == ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_FAILURE"]
+    assert metrics(first) == pytest.approx(
+        {
+            "Summary/step_ms": 10.0,
+            "Summary/forward_ms": 3.0,
+            "Summary/backward_ms": 5.0,
+            "Summary/tokens_per_s": 51_200.0,
+            "Summary/mfu_percent": 40.0,
+            "Summary/allocated_peak_gib": 2.0,
+        }
+    )
+    assert metrics(second) == metrics(third) == {}
+
+
+def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures_come_first(
+    tmp_path: Path, ask: Ask
+) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        for tag in ("host_time_ms/step", "time_ms/step", "train_loss"):
+            writer.add_scalar(tag, 1.0, 1)
+    write_hparams(made_entry(tmp_path / "run"))
+    names = [info["name"]["tag"] for info in ask("hparams", "/experiment", {})["metricInfos"]]
+    assert all(name.startswith("Summary/") for name in names[:6])
+    assert "Summary/step_ms" in names[:5]  # TensorBoard's page shows five until it is asked for more
+    assert set(names[6:]) == {"host_time_ms/step", "time_ms/step", "train_loss"}
+    assert list(sessions(ask)) == ["run"]
+
+
+def test_written_again_it_takes_the_place_of_the_first(tmp_path: Path, ask: Ask) -> None:
+    write_hparams(made_entry(tmp_path / "run", {"model.size": "small"}, status="failed"))
+    write_hparams(made_entry(tmp_path / "run", {"model.size": "large"}))
+    [session] = sessions(ask).values()
+    assert session["hparams"]["model.size"] == "large"
+    assert session["sessions"][0]["status"] == "STATUS_SUCCESS"
+
+
+def test_the_summary_is_a_table_in_which_no_name_makes_markup(tmp_path: Path, ask: Ask) -> None:
+    entry = made_entry(tmp_path / "run", name="x | <img src=//evil> ![y](//evil) `z` **")
+    write_hparams(entry)
+    [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
+    shown = text["text"]
+    assert "<img" not in shown
+    assert "x | &lt;img src=//evil&gt; ![y](//evil) `z` **: 20 steps" in shown
+    assert "<td>forward</td>" in shown.replace(' style="text-align: left;"', "")
+    assert len(re.findall("<h2>(.*?)</h2>", shown)) >= 3
+    assert "3.000" in shown
+
+
+def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path, ask: Ask) -> None:
+    config = {
+        "name": "x",
+        "log_dir": str(tmp_path),
+        "model": {"class_path": "a.Model", "init_args": {"size": "small", "lr": 3e-4, "fused": None}},
+        "trainer": {"gradient_clip_val": 1.0, "devices": [0, 1], "plugins": []},
+        "data": {"seed": 10**400},
+    }
+    write_hparams(made_entry(tmp_path / "run", config=config))
+    [session] = sessions(ask).values()
+    assert session["hparams"] == {
+        "model.class_path": "a.Model",
+        "model.size": "small",
+        "model.lr": 3e-4,
+        "trainer.gradient_clip_val": 1.0,
+        "trainer.devices": "[0, 1]",
+        "data.seed": str(10**400),
+        "device": "a GPU",
+        "verb": "fit",
+        "trainer.precision": "32-true",
+        "steadiness": "steady",
+    }
+
+
+def test_the_command_is_shown_as_it_is(tmp_path: Path, ask: Ask) -> None:
+    command = "python -m lm_profiler fit --a='**b** <img src=//evil> ![y](//evil) ```'\n# heading\n- item \x1b[31m"
+    write_hparams(made_entry(tmp_path / "run", command=command))
+    [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
+    shown = text["text"]
+    assert not any(f"<{tag}" in shown for tag in ("img", "h1", "em", "a ")), shown
+    assert "**b** &lt;img src=//evil&gt; ![y](//evil) ```'\n# heading\n- item \\x1b[31m" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_run_that_has_not_ended_is_a_running_session(tmp_path: Path, ask: Ask) -> None:
+    entry = made_entry(tmp_path / "run")
+    outcome = CellOutcome(cell="c", status="ok", reason=None, run=None, ended="", duration_s=0.0, exit_code=None)
+    write_hparams(dataclasses.replace(entry, outcome=outcome.model_copy(update={"status": "unfinished"})))
+    [session] = sessions(ask).values()
+    assert session["sessions"][0]["status"] == "STATUS_UNKNOWN"
+
+
+def test_bytes_that_are_no_text_and_a_damaged_time_lose_no_session(tmp_path: Path, ask: Ask) -> None:
+    write_hparams(Entry(tmp_path / "run", made_record({"model.size": "a\udcff"}, started="yesterday")))
+    [session] = sessions(ask).values()
+    assert session["hparams"]["model.size"] == "a\\udcff"
