@@ -7,7 +7,8 @@ called once to warm the file cache and three times measured: medians of its seco
 seconds, which other programs of the machine change less, and of the most memory that it took. The targets are 1 s and
 300 MB at 1,024 ranks, and 5 s at 16,384. Then the end of a run, all ranks in one process: what each sends through the
 store, and what rank 0 does with it; and who waits for whom, of 1,024 ranks at most, because to simulate more takes
-minutes.
+minutes. First of all, where the columnar file takes over: both formats at growing numbers
+of rows.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from numpy.typing import NDArray
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
-from lm_profiler.record.steps import StepTable, read_rows, write_rows
+from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
 _SIMULATED = 1024
 """Ranks, at most: their simulation grows with the square."""
 
+ROWS = (500, 5_000, 20_000, 56_320)
 _PEAK = """
 import atexit, sys
 atexit.register(lambda: sys.stderr.write(next(x for x in open("/proc/self/status") if x.startswith("VmHWM"))))
@@ -156,6 +158,27 @@ def readers(ranks: int) -> None:
             print(f"{name:<20} {took} {cost.mib:6.0f} MiB", flush=True)
 
 
+def formats() -> None:
+    """Print what both formats take of growing numbers of rows, in fresh processes less the start of an empty one."""
+    start = "from lm_profiler.record.steps import read_rows; import sys; from pathlib import Path; "
+    base, _ = costs(start)
+    print("rows       CSV: CPU s, MiB, bytes a row    Parquet: CPU s, MiB, bytes a row")
+    with tempfile.TemporaryDirectory() as top:
+        for count in ROWS:
+            rows, line = table(max(count // (WARMUP + STEPS), 1))[:count], f"{count:>6,}  "
+            for kind in ("steps.csv", "steps.parquet"):
+                folder = Path(top) / f"{kind}{count}"
+                folder.mkdir()
+                if kind == "steps.csv":
+                    write_steps(folder / kind, rows)
+                else:
+                    (folder / kind).write_bytes(as_parquet(rows))
+                cost, _ = costs(f"{start}read_rows(Path({str(folder)!r}))")
+                size = (folder / kind).stat().st_size / len(rows)
+                line += f" {cost.cpu_s - base.cpu_s:12.2f} {cost.mib - base.mib:8.0f} {size:6.0f}"
+            print(line, flush=True)
+
+
 def end(ranks: int) -> None:
     """Print what bringing together takes at the end, all ranks in this process and the store on this machine."""
     from torch.distributed import TCPStore
@@ -219,6 +242,8 @@ def main() -> None:
         return
     counts = [int(given) for given in sys.argv[1:]] or RANKS
     print(f"{os.cpu_count()} cores")
+    if not sys.argv[1:]:
+        formats()
     for ranks in counts:
         readers(ranks)
     for ranks in (8, *counts):

@@ -249,7 +249,8 @@ def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = 
     With ``rows`` these are written too, and with ``last`` the evidence itself and TensorBoard's files.
     """
     if rows:
-        write_rows(folder, evidence.rows, all_ended=evidence.failure is None)
+        notes = write_rows(folder, evidence.rows, all_ended=evidence.failure is None)
+        evidence = replace(evidence, notes=[*evidence.notes, *notes])
     record = conclude(evidence)
     if last:
         notes = list(record.notes)  # run.json comes last, with a note on each of these files that could not be written

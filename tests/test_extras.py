@@ -25,6 +25,7 @@ for call in [
     ["report", run, "--kernels", "--format", "csv"],
     ["compare", run, repeats[0]],
     ["report", "logs", "--output", "runs.html"],
+    ["report", "logs", "--output", "runs.parquet"],
     ["report", "logs", "--plot", "phases", "--output", "phases.svg"],
     ["compare", "--a", run, repeats[0], "--b", *repeats[1:]],
     ["sweep", "demo", "--launcher", "local"],
@@ -43,10 +44,11 @@ def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_w
     assert list(folder.glob("events.out.tfevents.*"))
     assert "forward + backward" in done.stdout
     answers = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("CALL")]
-    assert [int(code) for code, _ in answers] == [0, 0, 0, 2, 2, 0, 2], answers
+    assert [int(code) for code, _ in answers] == [0, 0, 0, 2, 2, 2, 0, 2], answers
     told = "lm_profiler: {}: expected {}, which is not installed; pip install 'lm_profiler[{}]'"
     assert [text for code, text in answers if code != "0"] == [
         told.format("output", "plotly", "report"),
+        told.format("output", "pyarrow", "parquet"),
         told.format("plot", "matplotlib", "report"),
         told.format("launcher", "submitit", "slurm"),
     ]

@@ -22,6 +22,7 @@ EXTRA_OF = {
     "opentelemetry-sdk": "monitoring",
     "plotly": "report",
     "prometheus-client": "monitoring",
+    "pyarrow": "parquet",
     "submitit": "slurm",
     "viztracer": "perfetto",
 }

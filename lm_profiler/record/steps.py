@@ -1,6 +1,6 @@
 """The rows of steps, one for each step and rank, warm-up included, and the files that hold them.
 
-While a run goes on each rank adds to a CSV file of its own; at its end one file has the rows of all.
+While a run goes on each rank adds to a CSV file of its own; at its end one CSV or Parquet file has the rows of all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, overload
 
@@ -20,17 +22,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic_core import core_schema
 
+from lm_profiler.record.calls import MissingExtra, require
 from lm_profiler.record.files import BEYOND, RecordError, read_plain, write_whole
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, STEP_COLUMNS, TIMED, TIMES
+from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 
 # a value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say
 Peaks = tuple[int | None, ...]
 
 UNKNOWN: Peaks = (None,) * len(MEMORY)
 
-# the names of columns: times on the device and on the host, and bytes
-_DEVICE, _HOST = ([times[part].name for part in TIMED] for times in (TIMES, HOST_TIMES))
-_MEMORY = [of.name for of in MEMORY.values()]
+# where a row has its times on the device and on the host, and its bytes
+_DEVICE, _HOST = slice(2, 2 + len(TIMED)), slice(2 + len(TIMED), 2 + 2 * len(TIMED))
+_MEMORY = slice(-1 - len(MEMORY), -1)
+
+_AT_ONCE = 4096  # how many rows are read before they become columns, which take a third of the memory
 
 
 def largest(readings: Iterable[Peaks]) -> Peaks:
@@ -226,47 +231,53 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
 def read_steps(path: Path, growing: bool = False) -> StepTable:
     """Read ``steps.csv``; of a ``growing`` one, all but the line that is being written."""
     content = read_plain(path)
-    header, _, lines = (content[: content.rfind(b"\n") + 1] if growing else content).partition(b"\n")
-    names = header.decode("utf-8", "replace").rstrip("\r").split(",")
-    if not set(STEP_COLUMNS) <= set(names):
-        given = ", ".join(names)[:80] or "nothing"
-        raise RecordError(f"{path}: expected the columns of steps.csv, found {given}")
-    if not lines.strip():
-        return StepTable.of(())
-    kinds = [(name, "f8" if name in STEP_COLUMNS and name != "stage" else "U16") for name in names]
-    # numpy reads no empty field; of several in a row each second one is replaced the second time
-    filled = lines.replace(b",,", b",nan,").replace(b",,", b",nan,")
+    whole = content[: content.rfind(b"\n") + 1] if growing else content
+    reader = csv.reader(io.TextIOWrapper(io.BytesIO(whole), encoding="utf-8", newline=""))
     try:
-        text = io.TextIOWrapper(io.BytesIO(filled), encoding="utf-8")
-        rows = np.loadtxt(text, np.dtype(kinds), delimiter=",", comments=None, ndmin=1)
+        header = tuple(next(reader, ()))
+        if set(STEP_COLUMNS) <= set(header):
+            known = itemgetter(*map(header.index, STEP_COLUMNS))
+            rows = (_row(known(fields), len(fields) - len(header)) for fields in reader)
+            return StepTable.joined(StepTable.of(some) for some in iter(lambda: list(islice(rows, _AT_ONCE)), []))
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
-    except ValueError as error:
-        raise RecordError(f"{path}: is damaged: {error}") from None
-    return StepTable.joined([_checked(rows, path)])
+    except (ValueError, IndexError, csv.Error) as error:
+        raise RecordError(f"{path}: line {reader.line_num} is damaged: {error}") from None
+    raise RecordError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
 
 
-def _checked(rows: NDArray[np.void], path: Path) -> StepTable:
-    """Return ``rows`` of ``path`` as a table; raise RecordError where one has figures that are none."""
-    seconds, host_seconds, memory, counts = (
-        np.column_stack([rows[name] for name in names])
-        for names in (_DEVICE, _HOST, _MEMORY, ("step", "rank", "tokens", *_MEMORY))
-    )
-    unknown = np.isnan(seconds)
-    lacking = np.isnan(np.column_stack([host_seconds, counts[:, :2]])).any(1) | (unknown.any(1) ^ unknown.all(1))
-    beyond = np.fmax.reduce(np.abs(np.column_stack([seconds, host_seconds])), axis=1) >= BEYOND
-    known = np.nan_to_num(counts)
-    uncounted = ((known < 0) | (known % 1 > 0) | (known >= 2.0**63)).any(1)
-    if (damaged := lacking | beyond | uncounted).any():
-        expected = f"expected seconds below {BEYOND:g} and whole counts"
-        raise RecordError(f"{path}: line {np.argmax(damaged) + 2} is damaged: {expected}")
-    step, rank = (rows[name].astype(np.int64) for name in ("step", "rank"))
-    return StepTable(step, rows["stage"].copy(), seconds, host_seconds, rows["tokens"].copy(), memory, rank)
+def _row(fields: Sequence[str], too_many: int) -> StepRow:
+    if too_many:
+        raise ValueError(f"has {too_many:+} fields")
+    device, tokens, *memory = fields[_DEVICE], *fields[_HOST.stop : -1]
+    seconds, host_seconds = (_times(device) if any(device) else None), _times(fields[_HOST])
+    counts = [_count(field) if field else None for field in (tokens, *memory)]
+    stage = sys.intern(fields[1])
+    return StepRow(_count(fields[0]), stage, seconds, host_seconds, counts[0], tuple(counts[1:]), _count(fields[-1]))
+
+
+def _times(fields: Sequence[str]) -> tuple[float, ...]:
+    values = tuple(map(float, fields))
+    total = sum(values)
+    if total != total or not max(map(abs, values)) < BEYOND:  # NaN differs from itself, and `max` may miss it
+        raise ValueError(f"expected finite numbers below {BEYOND:g}, found {', '.join(fields)[:80]}")
+    return values
+
+
+def _count(field: str) -> int:
+    if not (field.isdecimal() and len(field) < 20):
+        raise ValueError(f"expected a count, found {field[:30]!r}")
+    return int(field)
 
 
 # -- the files of a run ------------------------------------------------------------------------------------------------
 
-STEPS_FILE = "steps.csv"
+STEPS_FILE, COLUMNS_FILE = "steps.csv", "steps.parquet"
+
+# A run with more than both writes ``steps.parquet``. 20,000 rows of CSV are read in 0.3 s, which does not justify
+# another library; 56,000 rows take 0.6 s, or 0.1 s as Parquet with the import of pyarrow, in a fifth of the bytes
+# (benchmarks/ranks.py).
+FEW_RANKS, FEW_ROWS = 8, 20_000
 
 _OF_A_RANK = re.compile(r"steps\.rank(\d+)\.csv")
 
@@ -290,7 +301,9 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:
     """Return all rows of a run, each once, by step and rank; ``growing`` where it may not have ended."""
-    return with_rows_left(read_steps(folder / STEPS_FILE, growing), folder)
+    columns = folder / COLUMNS_FILE
+    first = read_parquet(columns) if columns.exists() else read_steps(folder / STEPS_FILE, growing)
+    return with_rows_left(first, folder)
 
 
 def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
@@ -301,11 +314,79 @@ def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
     return table.where(~again) if left else table  # rows of a rank's own file may be in the file of all ranks too
 
 
-def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> None:
-    """Write all ranks' ``rows`` into one file; where all have ended, it takes the place of theirs."""
-    table = StepTable.of(rows)
-    write_steps(folder / STEPS_FILE, table)
+def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
+    """Write all ranks' ``rows`` into one file, and return notes for the reader of the run."""
+    table, notes = StepTable.of(rows), list[str]()
     there = set(np.unique(table.rank).tolist())
+    in_columns = len(table) > FEW_ROWS and len(there) > FEW_RANKS
+    if in_columns:
+        try:
+            require("pyarrow", f"{len(table):,} rows of steps are in {STEPS_FILE}, which is slow to read")
+        except MissingExtra as missing:
+            notes, in_columns = [str(missing)], False
+    if in_columns:
+        write_whole(folder / COLUMNS_FILE, as_parquet(table))
+        (folder / STEPS_FILE).unlink(missing_ok=True)
+    else:
+        write_steps(folder / STEPS_FILE, table)
     for rank, path in rank_files(folder).items() if all_ended else ():  # otherwise the ranks may still be writing
         if rank in there:
             path.unlink(missing_ok=True)
+    return notes
+
+
+def as_parquet(table: StepTable) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    counts = (np.ma.masked_array(np.nan_to_num(of), np.isnan(of)) for of in (table.tokens, *table.memory.T))
+    # Single precision has 7 digits, which is finer than any clock here.
+    seconds = [*table.seconds.astype(np.float32).T, *table.host_seconds.astype(np.float32).T]
+    step, rank = (of.astype(np.int32) for of in (table.step, table.rank))
+    values = (step, table.stage, *seconds, *(of.astype(np.int64) for of in counts), rank)
+    columns = dict(zip(STEP_COLUMNS, values, strict=True))
+    times = [name for name, values in columns.items() if values.dtype == np.float32]
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(
+        pyarrow.table({name: pyarrow.array(values, from_pandas=True) for name, values in columns.items()}),  # NaN: null
+        sink,
+        compression="zstd",
+        use_dictionary=[name for name in columns if name not in times],
+        use_byte_stream_split=times,
+    )
+    return bytes(sink.getvalue())
+
+
+def read_parquet(path: Path) -> StepTable:
+    """Read ``steps.parquet`` back. Columns that a later version may have added are passed over."""
+    try:
+        require("pyarrow", str(path))
+    except MissingExtra as missing:
+        raise RecordError(str(missing)) from None
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(pyarrow.BufferReader(read_plain(path)), read_dictionary=["stage"])
+        if missing_columns := set(STEP_COLUMNS) - set(file.schema_arrow.names):
+            raise RecordError(f"{path}: expected the columns of steps.csv too, given no {min(missing_columns)}")
+        table = file.read(list(STEP_COLUMNS))
+        stage = table.column("stage").combine_chunks()
+        stages = np.asarray(stage.dictionary.to_pylist(), np.str_)[stage.indices.to_numpy()]
+        numbers: list[Any] = [
+            None if name == "stage" else _numbers(table.column(name).to_numpy()) for name in STEP_COLUMNS
+        ]
+    except RecordError:
+        raise
+    except (pyarrow.ArrowException, OSError, TypeError, AttributeError, ValueError) as error:
+        raise RecordError(f"{path}: is damaged: {error}") from None
+    seconds, host_seconds, memory = (np.column_stack(numbers[names]) for names in (_DEVICE, _HOST, _MEMORY))
+    step, rank = (np.asarray(numbers[at], np.int64) for at in (0, -1))
+    return StepTable(step, stages, seconds, host_seconds, np.asarray(numbers[_HOST.stop]), memory, rank)
+
+
+def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+    values = values.astype(np.float64)
+    if np.abs(values[~np.isnan(values)]).max(initial=0.0) >= BEYOND:
+        raise ValueError(f"expected finite numbers below {BEYOND:g}")
+    return values

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from lm_profiler.record.quantities import TIMED
+from lm_profiler.record.files import RecordError
+from lm_profiler.record.quantities import STEP_COLUMNS, TIMED
 from lm_profiler.record.steps import (
+    FEW_RANKS,
+    FEW_ROWS,
     UNKNOWN,
     StepRow,
     StepTable,
@@ -20,11 +25,19 @@ from lm_profiler.record.steps import (
     write_steps,
 )
 
+pytest.importorskip("pyarrow")
+
 
 def row(step: int, rank: int, **options: Any) -> StepRow:
     seconds = tuple((part + step + 10 * rank) / 1000 for part in range(len(TIMED)))
     values: dict[str, Any] = {"stage": "measure", "seconds": seconds, "host_seconds": seconds, "tokens": 7}
     return StepRow(step, **{**values, **options}, rank=rank)
+
+
+def many(ranks: int = FEW_RANKS + 1) -> list[StepRow]:
+    """Just as many as are too many for text."""
+    steps = FEW_ROWS // ranks + 1
+    return [row(step, rank) for step in range(1, steps + 1) for rank in range(ranks)]
 
 
 def test_what_every_rank_wrote_so_far_is_read_together(tmp_path: Path) -> None:
@@ -43,12 +56,75 @@ def test_one_file_of_all_ranks_takes_the_place_of_theirs_once_all_have_ended(tmp
     for rank in (1, 2):  # nobody heard of rank 2 again
         begin_rows(tmp_path, rank)
         append_steps(rank_file(tmp_path, rank), [row(1, rank)])
-    write_rows(tmp_path, rows, all_ended=False)
+    assert write_rows(tmp_path, rows, all_ended=False) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.csv", "steps.rank1.csv", "steps.rank2.csv"]
     assert list(read_rows(tmp_path)) == [*rows[:2], row(1, 2), *rows[2:]]  # each once
     write_rows(tmp_path, rows, all_ended=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.csv", "steps.rank2.csv"]
     assert list(read_rows(tmp_path)) == [*rows[:2], row(1, 2), *rows[2:]]
+
+
+def test_a_long_run_of_few_ranks_and_a_short_one_of_many_are_text(tmp_path: Path) -> None:
+    for name, rows in (("few", many(FEW_RANKS)), ("short", [row(1, rank) for rank in range(100)])):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, rows, all_ended=True)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["steps.csv"]
+
+
+def test_of_many_rows_of_many_ranks_every_reader_of_parquet_finds_the_columns(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    rows = many()
+    rows[0] = row(1, 0, stage="warmup", seconds=None, tokens=None, memory=(1 << 40, None, 5))
+    begin_rows(tmp_path, 0)
+    begin_rows(tmp_path, 3)
+    assert write_rows(tmp_path, rows, all_ended=True) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
+    table = parquet.read_table(tmp_path / "steps.parquet")
+    assert tuple(table.column_names) == STEP_COLUMNS
+    first = table.slice(0, 1).to_pylist()[0]
+    assert (first["stage"], first["rank"], first["tokens"], first["forward_s"]) == ("warmup", 0, None, None)
+    assert (first["allocated_peak_bytes"], first["reserved_peak_bytes"]) == (1 << 40, None)
+    assert (tmp_path / "steps.parquet").stat().st_size < 100 * len(rows)
+
+    back = read_rows(tmp_path)
+    assert len(back) == len(rows)
+    for written, read in zip(rows[::997], list(back)[::997], strict=True):
+        known = (written.step, written.stage, written.tokens, written.memory, written.rank)
+        assert (read.step, read.stage, read.tokens, read.memory, read.rank) == known
+        assert read.host_seconds == pytest.approx(written.host_seconds, rel=1e-7)
+        assert (read.seconds is None) is (written.seconds is None)
+
+
+def test_without_pyarrow_many_rows_are_text_and_a_line_says_what_would_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = many()
+    (tmp_path / "columns").mkdir()
+    write_rows(tmp_path / "columns", rows, all_ended=True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (note,) = write_rows(tmp_path, rows, all_ended=True)
+    assert f"{len(rows):,} rows" in note
+    assert "lm_profiler[parquet]" in note
+    assert len(read_rows(tmp_path)) == len(rows)
+    with pytest.raises(RecordError, match=r"steps\.parquet: expected pyarrow, which is not installed"):
+        read_rows(tmp_path / "columns")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"step,stage\n"])
+def test_what_is_no_parquet_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.parquet").write_bytes(content)
+    with pytest.raises(RecordError, match=f"^{tmp_path / 'steps.parquet'}: is damaged"):
+        read_rows(tmp_path)
+
+
+def test_a_parquet_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"step": [1], "stage": ["measure"]}), tmp_path / "steps.parquet")
+    with pytest.raises(RecordError, match=r"steps.parquet: expected the columns of steps.csv too, given no \w+"):
+        read_rows(tmp_path)
 
 
 def test_columns_are_rows_and_rows_are_columns() -> None:

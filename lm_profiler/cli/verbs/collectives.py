@@ -46,7 +46,7 @@ class Options:
         backend: gloo (on the CPU), nccl (a GPU for each process); if not given, what the machine has.
         repeats: The most repeats of a row.
         budget_s: Seconds that a row may take; six repeats are made in any case.
-        format: terminal, markdown, latex, typst, csv or json; if not given, as the suffix of output says.
+        format: terminal, markdown, latex, typst, csv, json or parquet; if not given, as the suffix of output says.
         output: Write the table to this file.
         plot: Draw bus bandwidth against size into this file: .svg, .png or .pdf.
     """

@@ -59,7 +59,7 @@ class Options:
     """Tables of runs, of folders of runs and of sweeps, in any mix.
 
     A sweep's repeats share a row; a single run is shown as a page of all its figures, unless an option asks for a
-    table. CSV and JSON carry SI values and every fact; the others are for people.
+    table. CSV, JSON and Parquet carry SI values and every fact; the others are for people.
 
     Args:
         config: A YAML file of these options.
@@ -78,7 +78,7 @@ class Options:
         allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
         plot: phases, memory_timeline or overlap; with --output FILE.svg, .png, .pdf or .html.
         by: What a plot is drawn against.
-        format: terminal, markdown, latex, typst, csv, json or html; if not given, as output's suffix says; for
+        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.
         output: Write to this file.
     """

@@ -20,6 +20,8 @@ from lm_profiler.usage_error import UsageError, expect_one_of
 FORMATS = ("terminal", "markdown", "latex", "typst", "json")  # of a verb that has one answer
 ForWhom = Literal["terminal", "json"]  # of one whose answer is no table
 
+_NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
+
 
 def runs_below(paths: Sequence[Path], label: str) -> Collection:
     """Return what lies at or below ``paths``, killed runs concluded; there is something."""
@@ -41,10 +43,10 @@ def format_of(given: str | None, output: Path | None) -> str | None:
         if given is None:
             known = ", ".join(formats.SUFFIXES)
             raise UsageError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
-    if given == "html":
+    if given in _NEEDS:
         if output is None:
-            raise UsageError("format: expected --output FILE for html, given none")
-        require("plotly", asked)
+            raise UsageError(f"format: expected --output FILE for {given}, given none")
+        require(_NEEDS[given], asked)
     return given
 
 
@@ -63,13 +65,16 @@ def show(table: Table) -> None:
 
 def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | None) -> None:
     """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``runs`` as well."""
-    if output is None or kind != "html":
+    if output is None or kind not in _NEEDS:
         write_text(formats.render(tables, kind, sys.stdout if output is None else None), kind, output)
         return
-    from lm_profiler.report.page.page import write_page
-
     with writable(output):
-        write_page(runs, output, tables[0])
+        if kind == "html":
+            from lm_profiler.report.page.page import write_page
+
+            write_page(runs, output, tables[0])
+        else:
+            write_whole(output, formats.parquet(tables[0]))
 
 
 def write_json(answer: Any, output: Path | None = None) -> None:

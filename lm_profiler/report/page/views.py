@@ -23,7 +23,7 @@ from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines
 from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMED, TIMES, Place, bytes_text, counted, term_title
 from lm_profiler.record.run_record import Ranks, RecordError, RunRecord
-from lm_profiler.record.steps import STEPS_FILE, StepRow
+from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepRow
 from lm_profiler.record.watch_files import Sketch, WatchWindow, read_events, read_last_steps, read_status, read_windows
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run import waterfall_text
@@ -94,7 +94,7 @@ def _column(column: Column) -> Json:
 def _listed(name: str, entry: Entry, columns: list[Column]) -> Json:
     known = {column.name: value for column in columns if (value := column.get(entry)) is not None}
     spans = {column.name: column.interval(entry) for column in columns if column.name in known}
-    files = (entry.folder / file for file in ("run.json", STEPS_FILE, "trace"))
+    files = (entry.folder / file for file in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace"))
     stamp = " ".join(str(path.stat().st_mtime_ns) for path in files if path.exists())
     return {
         "run": name,

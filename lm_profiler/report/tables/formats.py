@@ -1,4 +1,4 @@
-"""A table for a terminal, as Markdown, LaTeX, Typst, CSV or JSON; no text in it can break or control any."""
+"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet; no text in it can break or control any."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lm_profiler.report.tables.table import Table, TableCell
 
 SUFFIXES = {
     ".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".typ": "typst",
-    ".html": "html",
+    ".parquet": "parquet", ".html": "html",
 }  # fmt: skip
 # the formats that carry SI values, with the ends of intervals in columns of their own
-FOR_PROGRAMS = ("csv", "json")
+FOR_PROGRAMS = ("csv", "json", "parquet")
 
 # the beginning of a heading, a quotation or a list, up to where a backslash makes it plain text
 _LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
@@ -152,8 +152,23 @@ def json_text(table: Table) -> str:
     return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
+def parquet(table: Table) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {name: _one_type([_scalar(value) for value in values]) for name, values in table.fields().items()}
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
+
+
 def _scalar(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    types = {type(value) for value in values if value is not None}
+    return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
 
 
 _TEXT = {"markdown": markdown, "latex": latex, "typst": typst, "csv": csv_text, "json": json_text}

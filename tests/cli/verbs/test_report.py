@@ -102,7 +102,7 @@ def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)[0]["bf16-mixed_status"] == "oom"
 
 
-@pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.typ"])
+@pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.typ", "t.parquet"])
 def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
     begins = {
         ".txt": b"in all rows",
@@ -113,7 +113,7 @@ def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsy
         ".typ": b"// in",
     }
     assert report(logs, "--output", tmp_path / name) == 0
-    assert (tmp_path / name).read_bytes().startswith(begins[Path(name).suffix])
+    assert (tmp_path / name).read_bytes().startswith(begins.get(Path(name).suffix, b"PAR1"))
     assert capsys.readouterr().out == ""
 
 
@@ -255,7 +255,7 @@ REFUSED = [
     ["report", *["{logs}", "--columns", "stepp_s"]],
     ["report", *["{logs}", "--output", "table.xml"]],
     ["report", *["{logs}", "--output", "{logs}/nowhere/t.csv"]],
-    ["report", *["{logs}", "--format", "html"]],
+    ["report", *["{logs}", "--format", "parquet"]],
     ["report", *["{logs}", "--pivot", "size", "step_s"]],
     ["report", *["{logs}", "--plot", "phases", "--output", "a.svg", "--format", "csv"]],
     ["report", *["{logs}", "--warmup", "-1"]],
@@ -277,6 +277,15 @@ def test_a_wrong_call_is_told_as_stored(logs: Path, capsys: pytest.CaptureFixtur
 def test_an_empty_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert report(tmp_path) == 2
     assert_stored("cli/report_problems: empty", {"an empty folder": capsys.readouterr().err}, here=tmp_path)
+
+
+def test_parquet_without_pyarrow_names_the_extra(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert report(logs, "--output", tmp_path / "t.parquet") == 2
+    assert "lm_profiler[parquet]" in capsys.readouterr().err
+    assert not (tmp_path / "t.parquet").exists()
 
 
 def test_plots_and_pages_are_written_where_they_are_asked_for(logs: Path, tmp_path: Path):

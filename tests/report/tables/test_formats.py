@@ -7,11 +7,12 @@ import io
 import json
 import re
 
+import pyarrow.parquet
 import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, plain, terminal, typst
+from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal, typst
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 TABLE = Table(
@@ -43,10 +44,11 @@ ROWS = [
 ]
 
 
-def test_csv_and_json_carry_si_values_with_their_intervals():
+def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
     text = [{name: "" if value is None else str(value) for name, value in row.items()} for row in ROWS]
     assert list(csv.DictReader(io.StringIO(csv_text(TABLE)))) == text
     assert json.loads(json_text(TABLE)) == ROWS
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(TABLE))).to_pylist() == ROWS
 
 
 def test_text_that_a_spreadsheet_would_compute_has_an_apostrophe_before_it_and_numbers_have_none():
@@ -70,6 +72,16 @@ def test_json_hides_no_control_from_its_reader_and_gives_none_to_a_terminal():
     text = json_text(Table([Heading("x", "x")], [[TableCell(given)]]))
     assert json.loads(text) == [{"x": given}]
     assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_values_of_several_types_go_to_parquet_as_text():
+    table = Table([Heading("x", "x")], [[TableCell(8)], [TableCell("auto")], [TableCell([1, 2])], [TableCell()]])
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
+        "8",
+        "auto",
+        "[1, 2]",
+        None,
+    ]
 
 
 def test_nothing_in_a_name_reaches_the_terminal_as_an_order():
@@ -111,10 +123,11 @@ def test_nothing_in_a_name_breaks_typst():
     assert typst(Table([Heading("x", 'a"b\\')], [])).count(r'"a\"b\\"') == 1
 
 
-def test_whatever_is_in_a_name_comes_back_from_csv_and_json():
+def test_whatever_is_in_a_name_comes_back_from_csv_json_and_parquet():
     whole = NASTY.replace("\udcff", "\\udcff")  # UTF-8 has no lone surrogates
     assert next(csv.DictReader(io.StringIO(csv_text(nasty()), newline="")))["name"] == whole
     assert json.loads(json_text(nasty()))[0]["name"] == whole
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty()))).column("name").to_pylist() == [whole]
 
 
 def test_plain_keeps_letters_of_all_scripts_and_indents():
