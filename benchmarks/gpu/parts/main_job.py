@@ -18,6 +18,7 @@ from lm_profiler.record.run_record import RunRecord
 
 CONFIG = "xl_bf16"
 """As in the README, warm-up and all."""
+PICTURES = ("phases", "memory")
 _TINY_TRACED = ("--memory.steps=1", "--trace.steps=1")
 _OTHER = 0.05
 _TAB = "#lm_profiler&p.lm_profiler.view="
@@ -37,7 +38,8 @@ def run(place: Place, findings: Findings) -> None:
     tell(record, findings)
     kernels(place, [read_kernels(table) for table in kernel_files(folder)], findings)
     place.call("report", str(folder), "--kernels", f"--output={place.folder / 'kernels.md'}", output="report.txt")
-    place.picture(folder, "phases")
+    for picture in PICTURES:
+        place.picture(folder, picture)
     if not place.on_cpu:
         screenshots(place, findings)
 

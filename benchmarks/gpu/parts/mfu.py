@@ -44,7 +44,8 @@ def run(place: Place, findings: Findings) -> bool:
             figures.append(dict(zip(_HEADINGS, rows[-1], strict=True)))
         findings.table("Sizes", _HEADINGS, sorted(rows, key=_order), left=5)
         findings.add(cells=figures)
-    place.picture(place.folder, "phases")
+    for picture in ("mfu", "memory"):
+        place.picture(place.folder, picture)
     best = max((entry[7] for entry in rows if entry[7].endswith("%")), key=lambda text: float(text[:-1]), default=None)
     findings.add(best_mfu=best)
     return more

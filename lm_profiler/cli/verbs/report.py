@@ -76,7 +76,8 @@ class Options:
         kernels: The kernels that took the device's time, from the trace of each run.
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
         allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
-        plot: phases, memory_timeline or overlap; with --output FILE.svg, .png, .pdf or .html.
+        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
+            .html.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.

@@ -11,7 +11,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.report.tables import rows as merged
 from lm_profiler.report.tables.rows import Estimate, Merged, estimated
-from lm_profiler.report.tables.table import fact_text
+from lm_profiler.report.tables.table import fact_text, is_number
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, column, columns_named
 from lm_profiler.usage_error import UsageError
 
@@ -101,6 +101,16 @@ def legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:
         figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), handlelength=1.0)
 
 
+def known_points(figures: Iterable[tuple[float, Estimate]], scale: float) -> Sequence[Sequence[float]]:
+    """Return places, values times ``scale``, and how far intervals reach below and above, of the known figures."""
+    points = []
+    for at, of in figures:
+        if of.value is not None:
+            around = (0.0 if end is None else abs(end - of.value) for end in (of.low, of.high))
+            points.append((at, *(scale * x for x in (of.value, *around))))
+    return list(zip(*points, strict=True)) or [()] * 4
+
+
 def error_bars(figures: Iterable[Estimate]) -> str:
     counts = [figure.n for figure in figures if figure.low is not None]
     parts = ["with 95 % interval"] * (1 in counts) + ["of repeats, the extremes"] * (max(counts, default=1) > 1)
@@ -113,12 +123,23 @@ def wrapped(text: str, inches: float) -> str:
     return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
 
 
+def thinned(count: int, most: int) -> range:
+    """Return every k-th of ``count`` places, so that at most ``most`` are left."""
+    return range(0, count, max(1, -(-count // most)))
+
+
 @dataclass(frozen=True)
 class Group:
     """Entries that differ in no known fact; ``columns`` are the facts that the groups of a picture differ in."""
 
     entries: Merged
     columns: Sequence[Column]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values of ``columns`` as a key; lists and mappings of the config are text."""
+        values = [of.get(self.entries[0]) for of in self.columns]
+        return tuple(x if x is None or isinstance(x, (bool, int, float)) else str(x) for x in values)
 
     @property
     def label(self) -> str:
@@ -130,10 +151,25 @@ class Group:
         return ", ".join(_word(of, self.entries[0]) for of in self.columns)
 
 
-def grouped(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
-    """Group ``entries`` by what varies, in the order of ``by``, or else of the first."""
+def trouble(entries: Merged) -> str:
+    """Return how the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
+    ended = merged.status(entries, merged.WORDS)
+    return "" if ended == "ok" else ended
+
+
+def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> list[Group]:
+    """Group ``entries`` by what varies, in the order of ``by``, or else of the first; ``numbers`` go before words."""
+
+    def is_word(axis: Column) -> bool:
+        return not all(map(is_number, merged.distinct(map(axis.get, entries))))
+
     others = varying(entries)
-    first = _axis(by, entries) if by is not None else others[0] if others else COLUMNS["name"]
+    if by is not None:
+        first = _axis(by, entries)
+    elif numbers and others:  # a line has a number on its axis, the context length if that varies
+        first = min(others, key=lambda axis: (axis.name != "context_length", is_word(axis)))
+    else:
+        first = others[0] if others else COLUMNS["name"]
     columns = [first, *(axis for axis in others if axis.name != first.name)]
     return [Group(alike, columns) for alike in merged.by_facts(entries, columns).values()]
 
@@ -165,6 +201,21 @@ def stack(group: Group) -> dict[str, float]:
     known = {part: seconds for part, seconds in typical.items() if seconds is not None}
     step, total = estimated(group.entries, COLUMNS[TIMES["step"].name]).value, sum(known.values())
     return {part: seconds * (step / total if step and total else 1.0) for part, seconds in known.items()}
+
+
+def lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups of each line, which runs over the values of the first column, by the line's name."""
+    by_label: dict[str, list[Group]] = {}
+    for group in groups:
+        by_label.setdefault(Group(group.entries, group.columns[1:]).label, []).append(group)
+    return by_label
+
+
+def places(groups: Sequence[Group]) -> tuple[dict[Any, float], bool]:
+    """Return the place of each value of the first column on an axis, and whether the values are numbers."""
+    values = dict.fromkeys(group.values[0] for group in groups)
+    numbers = all(map(is_number, values))
+    return {value: value if numbers else place for place, value in enumerate(values)}, numbers
 
 
 def _axis(name: str, entries: Sequence[Entry]) -> Column:

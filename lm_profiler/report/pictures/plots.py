@@ -1,13 +1,11 @@
-"""The pictures of runs, each saved in any format: a bar of phases for each group, and bandwidths of collectives."""
+"""The pictures of runs, each saved in any format: a bar of phases for each group, and figures against what varies."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
@@ -19,14 +17,16 @@ from lm_profiler.report.pictures import drawing
 from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, grouped, new_figure, wrapped
 from lm_profiler.report.pictures.over_time import memory_timelines, overlap
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
-from lm_profiler.report.tables.rows import WORDS, Estimate, Merged, estimated, status
-from lm_profiler.report.tables.table_columns import COLUMNS
+from lm_profiler.report.tables.rows import Estimate, estimated
+from lm_profiler.report.tables.table import fact_text
+from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("phases", "overlap")
+KINDS = ("phases", "memory", "attention", "tokens", "mfu", "overlap")
 TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files beside its record
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
@@ -71,7 +71,10 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     if not entries:
         raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
-    return (phases if kind == "phases" else overlap)(grouped(entries, by))
+    if kind in ("phases", "overlap"):
+        return (phases if kind == "phases" else overlap)(grouped(entries, by))
+    figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}
+    return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 
 
 _BARS_WIDTH = 8.0
@@ -93,17 +96,15 @@ def phases(groups: Sequence[Group]) -> Figure:
         for row, width in zip(rows, widths, strict=True):
             left[row] += width
     steps = [estimated(group.entries, COLUMNS["step_s"]) for group in groups]
-    known = [(row, of.value, of.low, of.high) for row, of in enumerate(steps) if of.value is not None]
-    if known:
-        at, values, low, high = np.array(known, float).T
-        around = scale * np.array([values - low, high - values])
-        axes.errorbar(scale * values, at, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
-    named = range(0, count, -(-count // _MOST_NAMED))
+    at, values, *around = drawing.known_points(enumerate(steps), scale)
+    if values:
+        axes.errorbar(values, at, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
+    named = drawing.thinned(count, _MOST_NAMED)
     axes.set_yticks(list(named), [wrapped(shortened(groups[row].label, 64), _NAMES_ROOM) for row in named])
     axes.set_ylim(count - 0.4, -0.6)
     axes.set_xlim(0, 1.03 * max([*left, *((of.high or of.value or 0.0) * scale for of in steps)]) or 1.0)
     beside = axes.secondary_yaxis("right")  # a column: behind the bars the longest text would press all of them
-    beside.set_yticks(list(named), [_said(steps[row], groups[row].entries) for row in named])
+    beside.set_yticks(list(named), [_said(steps[row], drawing.trouble(groups[row].entries)) for row in named])
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)
     axes.grid(visible=False, axis="y")
@@ -116,17 +117,71 @@ def phases(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _said(step: Estimate, entries: Merged) -> str:
-    """Return the mean step, and how the entries ended where not all ended well, such as ``1 ok, 1 failed``."""
-    ended = status(entries, WORDS).removeprefix("ok")
+def _said(step: Estimate, ended: str) -> str:
     if step.value is None:
         return shortened(ended)
     ms = TIMES["step"].show(step.value, digits=1)
     return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"
 
 
-_WIDTH = 7.2
+_MOST_WORDS = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
+_WIDTH, _MOST_TICKS = 7.2, 24
 _MARKERS, _DASHES = "osD^vPX", ("-", "--", ":", "-.")
+
+
+def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
+    """Draw ``figure`` against the first column, a line for each combination of the others."""
+    assert figure.quantity is not None
+    figures = [estimated(group.entries, figure) for group in groups]
+    if all(of.value is None for of in figures):
+        raise UsageError(
+            f"plot: expected runs that ended well and know their {figure.title}, given none; "
+            "`report RUNS` shows how each ended"
+        )
+    absent = _absent(groups, figures)
+    drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
+    ticks, numbers = drawing.places(groups)
+    named = drawing.lines(groups)
+    for at, (name, line) in enumerate(named.items()):
+        style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
+        colour, label = SERIES_COLOURS[at % len(SERIES_COLOURS)], shortened(name) if at < _MOST_WORDS else "_"
+        points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
+        x, y, *around = drawing.known_points(points, figure.quantity.scale)
+        axes.errorbar(x, y, yerr=around, color=colour, capsize=3, fmt=style, label=label)
+        if missing := [x for x, of in points if of.value is None]:  # a cross on the axis
+            axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
+    _ticks(axes, ticks, numbers)
+    columns = groups[0].columns
+    axes.set_xlabel("\n".join((wrapped(columns[0].title, _WIDTH), *absent)))
+    axes.set_ylabel("\n".join(filter(None, (figure.quantity.heading, drawing.error_bars(figures)))))
+    if len(named) > 1:
+        more = f"\nand {len(named) - _MOST_WORDS} more" * (len(named) > _MOST_WORDS)
+        title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
+        drawn.legend(loc="outside right upper", title=title + more)
+    return drawn
+
+
+def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
+    """Return a line on how each group ended that has no point, or a point of some of its repeats only."""
+    told = []
+    for group, figure in zip(groups, figures, strict=True):
+        if word := drawing.trouble(group.entries) or ("unknown" if figure.value is None else ""):
+            told.append(f"{shortened(group.label)}: {word}")
+    return told[:_MOST_WORDS] + [f"and {len(told) - _MOST_WORDS} more"] * (len(told) > _MOST_WORDS)
+
+
+def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
+    # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
+    if numbers and 0 < 4 * min(ticks.values()) <= max(ticks.values()):
+        axes.set_xscale("log", base=2)
+    shown = [list(ticks.items())[at] for at in drawing.thinned(len(ticks), _MOST_TICKS)]
+    names = [shortened(fact_text(value) or "unknown", 32) for value, _ in shown]
+    crowded = not numbers and sum(map(len, names)) > _WIDTH * 8
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if crowded else {}
+    axes.set_xticks([place for _, place in shown], names, **turned)
+    axes.minorticks_off()
+    axes.margins(x=0.1)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
 def bandwidths(rows: Sequence[LinkFigures]) -> Figure:

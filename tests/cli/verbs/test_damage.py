@@ -39,7 +39,7 @@ TABLES = (
     ["--kernels"],
     ["--kernels", "--format", "csv"],
 )
-PICTURES = ("phases", "html")
+PICTURES = ("phases", "memory", "mfu", "html")
 EVIL = "\x1b]0;evil\x07\x9b31m\u202e"
 VALUES: tuple[Any, ...] = (
     *(0, -1, 1, 2.5, 1e308, -1e308, 10**400, 2**63, -0.0, 5e-324, None, True, "", "x", EVIL, "0"),

@@ -257,7 +257,7 @@ REFUSED = [
     ["report", *["{logs}", "--output", "{logs}/nowhere/t.csv"]],
     ["report", *["{logs}", "--format", "parquet"]],
     ["report", *["{logs}", "--pivot", "size", "step_s"]],
-    ["report", *["{logs}", "--plot", "phases", "--output", "a.svg", "--format", "csv"]],
+    ["report", *["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"]],
     ["report", *["{logs}", "--warmup", "-1"]],
     ["report", *["{logs}", "--steps", "0"]],
     ["report", *["--warmup", "0", "{logs}"]],

@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
+from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PART_COLOURS
-from lm_profiler.report.pictures.plots import SUFFIXES, draw, save_plot
+from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot
 from lm_profiler.report.tables.rows import unlike
 
 
@@ -28,9 +29,10 @@ from lm_profiler.report.tables.rows import unlike
 def swept(tmp_path: Path) -> list[Entry]:
     """Context lengths: the forward pass takes as long as the length says; the longest ran out of memory."""
     entries = []
-    for context, forward_s in ((512, 12e-3), (128, 3e-3)):
+    for context, forward_s, gib in ((512, 12e-3, 4), (128, 3e-3, 1)):
+        memory = MemoryFacts(measured=MemoryReading(allocated_peak=gib * 2**30), parts={})
         overrides = {"data.context_length": str(context)}
-        entries.append(made_entry(tmp_path / str(context), overrides, forward_s=forward_s))
+        entries.append(made_entry(tmp_path / str(context), overrides, forward_s=forward_s, memory=memory))
     return [*entries, made_entry(tmp_path / "2048", {"data.context_length": "2048"}, status="oom")]
 
 
@@ -73,6 +75,42 @@ def test_the_bar_of_error_is_the_means_interval(tmp_path: Path) -> None:
     assert student * 0.9 < (bar[1, 0] - bar[0, 0]) / 2 < student * 1.6
 
 
+def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[Entry]) -> None:
+    figure = draw("memory", swept)
+    [axes] = figure.axes
+    line, *_ = axes.containers[0].lines
+    assert list(line.get_xdata()) == [128, 512]
+    assert list(line.get_ydata()) == [1.0, 4.0]
+    crosses = [mark for mark in axes.lines if mark.get_marker() == "x"]
+    assert [list(mark.get_xdata()) for mark in crosses] == [[2048]]
+    assert axes.get_xlabel().splitlines() == ["context", "2048: OOM"]
+    assert "GiB" in axes.get_ylabel()
+
+
+def test_lines_are_drawn_for_what_else_varies(tmp_path: Path) -> None:
+    cells = [
+        made_entry(tmp_path / f"{size}{context}", {"model.size": size, "data.context_length": str(context)})
+        for size in ("large", "small")
+        for context in (128, 256)
+    ]
+    figure = draw("mfu", cells)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["small", "large"]
+    by_size = draw("mfu", cells, by="model.size")
+    assert [tick.get_text() for tick in by_size.axes[0].get_xticklabels()] == ["small", "large"]
+    assert [text.get_text() for text in by_size.legends[0].get_texts()] == ["128", "256"]
+
+
+def test_mfu_has_the_steps_interval_turned_over(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    assert entry.record is not None
+    step = entry.record.time["step"]
+    assert step.mean_low is not None
+    assert step.mean_high is not None
+    [bar] = draw("mfu", [entry]).axes[0].containers[0].lines[2][0].get_segments()
+    ideal_s = 0.4 * 10e-3
+    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.mean_high, 100 * ideal_s / step.mean_low])
+
+
 def cells(top: Path) -> list[Entry]:
     """Precisions, compiled and not, at two lengths."""
     return [
@@ -92,6 +130,8 @@ def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
     assert names[0].split(", ") == ["32-true", "eager", "context 64"]
     assert ["bf16-mixed", "compiled", "context 256"] in [name.split(", ") for name in names]
     assert axes.get_ylabel() == ""
+    legend = draw("mfu", cells(tmp_path)).legends[0]
+    assert [text.get_text() for text in legend.get_texts()][-1] == "bf16-mixed, compiled"
 
 
 def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> None:
@@ -109,9 +149,10 @@ def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> 
     assert beside(figure) == ["8.7 ms"]
 
 
-def test_nothing_runs_off_the_edge(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["phases", "mfu"])
+def test_nothing_runs_off_the_edge(tmp_path: Path, kind: str) -> None:
     runs = [made_entry(tmp_path / n, name=f"{n} name of a run that is rather long " * 4) for n in "abc"]
-    figure = draw("phases", runs, "name")
+    figure = draw(kind, runs, "name")
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     width = figure.bbox.width
@@ -121,6 +162,20 @@ def test_nothing_runs_off_the_edge(tmp_path: Path) -> None:
         assert box.x1 <= width + 1
         title = axes.title if axes.get_title() else axes._left_title  # no other way to it
         assert title.get_window_extent(canvas.get_renderer()).x1 <= width + 1
+
+
+def test_tokens_a_second_and_attentions_memory_stand_against_the_length(tmp_path: Path) -> None:
+    entries = []
+    for context in (128, 512):
+        held = MemoryLevels(start=2**20, forward=2**20 + context * 2**20, backward=0, source="allocator")
+        memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
+        entries.append(made_entry(tmp_path / str(context), {"data.context_length": str(context)}, memory=memory))
+    line, *_ = draw("attention", entries).axes[0].containers[0].lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 512], [0.125, 0.5])
+    axes = draw("tokens", entries).axes[0]
+    line, *_ = axes.containers[0].lines
+    assert list(line.get_ydata()) == pytest.approx([51_200, 51_200])  # 512 tokens in 10 ms
+    assert axes.get_ylabel().startswith("tokens/s")
 
 
 def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None:
@@ -169,10 +224,13 @@ def test_a_long_name_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert [(name[:5], name[-1]) for name in names] == [("first", "a"), ("first", "b")]
 
 
-def test_any_name_can_be_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "overlap"])  # which needs traces: its own test
+def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
     name = "</text><script>$x^{_$ & \\frac"
-    runs = [made_entry(tmp_path / "run", name=name), made_entry(tmp_path / "b")]
-    save_plot("phases", runs, tmp_path / "a.svg", "name")
+    held = MemoryLevels(start=1, forward=2, backward=2, source="allocator")
+    memory = MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={}, held=held)
+    runs = [made_entry(tmp_path / "run", name=name, memory=memory), made_entry(tmp_path / "b")]
+    save_plot(kind, runs, tmp_path / "a.svg", "name")
     drawn = ET.parse(tmp_path / "a.svg")  # it is XML still
     words = "".join(element.text or "" for element in drawn.iter()).replace(" ", "")
     assert name.replace(" ", "") in words  # which may go on on a second line
@@ -180,19 +238,20 @@ def test_any_name_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
-    run = made_entry(tmp_path / "run")
+    run, died = made_entry(tmp_path / "run"), made_entry(tmp_path / "died", status="oom")
     for kind, entries, name, by, message in (
         (
             "pie",
             [run],
             "a.svg",
             None,
-            r"^plot: expected one of phases, overlap, given 'pie'",
+            r"^plot: expected one of phases, memory, attention, tokens, mfu, overlap, given 'pie'",
         ),
         ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, .html, given 'a.gif'"),
         ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),
         ("phases", [run], "a.svg", "sise", r"^by: expected a fact .* given 'sise'"),
         ("phases", [run], "a.svg", "step_s", r"^by: expected .* given the figure 'step_s'"),
+        ("mfu", [died], "a.svg", None, r"^plot: expected runs that ended well and know their MFU, given none"),
     ):
         with pytest.raises(ValueError, match=message):
             save_plot(kind, entries, tmp_path / name, by)
