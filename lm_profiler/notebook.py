@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.steps import StepTable
 from lm_profiler.report.run.comparison_table import comparison_table
 from lm_profiler.report.run.run_page import end_tables
-from lm_profiler.report.tables.formats import html_text, terminal
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.rows import repeats_together, rows
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import columns_named
@@ -43,7 +44,8 @@ class Shown:
         return "\n".join(terminal(table, io.StringIO()) for table in self.tables).strip()
 
     def _repr_html_(self) -> str:
-        return html_text(self.tables)
+        # in the page's own colours, light or dark; wide tables scroll, where plain text would be wrapped
+        return f'<pre style="white-space:pre;overflow-x:auto">{escape(repr(self))}</pre>'
 
 
 @dataclass(frozen=True, repr=False)

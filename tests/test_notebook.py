@@ -18,8 +18,8 @@ import pytest
 from nbclient import NotebookClient
 
 import lm_profiler
+from lm_profiler.notebook import Shown
 from lm_profiler.record.run_record import read_run
-from lm_profiler.report.tables.formats import _HTML_STYLES, html_text
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.usage_error import UsageError
 
@@ -84,7 +84,7 @@ def test_the_cells_of_the_page_show_what_they_name(logs: Path) -> None:
         html = Checked(of["text/html"])
         assert words in html.text
         assert words in of["text/plain"]
-        assert html.tags <= {"div", "p", "b", "pre", "table", "thead", "tbody", "tr", "th", "td"}
+        assert html.tags == {"pre"}
 
 
 def test_load_is_quick_and_needs_no_torch(logs: Path) -> None:
@@ -133,18 +133,7 @@ def test_what_is_no_run_is_told_in_a_line(tmp_path: Path) -> None:
 def test_text_of_others_stays_text() -> None:
     nasty = "<script>alert(1)</script>\x1b[31m & \u202e"
     table = Table([Heading("a", nasty)], [[TableCell(text=nasty, style="red")]], [nasty], [nasty], title=nasty)
-    html = html_text([table])
+    html = Shown(None, [table])._repr_html_()
     assert "<script" not in html
     assert "\x1b" not in html
     assert Checked(html).text.count("<script>alert(1)</script>") == 5
-
-
-@pytest.mark.parametrize("colour", re.findall(r"#\w{6}", " ".join(_HTML_STYLES.values())))
-def test_colours_are_readable_on_white_and_on_black(colour: str) -> None:
-    def luminance(rgb: str) -> float:  # as WCAG 2.2 defines it
-        parts = (int(rgb[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
-
-    assert 1.05 / (luminance(colour) + 0.05) >= 3.5
-    assert (luminance(colour) + 0.05) / (luminance("#111111") + 0.05) >= 3.5

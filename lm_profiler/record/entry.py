@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lm_profiler.record.improve import IMPROVE_FILE, Searched, read_improve
+from lm_profiler.record.improve import IMPROVE_FILE, ImproveRecord, read_improve
 from lm_profiler.record.run_record import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.secrets import masked_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
@@ -134,7 +134,8 @@ class Collection:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    searches: list[Searched] = field(default_factory=list)  # the calls of ``improve``, whose runs are among the entries
+    # the calls of ``improve`` by their folders; their runs are among the entries
+    searches: dict[Path, ImproveRecord] = field(default_factory=dict)
 
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:
@@ -185,7 +186,7 @@ class _Search:
             folders.sort(key=_by_number)
             searched = IMPROVE_FILE in files and self.first_time(folder / IMPROVE_FILE)
             if searched and (record := self._read(read_improve, folder)) is not None:
-                self.collection.searches.append(Searched(folder, record))
+                self.collection.searches[folder] = record
             if PLAN_FILE in files:
                 if not self.first_time(folder) or self._sweep(folder):
                     folders.clear()

@@ -121,11 +121,3 @@ class ImproveRecord(Part):
 
 def read_improve(folder: Path) -> ImproveRecord:
     return read_as(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")
-
-
-@dataclass(frozen=True)
-class Searched:
-    """The folder of one call of ``improve``, and its record."""
-
-    folder: Path
-    record: ImproveRecord

@@ -125,38 +125,33 @@ _STATISTICS = {
 }
 
 
-def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any]:
-    """Return a function that reads a statistic of ``part``; None where the part took no time, and so did not occur."""
+def _time(times: str, part: str, name: str) -> Figure:
+    """Return the figure of a statistic of ``part`` on a clock; unknown where it took no time, and so did not occur."""
 
     def get(record: RunRecord) -> Any:
         time = getattr(record, times).get(part)
-        return getattr(time, statistic) if time is not None and time.max else None
+        return getattr(time, name) if time is not None and time.max else None
 
-    return get
-
-
-def _mean(times: str, part: str) -> Figure:
     on, said, meant = _CLOCKS[times]
+    title, path = WORDS[part], f"{times}.{part}.{name}"
+    if name == "mean":
+        return Figure(
+            title + said, "ms", MEANINGS[part] + meant, f"{part}{on}_s", path=path, compute=get,
+            interval_ends=("mean_low", "mean_high"), tag=f"{times}_ms/{part}",
+            place=Place.FILE if on else _PLACES.get(part, Place.FILE), run_tag=None if on else _RUN_TAGS.get(part),
+            group="Time on the host's clock" if on else "Time of a step",
+        )  # fmt: skip
+    words, unit, place = _STATISTICS[name]
     return Figure(
-        WORDS[part] + said, "ms", MEANINGS[part] + meant, f"{part}{on}_s", path=f"{times}.{part}.mean",
-        compute=_of_time(times, part, "mean"), interval_ends=("mean_low", "mean_high"), tag=f"{times}_ms/{part}",
-        place=Place.FILE if on else _PLACES.get(part, Place.FILE), run_tag=None if on else _RUN_TAGS.get(part),
-        group="Time on the host's clock" if on else "Time of a step",
+        f"{title} {name.upper() if name == 'cv' else name}{said}", unit, f"{words} of the time of {title}{meant}",
+        f"{part}{on}_{name}" + "_s" * (unit == "ms"), path=path, compute=get,
+        place=Place.ASKED if on else place, group="Spread of the steps", of=part,
     )  # fmt: skip
 
 
 # times on the device's stream, or on the host's clock where there is no device; a run's are means over its steps
-TIMES = {part: _mean("time", part) for part in MEANINGS}
-HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}  # times on the host's clock
-
-
-def _statistic(times: str, part: str, name: str) -> Figure:
-    (on, said, meant), (words, unit, place), title = _CLOCKS[times], _STATISTICS[name], WORDS[part]
-    return Figure(
-        f"{title} {name.upper() if name == 'cv' else name}{said}", unit, f"{words} of the time of {title}{meant}",
-        f"{part}{on}_{name}" + "_s" * (unit == "ms"), path=f"{times}.{part}.{name}",
-        compute=_of_time(times, part, name), place=Place.ASKED if on else place, group="Spread of the steps", of=part,
-    )  # fmt: skip
+TIMES = {part: _time("time", part, "mean") for part in MEANINGS}
+HOST_TIMES = {part: _time("host_time", part, "mean") for part in TIMES}  # times on the host's clock
 
 
 # the title and the meaning of each term, in the order of the waterfall
@@ -275,7 +270,7 @@ def _every_figure() -> Iterator[Figure]:
         if not (of.path.startswith("floors.") and ".flops." in of.path) or of.of in ("forward", "backward"):
             of = replace(of, group=of.group or "Steps")
             yield replace(of, compute=_whole_run) if of.path == "duration_s" else of
-    yield from (_statistic(times, part, name) for times in _CLOCKS for part in TIMES for name in _STATISTICS)
+    yield from (_time(times, part, name) for times in _CLOCKS for part in TIMES for name in _STATISTICS)
 
 
 def _groups() -> dict[str, tuple[Figure, ...]]:

@@ -7,7 +7,7 @@ an address, or a token whose issuer marks it (GitHub, GitLab, Hugging Face, Open
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -64,32 +64,21 @@ def masked_line(words: Iterable[str]) -> list[str]:
 
 
 def masked_option(name: str, value: str) -> str:
-    """The text ``value`` of an option without secrets, also those nested in YAML."""
+    """The text ``value`` of an option without secrets; YAML with one nested in it is written anew."""
     parsed: Any = value
     if ":" in value and not is_secret(name):
         with suppress(yaml.YAMLError, ValueError, RecursionError):
-            parsed = yaml.BaseLoader(value).get_single_data()  # scalars as they are written
-    for secret in sorted(set(_secrets(parsed, name)), key=len, reverse=True):
-        value = value.replace(secret, MASK)
-    return _masked_text(value)
+            parsed = yaml.safe_load(value)
+    if not isinstance(parsed, (dict, list)):
+        return MASK if is_secret(name) and value not in _NO_SECRETS else _masked_text(value)
+    shown = masked(parsed, name)
+    return value if shown == parsed else str(yaml.safe_dump(shown, default_flow_style=True, width=10**6)).strip()
 
 
 def holds_secret(words: Iterable[str]) -> bool:
     """Whether one of ``words`` of a command line, or texts of a config, has one."""
     words = list(words)
     return masked_line(words) != words
-
-
-def _secrets(value: Any, name: str) -> Iterator[str]:
-    """Yield the texts in ``value`` that are secrets by their names."""
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _secrets(below, name if is_secret(name) else str(key))
-    elif isinstance(value, list):
-        for below in value:
-            yield from _secrets(below, name)
-    elif is_secret(name) and value not in _NO_SECRETS:
-        yield value
 
 
 def _masked_text(text: str) -> str:

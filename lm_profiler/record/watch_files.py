@@ -51,7 +51,7 @@ class Sketch(Part):
         if not known.size:
             return Sketch()
         at = np.floor(np.log(np.maximum(known, 1e-9)) / math.log(_GROWTH)).astype(int)
-        buckets = dict(zip(*(each.tolist() for each in np.unique(at, return_counts=True)), strict=True))
+        buckets = Counter(at.tolist())
         ends = {"min": float(known.min()), "max": float(known.max())}
         return Sketch(count=known.size, sum=float(known.sum()), buckets=buckets, **ends)
 
@@ -87,19 +87,13 @@ class WatchWindow(Part):
 
     def merged(self, after: WatchWindow) -> WatchWindow:
         """Return the window of these steps and those that follow."""
-        parts = [*self.seconds, *(part for part in after.seconds if part not in self.seconds)]
+        seconds = dict(self.seconds)
+        for part, sketch in after.seconds.items():
+            seconds[part] = seconds[part].merged(sketch) if part in seconds else sketch
         held = [each.held_bytes for each in (self, after) if each.held_bytes is not None]
         peaks = [each.peak_bytes for each in (self, after) if each.peak_bytes is not None]
-        return WatchWindow(
-            first_step=self.first_step,
-            steps=self.steps + after.steps,
-            began_s=self.began_s,
-            seconds={
-                part: self.seconds.get(part, Sketch()).merged(after.seconds.get(part, Sketch())) for part in parts
-            },
-            held_bytes=min(held, default=None),
-            peak_bytes=max(peaks, default=None),
-        )
+        memory = {"held_bytes": min(held, default=None), "peak_bytes": max(peaks, default=None)}
+        return self.model_copy(update={"steps": self.steps + after.steps, "seconds": seconds, **memory})
 
 
 class WatchEvent(Part):

@@ -15,7 +15,7 @@ from tab import MARKUP, OpenTab, Tab
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run_record import read_run
-from lm_profiler.report.run.waterfall_text import no_waterfall
+from lm_profiler.report.run.waterfall_text import missing
 
 RUN = "demo/version_0"
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.6}
@@ -72,7 +72,7 @@ def test_a_real_run_is_taken_apart_or_says_why_not(
     tab = open_either(theme)
     view = tab.open_run(RUN, "Why")
     if record.waterfall is None:
-        expect(view).to_contain_text(no_waterfall(record))
+        expect(view).to_contain_text(f"No waterfall: {missing(record)}")
         return
     texts = view.locator("summary > :nth-child(3)").all_inner_texts()
     step = view.locator(".whole > :nth-child(3)").inner_text()

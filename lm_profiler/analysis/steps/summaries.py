@@ -293,21 +293,6 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return good, problems
 
 
-def long_enough(
-    entries: Sequence[Entry], settings: Sequence[int], count: int | None
-) -> tuple[list[tuple[Entry, list[int]]], list[str]]:
-    """Each readable one of ``entries`` with those of ``settings`` that leave ``count`` (any) steps; and what is not."""
-    good, problems = readable(entries)
-    enough_steps = []
-    for entry in good:
-        recorded = len(_recorded(entry))
-        left = {setting: max(0, recorded - setting) for setting in settings}
-        problems += [_too_few(entry, setting, count, n) for setting, n in left.items() if n < (count or 1)]
-        if enough := [setting for setting, n in left.items() if n >= (count or 1)]:
-            enough_steps.append((entry, enough))
-    return enough_steps, problems
-
-
 def _too_few(entry: Entry, warmup: int | None, asked: int | None, there: int) -> str:
     after = "" if warmup is None else f" after {counted(warmup, 'warm-up step')}"
     return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {there}"

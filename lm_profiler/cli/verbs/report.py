@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from lm_profiler.analysis.conclude import concluded_again
-from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, long_enough, readable
+from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
 from lm_profiler.cli.verbs.shared import format_of, runs_below, writable, write, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import TransformerConfig, preset
@@ -26,7 +26,7 @@ from lm_profiler.report.run.plan_table import allocation_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
-from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmup_rows, warmups, wide
+from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmups, wide
 from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import Column, columns_named, every_column
@@ -49,7 +49,7 @@ for example:
 _PEOPLE = ("terminal", "markdown")
 # options that ask for a table even of a single run, as the formats for programs do
 _TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
-_LAYOUTS = {"wide": wide, "devices": devices, "blocks": blocks, "modes": modes}
+_LAYOUTS = {"wide": wide, "devices": devices, "blocks": blocks, "modes": modes, "warmups": warmups}
 
 Found = TypeVar("Found")
 
@@ -175,10 +175,10 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
         write_text(ci_text(measured_by(runs.entries), cast(CiFormat, kind)), kind, options.output)
         return [], bool(runs.entries)
     plain = kind in _PEOPLE and not any(getattr(options, name) for name in _TABLE_OPTIONS)
-    searches = runs.searches if plain else []  # the table of a search stands for all its runs
-    entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]
+    searches = runs.searches if plain else {}  # the table of a search stands for all its runs
+    entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(folder) for folder in searches)]
     tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
-    tables += [improve_table(of.record, of.folder) for of in searches]
+    tables += [improve_table(of, folder) for folder, of in searches.items()]
     tables += changes if plain else []
     if tables:
         if kind == "html":
@@ -242,13 +242,9 @@ def _each(
 def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
     """Return the table of ``entries``, None where none can be used, and the problems of some of them."""
     problems: list[str] = []
-    plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
-    if options.layout == "warmups" or (plain and options.warmup):  # a row for each part of a step and each warm-up
-        runs, problems = long_enough(entries, options.warmup or WARMUPS, options.steps)
-        made = warmup_rows if options.layout == "warmups" else warmups
-        return (made(runs, options.steps) if runs else None), problems
-    if options.warmup or options.steps is not None:
-        entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
+    warmup = options.warmup or (WARMUPS if options.layout == "warmups" else ())
+    if warmup or options.steps is not None:
+        entries, problems = cut_anew(entries, warmup or [None], options.steps)
     if options.layout == "blocks":  # the runs whose steps can be shown or that died
         good, unread = readable([entry for entry in entries if entry.shows_steps])
         entries = [entry for entry in entries if entry in good or not entry.shows_steps]

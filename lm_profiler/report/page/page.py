@@ -114,12 +114,12 @@ def _answers(collection: Collection, table: Table | None) -> dict[str, views.Jso
 
 
 def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
-    named = [*(run.folder for run in collection.entries), *(search.folder for search in collection.searches)]
+    named = [*(run.folder for run in collection.entries), *collection.searches]
     folders = [Path(os.path.realpath(folder)) for folder in named]
     above = Path(os.path.commonpath([folder.parent for folder in folders])).parent if folders else Path()
     names = iter([str(folder.relative_to(above)) for folder in folders])
     runs = {next(names): run for run in collection.entries}
-    return runs, {next(names): search.record for search in collection.searches}
+    return runs, {next(names): record for record in collection.searches.values()}
 
 
 def _rounded(value: Any) -> Any:

@@ -384,8 +384,8 @@ def why(entry: Entry) -> Json:
     """Return the terms in the order of their bars, and the step that they add up to, or ``why`` there are none."""
     record = entry.record
     if record is None or record.waterfall is None:
-        no_run = "No waterfall: a cell that left no run."
-        return {"why": no_run if record is None else waterfall_text.no_waterfall(record)}
+        why = "a cell that left no run." if record is None else waterfall_text.missing(record)
+        return {"why": f"No waterfall: {why}"}
     fall = record.waterfall
     text, _, interval = waterfall_text.step_text(fall).partition(" ")
     terms = []

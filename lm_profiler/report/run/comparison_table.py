@@ -249,19 +249,18 @@ def tell_github(comparison: Comparison, environment: Mapping[str, str]) -> str:
 
 _MOST_CHANGES = 40
 
-_CHANGED = (Heading("field", "changed"), Heading("before", "the record"), Heading("now", "by this version"))
-
 
 def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
     """Return a row for each field that differs; one line where none does."""
     if not changes:
         return Table(above=[f"{folder}: this version says the same"])
-    rows = [[TableCell(of.field, of.field), _changed(of.before), _changed(of.now)] for of in changes[:_MOST_CHANGES]]
+    rows = [[of.field, _changed(of.before), _changed(of.now)] for of in changes[:_MOST_CHANGES]]
     more = len(changes) - _MOST_CHANGES
     below = [f"and {counted(more, 'more field')}"] if more > 0 else []
-    return Table(_CHANGED, rows, above=[f"{folder}: by this version's rules"], below=below)
+    titles = ("changed", "the record", "by this version")
+    return text_table(titles, rows, left=3, above=[f"{folder}: by this version's rules"], below=below)
 
 
-def _changed(value: Any) -> TableCell:
+def _changed(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
-    return TableCell(value, text if len(text) <= 60 else f"{text[:59]}…")
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -12,7 +12,7 @@ from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, Memory
 from lm_profiler.record.quantities import CAUSES, FLOOR, PARTS, PLANNED_COLUMNS, REMEDY_COLUMNS, Quantity
 from lm_profiler.record.run_record import MOMENTS
 from lm_profiler.report.run.sections import floor_texts
-from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell, text_table
 
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
@@ -121,12 +121,6 @@ def _known(
     return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]
 
 
-_ALLOCATION = [
-    *(Heading("bytes", "bytes", True), Heading("count", "count", True), Heading("cause", "cause")),
-    *(Heading("shape", "shape"), Heading("dtype", "dtype"), Heading("made_by", "made by")),
-]
-
-
 def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
     """Yield tables of the largest allocations at the peak, of what is saved for backward, and of three moments."""
     peak = f"peak {bytes_text(timeline.peak)} ({SOURCES[timeline.source]}); the largest allocations alive there:"
@@ -138,21 +132,18 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
             below = [f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them"]
         yield _table(timeline.saved, ["", f"saved for backward {bytes_text(timeline.saved_bytes)}, most of it:"], below)
     if moments := timeline.moments():
-        headings = [Heading("moment", "moment"), *(Heading(name, title, True) for name, title in CAUSES.items())]
-        rows = [
-            [TableCell(name, MOMENTS[name]), *(TableCell(count, bytes_text(count)) for _, count in held)]
-            for name, held in moments.items()
-        ]
-        yield Table(headings, rows, above=["", "memory held at three moments:"])
+        rows = [[MOMENTS[name], *(bytes_text(count) for _, count in held)] for name, held in moments.items()]
+        yield text_table(("moment", *CAUSES.values()), rows, above=["", "memory held at three moments:"])
 
 
 def _table(rows: Sequence[Allocation], above: list[str], below: list[str]) -> Table:
     cells = []
     for of in rows:
-        texts = (HELD.get(of.cause, of.cause), "" if of.shape is None else _shape(of), of.dtype or "", made_by(of))
-        figures = (TableCell(of.bytes, bytes_text(of.bytes)), TableCell(of.count, f"{of.count:,}"))
-        cells.append([*figures, *map(text_cell, texts)])
-    return Table(_ALLOCATION, cells, above=above, below=below)
+        kind = ("" if of.shape is None else _shape(of), of.dtype or "")
+        texts = [bytes_text(of.bytes), f"{of.count:,}", HELD.get(of.cause, of.cause), *kind, made_by(of)]
+        cells.append(list(map(text_cell, texts)))
+    titles = ("bytes", "count", "cause", "shape", "dtype", "made by")
+    return Table([Heading(title, title, at < 2) for at, title in enumerate(titles)], cells, above=above, below=below)
 
 
 def _shape(of: Allocation) -> str:

@@ -92,7 +92,7 @@ def why_lines(record: RunRecord) -> list[str]:
     fall = record.waterfall
     if fall is None or not fall.terms:
         asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
-        return [f"why: unknown: {_missing(record)}"] if asked else []
+        return [f"why: unknown: {missing(record)}"] if asked else []
     if record.contended:
         return ["why: not told, because other programs lengthened what it is taken apart from"]
     drawn = rungs(fall)
@@ -128,13 +128,8 @@ def unsure(fall: Waterfall) -> str:
     return f"unknown, as {rest:.0%} of the step is unexplained"
 
 
-def no_waterfall(record: RunRecord) -> str:
-    """Return why the run has no waterfall, and what to do about it."""
-    return "" if record.waterfall is not None else f"No waterfall: {_missing(record)}"
-
-
-def _missing(record: RunRecord) -> str:
-    """Return the first thing that a waterfall would have needed, and how to get it."""
+def missing(record: RunRecord) -> str:
+    """Return the first thing that the run's waterfall would have needed, and how to get it."""
     use, failed = record.utilisation, record.failure
     if record.status != "ok":
         why = f": {failed.type} in {failed.where}" if failed is not None else ""

@@ -11,7 +11,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from html import escape
 from itertools import zip_longest
 from typing import Any, TextIO
 
@@ -130,44 +129,6 @@ def _typst(text: str) -> str:
     # cells are strings and not markup: only quotation marks and backslashes mean something in them
     escaped = plain(text).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
-
-
-# mid-tones, which have a contrast of 3.5 or more with a notebook's white and with its black
-_HTML_STYLES = {
-    "bold": "font-weight:bold", "dim": "opacity:0.65", "red": "color:#e5403c", "green": "color:#1f8a3b",
-    "yellow": "color:#a06f00",
-}  # fmt: skip
-
-
-def html_text(tables: Iterable[Table]) -> str:
-    """Return ``tables`` as HTML for a page of somebody else's: no script, the page's own colours, light or dark."""
-    return f'<div style="color:inherit;overflow-x:auto">{"".join(map(_html_table, tables))}</div>'
-
-
-def _html_table(table: Table) -> str:
-    above, below = (
-        f'<pre style="white-space:pre-wrap">{text}</pre>' * bool(text)
-        for text in map(_html_lines, (table.above, table.below))
-    )
-    title = f"<p><b>{escape(plain(table.title))}</b></p>" * bool(table.title)
-    sides = ["right" if heading.figures else "left" for heading in table.headings]
-
-    def row(cells: Iterable[TableCell], tag: str) -> str:
-        styles = (
-            f"text-align:{side};{_HTML_STYLES.get(cell.style, '')}" for side, cell in zip(sides, cells, strict=True)
-        )
-        texts = (
-            f'<{tag} style="{style}">{escape(plain(of.text))}</{tag}>' for style, of in zip(styles, cells, strict=True)
-        )
-        return f"<tr>{''.join(texts)}</tr>"
-
-    head = row([TableCell(text=text) for text in table.titles], "th") if table.titles else ""
-    body = "".join(row(cells, "td") for cells in table.rows)
-    return title + above + f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" * bool(table.rows) + below
-
-
-def _html_lines(lines: Iterable[str]) -> str:
-    return escape("\n".join(map(plain, lines)).strip("\n"))
 
 
 def csv_text(table: Table) -> str:

@@ -1,11 +1,12 @@
-"""Layouts of tables: pivots, those of published reports with their names of columns, and those of recorded steps."""
+"""Layouts of tables: pivots, and those of published reports with their names of columns."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 from lm_profiler.analysis.steps.summaries import Steps, steps_after
 from lm_profiler.record.entry import Cut, Entry
@@ -14,7 +15,7 @@ from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables import rows as merged
 from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming
-from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, figure
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 
 _STEP = TIMES["step"]
@@ -311,51 +312,18 @@ def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
     return [*facts, *(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell() for time in times)]
 
 
-# -- the same steps after each setting of warm-up ----------------------------------------------------------------------
-
-_PARTS = ("forward", "backward", "forward_backward", "step")
-_MEANING = "warm-up: how many of the first recorded steps are left out; the run is the same"
-_HEADINGS = (
-    Heading("warmup_steps", "warm-up", figures=True),
-    Heading("steps", "steps", figures=True),
-    Heading("mean_s", f"mean [95 % interval] ({_STEP.shown_unit})", figures=True),
-    *(Heading(f"{name}_s", f"{name} ({_STEP.shown_unit})", figures=True) for name in ("std", "median")),
-    Heading("cv", "CV", figures=True),
-)
-Cuts = Sequence[tuple[Entry, Sequence[int]]]  # each run with its settings of warm-up
-
-
-def warmups(runs: Cuts, count: int | None = None) -> Table:
-    """Return rows for each entry and part: the same steps after each of its settings of warm-up."""
-    alone = [[entry] for entry, _ in runs]
-    apart = naming(alone)
-    body = []
-    for at, part, setting, time in _cuts(runs, _PARTS, count):
-        mean = figure(_STEP, time.mean, time.mean_low, time.mean_high)
-        std, median = (figure(_STEP, value) for value in (time.std, time.median))
-        cv = TableCell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
-        facts = [*(fact_cell(alone[at], of) for of in apart), TableCell(part, TIMES[part].title)]
-        body.append([*facts, _word(setting), _word(time.n), mean, std, median, cv])
-    headings = [*(heading(of, alone) for of in apart), Heading("part", "part"), *_HEADINGS]
-    return Table(headings, body, merged.same_in_all(alone, apart), [_MEANING])
-
-
-def warmup_rows(runs: Cuts, count: int | None = None) -> Table:
-    """Return the same for each pass as published reports have it: the mean seconds and their standard deviation."""
+def warmups(entries: Sequence[Entry]) -> Table:
+    """Return a row for each run, pass and warm-up: the mean seconds and their standard deviation."""
     titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
-    headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
-    called = names([entry for entry, _ in runs])
+    runs: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        runs.setdefault(entry.folder, []).append(entry)
     body = []
-    for at, part, setting, time in _cuts(runs, ("forward", "forward_backward"), count):
-        facts = [_word(fact) for fact in (called[at], part == "forward", setting, time.n)]
-        body.append([*facts, *(TableCell(s, "" if s is None else f"{s:.6g}") for s in (time.mean, time.std))])
-    return Table(headings, body)
-
-
-def _cuts(runs: Cuts, parts: Sequence[str], count: int | None) -> Iterator[tuple[int, str, int, TimeSummary]]:
-    """Yield each part that occurred, by the place of its run, after each setting; forward + backward where both did."""
-    for at, (entry, settings) in enumerate(runs):
-        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
-        for part in parts:
-            if any(times["backward" if part == "forward_backward" else part].max for _, times in cuts):
-                yield from ((at, part, setting, times[part]) for setting, times in cuts)
+    for name, cuts in zip(names([cuts[0] for cuts in runs.values()]), runs.values(), strict=True):
+        for part, occurs in {"forward": "forward_s", "forward_backward": "backward_s"}.items():
+            for of in (cut for cut in cuts if COLUMNS[occurs].get(cut) is not None):
+                setting, count = (COLUMNS[fact].get(of) for fact in ("warmup_steps", "benchmark_steps"))
+                facts = [_word(fact) for fact in (name, part == "forward", setting, count)]
+                seconds = [_figure(f"{part}{which}_s", "{:.6g}".format)(of) for which in ("", "_std")]
+                body.append([*facts, *seconds])
+    return Table([Heading(title or "model", title, at > 1) for at, title in enumerate(titles)], body)

