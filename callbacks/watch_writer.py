@@ -181,8 +181,8 @@ class WatchWriter:
         counters = self._counters(first, timed, handed)
         self.ledger.move(sum(each.compile_s or 0.0 for each in counters), terms.COMPILING, terms.COMPILED_IN)
         while self._paused:
-            where, seconds = self._paused.pop()
-            self.ledger.move(seconds, terms.PAUSED, [where])
+            where, paused_s = self._paused.pop()
+            self.ledger.move(paused_s, terms.PAUSED, [where])
         events = self.run.add(ns, timed.seconds, counters, others)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
