@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, cast, get_args
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
-from lm_profiler.cli.verbs.shared import runs_below, write_text
+from lm_profiler.cli.verbs.shared import runs_below, tell_github, write_text
 from lm_profiler.improve.candidates import seconds_of
 from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
@@ -31,8 +32,10 @@ from lm_profiler.report.run.comparison_table import (
     CiFormat,
     ci_text,
     comparison_table,
+    github_annotation,
+    github_outputs,
+    github_summary,
     measured_in,
-    tell_github,
     verdict_line,
 )
 from lm_profiler.report.tables.formats import render
@@ -74,11 +77,10 @@ def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     else:
         text = render([comparison_table(comparison)], options.format, sys.stdout if options.output is None else None)
     write_text(text, options.format, options.output)
-    if os.environ.get("GITHUB_STEP_SUMMARY") if options.github is None else options.github:
-        try:
-            sys.stdout.write(tell_github(comparison, os.environ))
-        except OSError as error:  # the verdict stands, whoever cannot read the summary
-            say(f"{verb}: {error.filename} cannot be written: {error.strerror}")
+    if tell_github(options.github, partial(github_summary, comparison), github_outputs(comparison)):
+        # GitHub reads both streams; what a program reads stays whole
+        for_people = options.format == "terminal" or options.output is not None
+        (sys.stdout if for_people else sys.stderr).write(github_annotation(comparison))
     if options.fail_on == "slower" and comparison.step.verdict == "SLOWER":
         alone = " (one run against one: repeat both to be sure)" if len(comparison.a) == len(comparison.b) == 1 else ""
         say(f"{verb}: {verdict_line(comparison)}{alone}")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
-from lm_profiler.cli.verbs.shared import format_of, runs_below, writable, write, write_text
+from lm_profiler.cli.verbs.shared import format_of, runs_below, tell_github, writable, write, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.calls import FAILED, OK
@@ -81,6 +81,8 @@ class Options:
         by: What a plot is drawn against.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
             CI services bmf (Bencher), github-action-benchmark or junit.
+        github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, where
+            GITHUB_STEP_SUMMARY is set.
         output: Write to this file.
     """
 
@@ -101,6 +103,7 @@ class Options:
     plot: str | None = None
     by: str | None = None
     format: str | None = None
+    github: bool | None = None
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -184,6 +187,8 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
         if kind == "html":
             runs.problems.extend(unreadable(entries))
         write(runs, tables, kind, options.output)
+        shown = tables if kind in _PEOPLE else _tables(entries, options, "markdown", plain)[0]
+        tell_github(options.github, lambda: formats.render(shown, "markdown"))
     return problems, bool(tables)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from lm_profiler.analysis.conclude import with_unfinished
+from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.files import json_of, write_whole
 from lm_profiler.record.text import printable
+from lm_profiler.report.run.comparison_table import SUMMARY_BYTES
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
@@ -89,6 +92,27 @@ def write_text(text: str, kind: str, output: Path | None) -> None:
         return
     with writable(output):
         write_whole(output, text)
+
+
+def tell_github(asked: bool | None, summary: Callable[[], str], outputs: Mapping[str, Any] = {}) -> bool:
+    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name, in a job there or where ``asked``.
+
+    Returns whether it was to be told.
+    """
+    if not (os.environ.get("GITHUB_STEP_SUMMARY") if asked is None else asked):
+        return False
+    text = summary()
+    if len(text.encode()) > SUMMARY_BYTES:
+        text = text.encode()[: SUMMARY_BYTES - 99].decode(errors="ignore").rpartition("\n")[0] + "\n\n(cut: too long)\n"
+    texts = {"GITHUB_STEP_SUMMARY": text, "GITHUB_OUTPUT": "".join(f"{name}={of}\n" for name, of in outputs.items())}
+    for name, text in texts.items():
+        try:
+            if file := os.environ.get(name):
+                with Path(file).open("a", encoding="utf-8") as out:
+                    out.write(text)
+        except OSError as error:  # the answer stands, whoever cannot read the summary
+            say(f"{error.filename} cannot be written: {error.strerror}")
+    return True
 
 
 @contextmanager

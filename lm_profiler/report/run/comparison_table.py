@@ -121,8 +121,8 @@ def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
 CiFormat = Literal["bmf", "github-action-benchmark", "junit"]
 
 # longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
-_MOST_BYTES = 64_000
 
+SUMMARY_BYTES = 64_000  # so that it fits a comment
 _LEVELS = {"SLOWER": "error", "UNCLEAR": "warning"}  # the annotation of a verdict, where it is not a notice
 
 
@@ -212,16 +212,15 @@ def _junit(figures: Sequence[CiFigure]) -> str:
 
 
 def github_summary(comparison: Comparison) -> str:
-    """Return Markdown of at most 64 kB: the verdict, a picture and the table; settings and notes are folded."""
+    """Return Markdown of at most ``SUMMARY_BYTES``: the verdict, a picture and the table; the rest is folded."""
     table = text_table(HEADER, rows(comparison))
     folded = render([Table(above=[*opening(comparison), "", *closing(comparison)], verbatim=True)], "markdown")
     head = f"### Step time: {printable(verdict_line(comparison))}\n\n"
     body = "\n".join([_chart(comparison), render([table], "markdown")])
     end = "\n<details><summary>What was compared</summary>\n\n{}\n</details>\n"
     whole = head + body + end.format(folded)
-    if len(whole.encode()) > _MOST_BYTES:
-        whole = head + body + end.format("Left out: it is too long for a summary.")
-    return whole.encode()[:_MOST_BYTES].decode(errors="ignore")
+    long = len(whole.encode()) > SUMMARY_BYTES
+    return head + body + end.format("Left out: it is too long for a summary.") if long else whole
 
 
 def _chart(comparison: Comparison) -> str:
@@ -234,17 +233,17 @@ def _chart(comparison: Comparison) -> str:
     return "\n".join(["```mermaid", *lines, "```", ""])
 
 
-def tell_github(comparison: Comparison, environment: Mapping[str, str]) -> str:
-    """Append the summary and the outputs to the files that GitHub names; return the annotation, a line for stdout."""
+def github_outputs(comparison: Comparison) -> dict[str, Any]:
+    """Return the verdict on the step, and B over A with its interval where that is known."""
     interval, verdict = comparison.step.interval, comparison.step.verdict
     ends = {} if interval is None else {"ratio": interval.ratio, "low": interval.low, "high": interval.high}
-    outputs = "".join(f"{name}={value}\n" for name, value in {"verdict": verdict, **ends}.items())
-    for name, text in (("GITHUB_STEP_SUMMARY", github_summary(comparison)), ("GITHUB_OUTPUT", outputs)):
-        if file := environment.get(name):
-            with Path(file).open("a", encoding="utf-8") as out:
-                out.write(text)
+    return {"verdict": verdict, **ends}
+
+
+def github_annotation(comparison: Comparison) -> str:
+    """Return the line from which GitHub makes an annotation."""
     line = printable(verdict_line(comparison)).replace("%", "%25")  # a workflow command decodes percent signs
-    return f"::{_LEVELS.get(verdict, 'notice')} title=lm_profiler::{line}\n"
+    return f"::{_LEVELS.get(comparison.step.verdict, 'notice')} title=lm_profiler::{line}\n"
 
 
 _MOST_CHANGES = 40

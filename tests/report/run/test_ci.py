@@ -104,3 +104,33 @@ def test_unwritable_summary_changes_no_exit_code(
 def test_github_can_be_switched_off(pair: tuple[str, str], github: dict[str, Path]) -> None:
     assert main(["compare", *pair, "--github=false"]) == 0
     assert not github["GITHUB_STEP_SUMMARY"].exists()
+
+
+def test_what_a_program_reads_stays_whole(
+    pair: tuple[str, str], github: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *pair, "--format=json"]) == 0
+    read = capsys.readouterr()
+    assert json.loads(read.out)["step"]["verdict"] == "SLOWER"
+    assert read.err.startswith("::error ")
+
+
+def test_report_adds_its_table_to_the_summary(
+    pair: tuple[str, str], github: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *pair, "--format=json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
+    assert summary.startswith("| run ")
+    assert len(summary.splitlines()) == 4
+    assert main(["report", *pair, "--github=false"]) == 0
+    assert github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8") == summary
+
+
+def test_report_of_very_many_runs_fits_a_summary(github: dict[str, Path], tmp_path: Path) -> None:
+    for n in range(400):
+        write(tmp_path / f"a run whose name is long {'x' * 80} {n}", rows({"forward": TEN_MS}))
+    assert main(["report", str(tmp_path)]) == 0
+    summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
+    assert len(summary.encode()) <= 64_000
+    assert summary.endswith("|\n\n(cut: too long)\n")
