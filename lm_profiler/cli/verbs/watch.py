@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -79,7 +80,7 @@ def run(options: Options) -> int:
         raise UsageError(str(error)) from None
 
 
-def _watch(folder: Path) -> int:
+def _watch(folder: Path, sleep: Callable[[float], None] = time.sleep) -> int:
     over = _over(read_status(folder))
     if over or not sys.stdout.isatty():
         for table in watch_tables(folder):
@@ -101,7 +102,7 @@ def _watch(folder: Path) -> int:
                 heard = status.written_s, now_s  # by this machine's clock: the training's may differ
             elif now_s - heard[1] >= _SILENT_S:
                 break
-            time.sleep(_APART_S)
+            sleep(_APART_S)
     say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not come here")
     return FAILED
 

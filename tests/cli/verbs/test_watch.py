@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,7 @@ from lm_profiler.record.watch_files import (
     WatchWindow,
     append_lines,
     process_name,
+    read_status,
     request_file,
 )
 
@@ -140,6 +144,29 @@ def test_a_training_that_reports_no_more_is_not_watched_for_ever(
     monkeypatch.setattr(watch, "_SILENT_S", 0.05)
     assert main(["watch", str(left(tmp_path))]) == FAILED
     assert "no report" in capsys.readouterr().err
+
+
+def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr(watch, "_APART_S", 0.01)
+    monkeypatch.setattr(watch, "_SILENT_S", 2.0)
+    left(tmp_path)
+    status, files = read_status(tmp_path), {path.name for path in tmp_path.iterdir()}
+    looks = [0, 0]
+
+    def sleep(seconds: float, number: int) -> None:  # of one who watches: the training writes once for both
+        looks[number] += 1
+        hours_ahead = status.model_copy(update={"written_s": time.time() + 7200.0 + looks[number]})
+        hours_ahead.model_copy(update={"ended": looks[number] >= 50}).write(tmp_path / STATUS)
+        time.sleep(0.01)
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(watch._watch, tmp_path, sleep=partial(sleep, number=number)) for number in (0, 1)]
+    assert [end.result() for end in ends] == [OK, OK]
+    assert max(looks) == 50
+    assert {path.name for path in tmp_path.iterdir()} == files  # who watches leaves nothing
 
 
 @pytest.mark.parametrize("rank, code", [(0, FAILED), (1, OK)])
