@@ -4,8 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip compiles in one process; afterwards it takes several, and is done also where PYTHONDONTWRITEBYTECODE is set, under
-# which every process would compile anew what it imports. A file for another Python, of which there are some, is no fault.
+# pip compiles in one process; afterwards it takes several. A file for another Python, of which there are some, is no fault.
 # Left out is what nobody here imports, three tenths of all: others' tests, and transformers' models but for the example's.
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 NOT_COMPILED = /tests/|/transformers/models/(?!auto|encoder_decoder|llama)
@@ -14,6 +13,9 @@ UV_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/
 DEV_INSTALL ?= $(PIP_INSTALL)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+
+# Empty is off: where it is set, every process would compile anew what it imports of ours, and pytest each test.
+export PYTHONDONTWRITEBYTECODE :=
 
 ARGS ?=
 PYTEST_ARGS ?=
