@@ -88,7 +88,7 @@ test-browser: $(INSTALLED_DEV)  ## the TensorBoard tab in a real Chromium (SCREE
 	  [ "$$(id -u)" = 0 ] && sudo= || sudo="sudo -n"; \
 	  echo "installing Chromium"; $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; } || { \
 	  echo "make test-browser needs Chromium: install your system's package, for Debian: apt-get install chromium" >&2; exit 1; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/browser
 
 wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dist/
 	$(BIN)/python -m pytest tests/test_packaging.py
