@@ -4,8 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip compiles in one process; afterwards it takes several, and is done also where PYTHONDONTWRITEBYTECODE is set, under
-# which every process would compile anew what it imports. A file for another Python, of which there are some, is no fault.
+# pip compiles in one process; afterwards it takes several. A file for another Python, of which there are some, is no fault.
 # Left out is what nobody here imports, three tenths of all: others' tests, and transformers' models but for the example's.
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 NOT_COMPILED = /tests/|/transformers/models/(?!auto|encoder_decoder|llama)
@@ -14,6 +13,9 @@ UV_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/
 DEV_INSTALL ?= $(PIP_INSTALL)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+
+# Empty is off: where it is set, every process would compile anew what it imports of ours, and pytest each test.
+export PYTHONDONTWRITEBYTECODE :=
 
 ARGS ?=
 PYTEST_ARGS ?=
@@ -86,7 +88,7 @@ test-browser: $(INSTALLED_DEV)  ## the TensorBoard tab in a real Chromium (SCREE
 	  [ "$$(id -u)" = 0 ] && sudo= || sudo="sudo -n"; \
 	  echo "installing Chromium"; $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; } || { \
 	  echo "make test-browser needs Chromium: install your system's package, for Debian: apt-get install chromium" >&2; exit 1; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/browser
 
 wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dist/
 	$(BIN)/python -m pytest tests/test_packaging.py

@@ -78,10 +78,15 @@ def no_memory_held_yet() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-@pytest.fixture(autouse=True)
-def forked_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh interpreter is a fork of one that has loaded torch, which saves four seconds each time."""
-    monkeypatch.setattr(child, "interpreter", warm.interpreter)
+@pytest.fixture(autouse=True, scope="session")
+def forked_interpreters() -> Iterator[None]:
+    """A fresh interpreter is a fork of one that has loaded torch, which saves four seconds each time.
+
+    Of the session, so that it holds for what modules make once, too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "interpreter", warm.interpreter)
+        yield
 
 
 @pytest.fixture

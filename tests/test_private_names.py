@@ -47,6 +47,7 @@ OVERRIDDEN = {"_should_skip_dynamo", "_set_seed", "_apply", "_wrapping_function"
 """Methods of ours that torch or Lightning calls; where it does not, something is slower, or said in other words."""
 
 PRIVATE = re.compile(r"_(?!_)\w+")
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 
 
 def test_each_name_says_what_it_is_for_and_what_happens_without_it() -> None:
@@ -84,7 +85,12 @@ def uses(source: str, own: set[str]) -> Iterator[str]:
             yield from (alias.name for alias in node.names if PRIVATE.fullmatch(alias.name) and alias.name not in own)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if "._" in alias.name)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+            "getattr",
+            "hasattr",
+            "setattr",
+            "delattr",
+        ):
             name = node.args[1]
             if isinstance(name, ast.Constant) and PRIVATE.fullmatch(str(name.value)) and name.value not in own:
                 yield str(name.value)
@@ -148,14 +154,16 @@ APART = [
         ("MODE_STACK", "PREPARE_TRACE", "FETCHER"),
         ("_get_current_dispatch_mode_stack", "_prepare_trace", "_data_fetcher"),
     ),
-    (("GRAPH_TASK", "PROFILER_ENABLED", "COMBINED"), ("_current_graph_task_id", "_is_profiler_enabled", "_iterator")),
-    (("LOGGING",), ()),
+    (
+        ("GRAPH_TASK", "PROFILER_ENABLED", "COMBINED", "SIGNALS", "SIGTERM_FLAG"),
+        ("_current_graph_task_id", "_is_profiler_enabled", "_iterator", "_signal_connector"),
+    ),
     (("COMPILED_CALL",), ("_compiled_call_impl",)),
     (("TREE_LEAVES",), ("tree_leaves",)),
+    (("LOGGING",), ()),
+    (("EPOCH",), ()),
     (("FETCHED",), ("train_dataloader_next",)),
     (("STEPPED",), ("optimizer_step",)),
-    (("EPOCH",), ()),
-    (("SIGNALS", "SIGTERM_FLAG"), ("_signal_connector",)),
 ]
 """Those that a run on the CPU asks for, and that take something out."""
 
@@ -170,13 +178,8 @@ REST = tuple(sorted(NAMES.keys() - ALONE - {*SAID}))
 FIT = (
     *("fit", "--model.d_model=16", "--model.d_ff=32", "--model.num_layers=1", "--model.num_heads=2"),
     *("--model.vocab_size=64", "--data.vocab_size=64", "--data.context_length=8", "--data.batch_size=2"),
-    *(
-        "--stages.warmup_steps=1",
-        "--stages.measure_steps=3",
-        "--trainer.accelerator=cpu",
-        "--log_dir=logs",
-        "--name=run",
-    ),
+    *("--stages.warmup_steps=1", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=1"),
+    *("--trainer.accelerator=cpu", "--log_dir=logs", "--name=run"),
 )
 
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.parts import machine, overhead, tests
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
-from benchmarks.gpu.runner import run_parts
+from benchmarks.gpu.runner import _PROGRAM, run_parts
 from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.usage_error import UsageError
 
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(folder: Path) -> dict[str, Any]:
-    """The first part, which had no time."""
-    done = command("--on_cpu", f"--output={folder}", "--parts=tests", "--time_limit=0.01")
-    assert done.returncode == 1, done.stdout + done.stderr
+    """The first part, which had no time; from a server that has loaded nothing for it."""
+    with mock.patch("benchmarks.gpu.runner.SERVER", _PROGRAM):
+        assert not run_parts([part for part in PARTS if part.name == "tests"], folder, on_cpu=True, limit_s=0.01)
     return dict(json.loads((folder / "gpu.json").read_text())["parts"][-1])
 
 

@@ -6,6 +6,7 @@ variable SCREENSHOTS names, if it does.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -38,9 +39,16 @@ TINY = ["--model.num_layers=1", "--data.context_length=32", "--trainer.accelerat
 @pytest.fixture(scope="session")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds a real run, ``demo/version_0``, and one made by hand, on a GPU, that is named to do harm."""
-    folder = tmp_path_factory.mktemp("logs")
-    command = [sys.executable, "-m", "lm_profiler", "fit", "--config", "configs/demo.yaml", "--log_dir", str(folder)]
-    subprocess.run([*command, *TINY], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    folder, base = tmp_path_factory.mktemp("logs"), tmp_path_factory.getbasetemp()
+    # What is trained once, side by side processes of pytest-xdist share: the parent of theirs is the session's.
+    trained = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
+    with trained.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not trained.exists():
+            command = [sys.executable, "-m", "lm_profiler", "fit", "--config", "configs/demo.yaml"]
+            options = [*TINY, f"--log_dir={trained}"]
+            subprocess.run([*command, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    shutil.copytree(trained / "demo", folder / "demo")
     made_entry(folder / MARKUP, name=MARKUP)
     return folder
 
@@ -204,7 +212,10 @@ def open_page(
 
 @pytest.fixture(params=["tab", "page"])
 def open_either(request: pytest.FixtureRequest) -> OpenTab:
-    """Opens what shows the runs, in TensorBoard or as one file: the same modules, of the same answers."""
+    """Opens what shows the runs, in TensorBoard or as one file: the same modules, of the same answers.
+
+    Tests of what the two have of their own take both, as does one of each view; the others the tab alone.
+    """
     opened: OpenTab = request.getfixturevalue(f"open_{request.param}")
     return opened
 

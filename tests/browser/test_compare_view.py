@@ -64,8 +64,8 @@ def sweep(logdir: Path) -> Iterator[Path]:
 def compare(open_tab: OpenTab) -> Callable[..., Tab]:
     """Opens the view; with two runs as A and B, compares them."""
 
-    def open_(a: str | None = None, b: str | None = None, theme: str = "light") -> Tab:
-        tab = open_tab(theme)
+    def open_(a: str | None = None, b: str | None = None) -> Tab:
+        tab = open_tab()
         tab.open_view("Compare")
         for side, run in (("A", a), ("B", b)):
             if run is not None:
@@ -76,11 +76,11 @@ def compare(open_tab: OpenTab) -> Callable[..., Tab]:
 
 
 @pytest.fixture
-def overview(open_either: OpenTab) -> Callable[..., Tab]:
+def overview(open_either: OpenTab) -> Callable[[], Tab]:
     """Opens the view in the tab or in the page, which has no two sides to choose."""
 
-    def open_(theme: str = "light") -> Tab:
-        tab = open_either(theme)
+    def open_() -> Tab:
+        tab = open_either()
         tab.open_view("Compare")
         return tab
 
@@ -96,7 +96,7 @@ def rows_of(tab: Tab, card: Locator) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_every_run_and_cell_is_listed_with_its_figures(overview: Callable[..., Tab], logdir: Path, sweep: Path) -> None:
+def test_every_run_and_cell_is_listed_with_its_figures(overview: Callable[[], Tab], logdir: Path, sweep: Path) -> None:
     tab = overview()
     listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
     assert len(listed) == 10
@@ -119,8 +119,8 @@ def test_every_run_and_cell_is_listed_with_its_figures(overview: Callable[..., T
     assert "injected" not in (tab.page.title(), tab.frame.title())
 
 
-def test_the_table_sorts_by_figures_and_filters_by_words_and_status(overview: Callable[..., Tab], sweep: Path) -> None:
-    tab = overview()
+def test_the_table_sorts_by_figures_and_filters_by_words_and_status(compare: Callable[..., Tab], sweep: Path) -> None:
+    tab = compare()
     card = tab.card("Runs and cells")
     by_step = card.get_by_role("button", name="step (ms)")
     for take_largest in (True, False):
@@ -137,11 +137,10 @@ def test_the_table_sorts_by_figures_and_filters_by_words_and_status(overview: Ca
     expect(card).to_contain_text("2 of 10 runs and cells shown")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_two_runs_are_compared_by_part_after_what_differs(
-    compare: Callable[..., Tab], sweep: Path, theme: str, screenshot: Any
+    compare: Callable[..., Tab], sweep: Path, screenshot: Any
 ) -> None:
-    tab = compare(run_of("sdpa", 128), run_of("math", 128), theme)
+    tab = compare(run_of("sdpa", 128), run_of("math", 128))
     card = tab.card("B against A")
     expect(card).to_contain_text("with all repeats (2 and 2 runs)")
     card.get_by_label("with all repeats").uncheck()
@@ -157,7 +156,7 @@ def test_two_runs_are_compared_by_part_after_what_differs(
     assert {verdicts[part] for part in ("step", "backward")} == {"UNCLEAR"}  # single processes
     assert verdicts["forward"] == "SLOWER"
     card.evaluate("card => card.scrollIntoView()")
-    screenshot(tab, f"compare-{theme}")
+    screenshot(tab, "compare-light")
 
 
 def test_a_swap_turns_the_verdict_around(compare: Callable[..., Tab], sweep: Path) -> None:
@@ -195,9 +194,9 @@ def test_a_run_is_not_compared_with_itself(compare: Callable[..., Tab]) -> None:
 
 
 def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
-    overview: Callable[..., Tab], sweep: Path, screenshot: Any
+    compare: Callable[..., Tab], sweep: Path, screenshot: Any
 ) -> None:
-    tab = overview()
+    tab = compare()
     tab.inside.get_by_label("Filter").fill("sweep/ r0")
     card = tab.card("Figure against option")
     card.get_by_label("Figure", exact=True).select_option(label="forward")
@@ -219,8 +218,8 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     screenshot(tab, "compare-chart-light")
 
 
-def test_bars_show_what_each_listed_runs_step_consists_of(overview: Callable[..., Tab], sweep: Path) -> None:
-    tab = overview()
+def test_bars_show_what_each_listed_runs_step_consists_of(compare: Callable[..., Tab], sweep: Path) -> None:
+    tab = compare()
     tab.inside.get_by_label("Filter").fill("sweep/ 128 r0")
     card = tab.card("Where a step’s time goes")
     expect(card.locator(".ytick text")).to_have_count(2)
@@ -234,8 +233,8 @@ def test_bars_show_what_each_listed_runs_step_consists_of(overview: Callable[...
     assert sums == pytest.approx([10.0, 11.0], rel=0.01)
 
 
-def test_heads_of_columns_say_what_they_mean(overview: Callable[..., Tab]) -> None:
-    tab = overview()
+def test_heads_of_columns_say_what_they_mean(compare: Callable[..., Tab]) -> None:
+    tab = compare()
     head = tab.card("Runs and cells").get_by_role("button", name="tokens/s")
     expect(head).to_have_attribute("title", QUANTITIES["tokens_per_s"].meaning)
 
@@ -261,7 +260,7 @@ def test_a_table_that_was_asked_for_stands_above_the_runs(new_page: Any, tmp_pat
     assert page.locator("img").count() == 0
 
 
-def test_a_run_opens_by_its_name(overview: Callable[..., Tab]) -> None:
+def test_a_run_opens_by_its_name(overview: Callable[[], Tab]) -> None:
     tab = overview()
     tab.inside.get_by_role("link", name=tab.name(RUN), exact=True).click()
     expect(tab.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
@@ -269,7 +268,7 @@ def test_a_run_opens_by_its_name(overview: Callable[..., Tab]) -> None:
 
 
 def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
-    overview: Callable[..., Tab], logdir: Path
+    compare: Callable[..., Tab], logdir: Path
 ) -> None:
     first = made_entry(logdir / "many" / "0").folder
     try:
@@ -277,7 +276,7 @@ def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
             (logdir / "many" / str(number)).mkdir()
             for name in ("run.json", "steps.csv"):
                 (logdir / "many" / str(number) / name).hardlink_to(first / name)
-        tab = overview()
+        tab = compare()
         card = tab.card("Runs and cells")
         expect(card.locator("tbody tr")).to_have_count(100)
         card.get_by_role("button", name="Show more").click()
@@ -299,7 +298,7 @@ def long_named(logdir: Path) -> Iterator[str]:
 
 
 def test_run_step_tokens_memory_and_status_come_first_and_stay(
-    overview: Callable[..., Tab], long_named: str, sweep: Path
+    overview: Callable[[], Tab], long_named: str, sweep: Path
 ) -> None:
     tab = overview()
     card = tab.card("Runs and cells")
@@ -325,9 +324,9 @@ def test_run_step_tokens_memory_and_status_come_first_and_stay(
 
 
 def test_an_edge_is_shaded_as_long_as_there_are_columns_beyond_it(
-    overview: Callable[..., Tab], long_named: str, sweep: Path
+    compare: Callable[..., Tab], long_named: str, sweep: Path
 ) -> None:
-    long = overview().card("Runs and cells").locator(".long")
+    long = compare().card("Runs and cells").locator(".long")
 
     def edge() -> float:
         """How light the last pixels of the lines are, whether or not there is a bar to scroll by."""
@@ -341,12 +340,12 @@ def test_an_edge_is_shaded_as_long_as_there_are_columns_beyond_it(
 
 
 def test_a_legend_stands_close_above_its_chart_however_high_that_is(
-    overview: Callable[..., Tab], sweep: Path, logdir: Path
+    compare: Callable[..., Tab], sweep: Path, logdir: Path
 ) -> None:
     for n in range(40):
         made_entry(logdir / "high" / str(n))
     try:
-        card = overview().card("Where a step’s time goes")
+        card = compare().card("Where a step’s time goes")
         expect(card.locator(".ytick text")).to_have_count(40)
         legend, chart = (card.locator(part).bounding_box() for part in (".legend .bg", ".plotbg, .gridlayer"))
         gap = chart["y"] - legend["y"] - legend["height"]
@@ -356,9 +355,9 @@ def test_a_legend_stands_close_above_its_chart_however_high_that_is(
 
 
 def test_a_long_name_keeps_its_ends_on_one_line_and_the_whole_in_its_tip(
-    overview: Callable[..., Tab], long_named: str
+    compare: Callable[..., Tab], long_named: str
 ) -> None:
-    tab = overview()
+    tab = compare()
     name = tab.inside.get_by_role("link", name=tab.name(long_named), exact=True)
     short = tab.inside.get_by_role("link", name=tab.name(RUN), exact=True)
     assert name.bounding_box()["height"] == short.bounding_box()["height"]
@@ -390,11 +389,11 @@ def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable
     expect(opened.inside.locator("main")).to_contain_text(b)
 
 
-def test_small_memory_is_in_a_unit_that_fits(overview: Callable[..., Tab], logdir: Path) -> None:
+def test_small_memory_is_in_a_unit_that_fits(compare: Callable[..., Tab], logdir: Path) -> None:
     memory = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
     made_entry(logdir / "small", memory=memory)
     try:
-        tab = overview()
+        tab = compare()
         listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
         assert listed[tab.name("small")]["peak allocated"] == "0.50 MiB"
         assert listed[tab.name("small")]["peak resident"] == "0.75 GiB"
@@ -402,15 +401,15 @@ def test_small_memory_is_in_a_unit_that_fits(overview: Callable[..., Tab], logdi
         shutil.rmtree(logdir / "small")
 
 
-def test_what_left_no_run_opens_with_its_reason(overview: Callable[..., Tab], sweep: Path) -> None:
-    tab = overview()
+def test_what_left_no_run_opens_with_its_reason(compare: Callable[..., Tab], sweep: Path) -> None:
+    tab = compare()
     tab.inside.get_by_role("link", name=tab.name("sweep/math,256,r0"), exact=True).click()
     view = tab.inside.locator("section[data-view=Run]")
     expect(view).to_contain_text("no memory left")
     expect(view.locator(".chart")).to_have_count(0)
 
 
-def test_a_folder_whose_name_is_no_text_is_a_row_like_any_other(overview: Callable[..., Tab], logdir: Path) -> None:
+def test_a_folder_whose_name_is_no_text_is_a_row_like_any_other(overview: Callable[[], Tab], logdir: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff"))
     made_entry(folder)
     try:

@@ -11,14 +11,27 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+SOURCES = {".md", ".py", ".yaml", ".css", ".png", ".svg", ".json"}
+
+
+def newest_source_s() -> float:
+    """When anything was last changed that pages are made from."""
+    folders = ("docs", "lm_profiler", "callbacks", "configs", "benchmarks", "examples")
+    made = {DOCS / "_build", DOCS / "_generated"}
+    files = [path for name in folders for path in (DOCS.parent / name).rglob("*") if path.suffix in SOURCES]
+    files = [path for path in [*files, *DOCS.parent.glob("*.md")] if made.isdisjoint(path.parents)]
+    return max(path.stat().st_mtime for path in files)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages as they are now; what `make docs` has built of them is not built again."""
+    built = DOCS / "_build"
+    if (built / "index.html").exists() and (built / "index.html").stat().st_mtime > newest_source_s():
+        return built
     out = tmp_path_factory.mktemp("docs") / "site"
-    if (DOCS / "_build").is_dir():
-        shutil.copytree(DOCS / "_build", out)
+    if built.is_dir():
+        shutil.copytree(built, out)
     subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "-n", "-b", "html", str(DOCS), str(out)], check=True)
     return out
 

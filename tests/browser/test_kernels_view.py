@@ -22,11 +22,11 @@ def table(logdir: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def kernels(open_either: OpenTab) -> Callable[..., Tab]:
-    """Opens the view of a run, in the tab or in the page."""
+def kernels(open_tab: OpenTab) -> Callable[..., Tab]:
+    """Opens the view of a run in the tab."""
 
-    def open_(run: str = RUN, theme: str = "light") -> Tab:
-        tab = open_either(theme)
+    def open_(run: str = RUN) -> Tab:
+        tab = open_tab()
         tab.open_run(run, "Kernels")
         return tab
 
@@ -45,11 +45,12 @@ def milliseconds(table: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("open_either, theme", [("tab", "light"), ("page", "dark")], indirect=["open_either"])
 def test_bars_and_figures_say_where_the_time_went_by_phase_and_kind(
-    kernels: Callable[..., Tab], table: dict[str, Any], theme: str, screenshot: Any
+    open_either: OpenTab, table: dict[str, Any], theme: str, screenshot: Any
 ) -> None:
-    tab = kernels(theme=theme)
+    tab = open_either(theme)
+    tab.open_run(RUN, "Kernels")
     card = tab.card("Time by phase and kind")
     exact = milliseconds(table)
     bars = tab.chart(card)["data"]
@@ -119,14 +120,15 @@ def test_the_answers_name_the_largest_operator_of_each_pass(kernels: Callable[..
 
 
 def test_a_rank_is_chosen_and_a_damaged_table_does_not_hide_the_others(
-    kernels: Callable[..., Tab], logdir: Path, table: dict[str, Any]
+    open_either: OpenTab, logdir: Path, table: dict[str, Any]
 ) -> None:
     folder = logdir / RUN / "trace"
     twice = {**table, "steps": table["steps"] * 2, "rows": [{**table["rows"][0], "name": MARKUP, "module": MARKUP}]}
     try:
         (folder / "rank1.kernels.json").write_text(json.dumps(twice))
         (folder / "rank2.kernels.json").write_text("{")
-        tab = kernels()
+        tab = open_either()
+        tab.open_run(RUN, "Kernels")
         chooser = tab.inside.get_by_label("Rank")
         chooser.select_option(label="rank 1")
         header, row = tab.table(tab.card("Largest operators"))

@@ -21,7 +21,7 @@ DRAWN = """({ data, layout }) => ({
     texts: layout.annotations.map(({ text }) => text), top: layout.yaxis.range[1] })"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("open_either, theme", [("tab", "light"), ("page", "dark")], indirect=["open_either"])
 def test_the_stack_reaches_the_peak_and_names_phases(
     open_either: OpenTab, logdir: Path, theme: str, screenshot: Any
 ) -> None:
@@ -46,21 +46,21 @@ def test_the_stack_reaches_the_peak_and_names_phases(
 
 
 def test_a_plan_and_a_history_stand_below_each_other(
-    open_either: OpenTab, logdir: Path, request: pytest.FixtureRequest, screenshot: Any
+    open_tab: OpenTab, logdir: Path, request: pytest.FixtureRequest, screenshot: Any
 ) -> None:
     (planned,) = read_timelines(logdir / RUN)
     both = logdir / "both"
     request.addfinalizer(lambda: shutil.rmtree(both))
     shutil.copytree(logdir / RUN, both)
     write_timeline(planned.model_copy(update={"source": "measured"}), both)
-    tab = open_either()
+    tab = open_tab()
     view = tab.open_run("both", "Memory")
     expect(view.locator(".js-plotly-plot")).to_have_count(2)
     screenshot(tab, "memory-both")
 
 
-def test_a_run_without_one_says_why(open_either: OpenTab, logdir: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_without_one_says_why(open_tab: OpenTab, logdir: Path, request: pytest.FixtureRequest) -> None:
     bare = logdir / "bare"
     request.addfinalizer(lambda: shutil.rmtree(bare))
     shutil.copytree(logdir / RUN, bare, ignore=shutil.ignore_patterns("memory_timeline*"))
-    expect(open_either().open_run("bare", "Memory")).to_contain_text("No memory timeline")
+    expect(open_tab().open_run("bare", "Memory")).to_contain_text("No memory timeline")

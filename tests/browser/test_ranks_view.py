@@ -33,7 +33,9 @@ def coloured(table: Locator) -> list[str]:
     return cells
 
 
-@pytest.mark.parametrize("theme, world", [("light", 2), ("dark", 64)])
+@pytest.mark.parametrize(
+    "open_either, theme, world", [("tab", "light", 2), ("page", "dark", 64)], indirect=["open_either"]
+)
 def test_the_rank_that_is_waited_for_stands_out(
     open_either: OpenTab, make: Callable[..., None], theme: str, world: int, screenshot: Any
 ) -> None:

@@ -32,7 +32,7 @@ def record(logdir: Path) -> dict[str, Any]:
     return json.loads((logdir / RUN / "run.json").read_text())
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("open_either, theme", [("tab", "light"), ("page", "dark")], indirect=["open_either"])
 def test_it_shows_the_verdict_the_phases_and_how_to_repeat_it(
     open_either: OpenTab, record: dict[str, Any], theme: str, screenshot: Any
 ) -> None:
@@ -56,11 +56,11 @@ def test_it_shows_the_verdict_the_phases_and_how_to_repeat_it(
 
 
 def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
-    open_either: OpenTab, logdir: Path, record: dict[str, Any]
+    open_tab: OpenTab, logdir: Path, record: dict[str, Any]
 ) -> None:
     with (logdir / RUN / "steps.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["stage"] in ("warmup", "measure")]
-    tab = open_either()
+    tab = open_tab()
     tab.open_run(RUN)
     chart = tab.chart(tab.card("Time of each step"))
     chart["data"].pop("odd", None)
@@ -74,7 +74,7 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
     assert (shade["x0"], shade["x1"]) == (0.5, left_out + 0.5)
 
 
-def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record: dict[str, Any]) -> None:
+def test_other_is_shown_by_its_owner(open_tab: OpenTab, logdir: Path, record: dict[str, Any]) -> None:
     names = ["LearningRateMonitor.on_train_batch_start", "<b>Mine</b>.on_after_backward", "Lightning's loop"]
     owners = [
         ("LearningRateMonitor", "on_train_batch_start"),
@@ -87,7 +87,7 @@ def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record:
     ]
     record["other_by_owner"] = {"steps": 3, "seconds": 7e-3, "actions": actions}
     (logdir / RUN / "run.json").write_text(json.dumps(record))
-    tab = open_either()
+    tab = open_tab()
     tab.open_run(RUN)
     card = tab.card("Whose other is")
     expect(card).to_contain_text("Of a mean step of 3 that were timed action by action, 7.000 ms in all.")
@@ -101,8 +101,8 @@ def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record:
     assert rows[0] == ["LearningRateMonitor", "on_train_batch_start", "4.000", "1.000", "3"]
 
 
-def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[str, Any]) -> None:
-    tab = open_either()
+def test_memory_is_shown_by_phase_and_cause(open_tab: OpenTab, record: dict[str, Any]) -> None:
+    tab = open_tab()
     tab.open_run(RUN)
     chart = tab.chart(tab.card("Memory by phase and cause"))
     parameters = record["memory"]["causes"]["backward"]["parameters"]
@@ -119,7 +119,7 @@ def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[s
     )
 
 
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("open_either, width", [("tab", 1280), ("page", 420)], indirect=["open_either"])
 def test_every_figure_that_a_record_can_have_is_there_with_its_meaning(
     open_either: OpenTab, logdir: Path, width: int, screenshot: Any
 ) -> None:
@@ -225,11 +225,11 @@ def test_a_damaged_part_of_a_record_hides_no_other(open_either: OpenTab, logdir:
         shutil.rmtree(logdir / "odd")
 
 
-def test_what_the_record_knows_besides_is_shown_by_what_it_is_about(open_either: OpenTab, logdir: Path) -> None:
+def test_what_the_record_knows_besides_is_shown_by_what_it_is_about(open_tab: OpenTab, logdir: Path) -> None:
     syncs = [Sync(file="train.py", line=7, function=MARKUP, count=3, call="aten::item")]
     made_entry(logdir / "ranks", rank_step_s=[0.010, 0.012], between_steps_s=0.031, syncs=syncs)
     try:
-        tab = open_either()
+        tab = open_tab()
         tab.open_run("ranks")
         ranks = tab.section("Ranks")
         expect(ranks).to_contain_text("20.0 %")
@@ -293,7 +293,7 @@ def test_a_page_from_elsewhere_cannot_frame_the_tab(chromium: Browser, elsewhere
         page.close()
 
 
-def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_either: OpenTab, logdir: Path) -> None:
+def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab, logdir: Path) -> None:
     """Noisy steps, a step far from the others, and a machine that something else used."""
     made = made_record()
     contention = Contention(
@@ -306,7 +306,7 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_either: Open
     )
     made_entry(logdir / "noisy", steadiness=steadiness, contention=contention, odd_steps=[odd])
     try:
-        tab = open_either()
+        tab = open_tab()
         view = tab.open_run("noisy")
         expect(view.locator("h2 .status")).to_have_text(["ok", "noisy", "shared"])
         expect(view.locator(".verdict")).to_contain_text("noisy: the level is only known to within ±25%")

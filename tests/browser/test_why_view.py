@@ -38,7 +38,7 @@ def pixels(bar: Locator) -> tuple[float, float]:
     return min(span["left"] for span in spans), max(span["right"] for span in spans)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("open_either, theme", [("tab", "light"), ("page", "dark")], indirect=["open_either"])
 def test_bars_lead_from_the_ideal_to_the_measured_step(
     open_either: OpenTab, make: Callable[..., None], theme: str, screenshot: Any
 ) -> None:
@@ -63,7 +63,7 @@ def test_bars_lead_from_the_ideal_to_the_measured_step(
     screenshot(tab, f"why-made-{theme}")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("open_either, theme", [("tab", "light"), ("page", "dark")], indirect=["open_either"])
 def test_a_real_run_is_taken_apart_or_says_why_not(
     open_either: OpenTab, logdir: Path, theme: str, screenshot: Any
 ) -> None:
@@ -82,9 +82,9 @@ def test_a_real_run_is_taken_apart_or_says_why_not(
     screenshot(tab, f"why-{theme}")
 
 
-def test_the_figures_beside_the_bars_add_up(open_either: OpenTab, make: Callable[..., None]) -> None:
+def test_the_figures_beside_the_bars_add_up(open_tab: OpenTab, make: Callable[..., None]) -> None:
     make()
-    view = open_either().open_run("why", "Why")
+    view = open_tab().open_run("why", "Why")
     view.locator("details").first.wait_for()
     shown = view.locator("summary > :nth-child(3)").all_inner_texts()
     assert round(sum(map(float, shown)), 1) == STEP_MS
@@ -93,10 +93,10 @@ def test_the_figures_beside_the_bars_add_up(open_either: OpenTab, make: Callable
 
 
 def test_a_bar_opens_what_it_consists_of_by_the_keyboard_too(
-    open_either: OpenTab, make: Callable[..., None], screenshot: Any
+    open_tab: OpenTab, make: Callable[..., None], screenshot: Any
 ) -> None:
     make()
-    tab = open_either()
+    tab = open_tab()
     view = tab.open_run("why", "Why")
     slow, beyond = (view.locator(f"[data-term={name}]") for name in ("slow_products", "beyond_bandwidth"))
     expect(slow.locator("table")).not_to_be_visible()
@@ -119,9 +119,9 @@ def test_a_bar_opens_what_it_consists_of_by_the_keyboard_too(
     expect(beyond.locator("table")).not_to_be_visible()
 
 
-def test_what_it_is_measured_against_is_there_with_its_meaning(open_either: OpenTab, make: Callable[..., None]) -> None:
+def test_what_it_is_measured_against_is_there_with_its_meaning(open_tab: OpenTab, make: Callable[..., None]) -> None:
     make(waterfall=made_waterfall(notes=[MARKUP]))
-    tab = open_either()
+    tab = open_tab()
     tab.open_run("why", "Why")
     card = tab.card("What it is measured against")
     expect(card).to_contain_text("2,039.0 GB/s")
@@ -131,7 +131,7 @@ def test_what_it_is_measured_against_is_there_with_its_meaning(open_either: Open
     assert tab.inside.locator("img").count() == 0
 
 
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("open_either, width", [("tab", 1280), ("page", 420)], indirect=["open_either"])
 def test_nothing_runs_off_the_page(
     open_either: OpenTab, make: Callable[..., None], width: int, screenshot: Any
 ) -> None:
@@ -149,11 +149,9 @@ def test_nothing_runs_off_the_page(
     screenshot(tab, f"why-made-{width}")
 
 
-def test_a_term_of_a_later_version_and_a_negative_rest_are_drawn(
-    open_either: OpenTab, make: Callable[..., None]
-) -> None:
+def test_a_term_of_a_later_version_and_a_negative_rest_are_drawn(open_tab: OpenTab, make: Callable[..., None]) -> None:
     make(waterfall=made_waterfall({"ideal": 8.0, "power_cap": 4.0, "unexplained": -2.0}, 10.0), shares={})
-    view = open_either().open_run("why", "Why")
+    view = open_tab().open_run("why", "Why")
     expect(view.locator("[data-term=power_cap] summary")).to_contain_text("power cap+4.00")
     expect(view.locator("[data-term=unexplained] summary")).to_contain_text("-2.00")
     cap, rest = (pixels(view.locator(f"[data-term={name}]")) for name in ("power_cap", "unexplained"))
@@ -162,9 +160,9 @@ def test_a_term_of_a_later_version_and_a_negative_rest_are_drawn(
     expect(view.locator(".whole .hatched")).to_have_count(1)
 
 
-def test_a_run_without_one_says_why_and_what_to_do(open_either: OpenTab, make: Callable[..., None]) -> None:
+def test_a_run_without_one_says_why_and_what_to_do(open_tab: OpenTab, make: Callable[..., None]) -> None:
     make(waterfall=None)
-    view = open_either().open_run("why", "Why")
+    view = open_tab().open_run("why", "Why")
     expect(view).to_contain_text("no step was traced. Run it again with --trace.steps=2.")
     expect(view.locator("details")).to_have_count(0)
 

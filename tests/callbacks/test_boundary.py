@@ -106,10 +106,10 @@ def test_no_fault_in_any_function_reaches_the_training(
     module = train(tmp_path / "whole", [profiler()], make)
     plain = train(tmp_path / "plain", [], make, max_steps=module.steps)
     assert_same_weights(module, plain)
-    # Of what is called while the loop runs every second; of what is found out when it has ended, inside of one part,
-    # every sixteenth.
+    # Of what is called while the loop runs every third; of what is found out when it has ended, inside of one part,
+    # every twenty-fourth.
     ended = [code.co_name for code, _ in calls].index("_record")
-    faults = [(place, 1) for number, place in enumerate(calls) if number % (2 if number <= ended else 16) == 0]
+    faults = [(place, 1) for number, place in enumerate(calls) if number % (3 if number <= ended else 24) == 0]
     if make is Manual:  # beside what the automatic one has been through
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
         faults = [(place, time) for place, time in faults if place not in known]

@@ -133,13 +133,13 @@ FACTS = ("python", "signals", "group", "files", "pipes", "threads", "random", "d
 
 
 def test_ranks_of_a_forked_cell_run_and_go_with_it(server: CellServer, here: Path) -> None:
-    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
     output = here / "waits.txt"
-    call = ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true", *two]
-    server.start("waits", call, output, {})
+    call = ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true", "--trainer.devices=2"]
+    server.start("waits", [*call, "--trainer.strategy=ddp_fork"], output, {})
     while CellStarted("waits") not in server.events(60):
         pass
-    begin(server, "ddp", here, *two)  # side by side: rank 1 of each has to load torch
+    # Side by side; rank 1 of this one is started by Lightning, and has to load torch.
+    begin(server, "ddp", here, "--trainer.devices=2", "--trainer.strategy=ddp")
     _, record = end(server, "ddp", here)
     assert record.status == "ok"
     assert record.environment is not None

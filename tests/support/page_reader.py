@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ def unpacked(text: str) -> bytes:
     content = int(bits[: len(bits) // 8 * 8], 2).to_bytes(len(bits) // 8, "big")
     coder = {"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
     return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[coder]).decompress(content)
+
+
+def _unpacked(script: str, size: int) -> bytes:
+    content = unpacked(script)
+    assert len(content) == size
+    return content
 
 
 class Page(HTMLParser):
@@ -30,15 +37,22 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         held = [attrs for name, attrs in self.tags if name == "script" and "data-bytes" in attrs]
+        self._packed_script = ("", 0)
         for attrs, script in zip(held, self.scripts, strict=False):
-            content = unpacked(script)
-            assert len(content) == int(attrs["data-bytes"] or "")
+            size = int(attrs["data-bytes"] or "")
             if (route := attrs.get("data-route")) is None:
-                self.held_script = content
-            elif route in ("colours", "runs"):
+                self._packed_script = (script, size)
+                continue
+            content = _unpacked(script, size)
+            if route in ("colours", "runs"):
                 self.answers[route, None] = json.loads(content)
             else:
                 self.answers |= {(route, run): answer for run, answer in json.loads(content).items()}
+
+    @cached_property
+    def held_script(self) -> bytes:
+        """Plotly, whose four megabytes take a second."""
+        return _unpacked(*self._packed_script)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))

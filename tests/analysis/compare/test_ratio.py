@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from lm_profiler.analysis.steps.step_model import fit
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, spread_of
 
 ALIKE = ProcessSpread(0.0)
+Of = Callable[[Times], Interval]
 
 
 def mean_of(steps: Sequence[float] | Times) -> Interval:
@@ -30,8 +31,15 @@ def mean_of(steps: Sequence[float] | Times) -> Interval:
     return found
 
 
-def of_one_run(a: Times, b: Times, spread: ProcessSpread = ASSUMED_SPREAD) -> RatioInterval:
-    found = single_interval(mean_of(a), mean_of(b), spread=spread)
+def of_one_run(a: Times, b: Times, spread: ProcessSpread = ASSUMED_SPREAD, of: Of = mean_of) -> RatioInterval:
+    found = single_interval(of(a), of(b), spread=spread)
+    assert found is not None
+    return found
+
+
+def of_a_level(steps: Times) -> Interval:
+    """What a model of steps of one level finds, in a hundredth of its time."""
+    found = mean_interval(steps)
     assert found is not None
     return found
 
@@ -92,7 +100,16 @@ def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_tw
     for _ in range(300):
         selftest = [float(process(rng, spread).mean()) for _ in range(5)] if learned else []
         known = spread_of(selftest) or ASSUMED_SPREAD
-        words.append(change(of_one_run(process(rng, spread), process(rng, spread), known)))
+        words.append(change(of_one_run(process(rng, spread), process(rng, spread), known, of_a_level)))
+    assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+def test_repeats_of_an_equal_program_are_called_different_in_less_than_one_in_twenty(repeats: int) -> None:
+    rng, words = np.random.default_rng(20), []
+    for _ in range(400):
+        a, b = ([float(process(rng, 0.02).mean()) for _ in range(repeats)] for _side in "ab")
+        words.append(change(repeats_interval(a, b)))
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
 
 
@@ -100,7 +117,8 @@ def test_before_a_selftest_nothing_below_15_percent_is_told_of_one_run_each() ->
     rng = np.random.default_rng(12)
 
     def told(more: float, spread: ProcessSpread) -> float:
-        words = [change(of_one_run(process(rng, 0.01), process(rng, 0.01, 1.0 + more), spread)) for _ in range(60)]
+        pairs = [(process(rng, 0.01), process(rng, 0.01, 1.0 + more)) for _ in range(60)]
+        words = [change(of_one_run(*pair, spread, of_a_level)) for pair in pairs]
         return words.count("SLOWER") / 60
 
     assert told(0.10, ASSUMED_SPREAD) == 0.0
@@ -112,8 +130,8 @@ def test_every_fifth_step_slower_by_half_is_slower() -> None:
     """By 10 % in the mean, by nothing in the median."""
     rng = np.random.default_rng(3)
     shown = ProcessSpread(0.01, 4)
-    words = [change(of_one_run(process(rng, 0.01), repeating(rng, 20, 5, (2,), 0.5).times_s, shown)) for _ in range(60)]
-    assert words.count("SLOWER") / 60 >= 0.8
+    words = [change(of_one_run(process(rng, 0.01), repeating(rng, 20, 5, (2,), 0.5).times_s, shown)) for _ in range(30)]
+    assert words.count("SLOWER") / 30 >= 0.8
 
 
 @pytest.mark.parametrize("runs", [1, 3])

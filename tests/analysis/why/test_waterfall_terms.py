@@ -161,8 +161,8 @@ def test_on_the_cpu_nothing_runs_beside_the_wait_for_a_batch() -> None:
     assert told["ideal"] + told["slow_products"] == pytest.approx(200)
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_whatever_was_seen_no_term_is_negative_or_more_than_the_step(seed: int, traced: Traced) -> None:
+def drawn_waterfall(seed: int, traced: Traced) -> Waterfall:
+    """Of a step in which anything may have been seen."""
     draw = random.Random(seed)
     uses = [of for of in get_args(Use) if of != "dispatch"]
     kept = [piece for piece, _ in draw.choices(traced.pieces, k=4)]
@@ -176,11 +176,16 @@ def test_whatever_was_seen_no_term_is_negative_or_more_than_the_step(seed: int, 
         "rates": rates(draw.choice([None, BANDWIDTH])),
         "waiting_s": {part: draw.uniform(0, 1e-3) for part in PARTS if draw.random() < 0.3},
     }  # fmt: skip
-    fall = waterfall(step(draw.uniform(50, 3000), **facts), seen)
-    assert sum(each.seconds for each in fall.terms) == pytest.approx(fall.step_s)
-    assert all(-1e-12 <= each.seconds <= fall.step_s * (1 + 1e-9) for each in fall.terms)
-    for each in fall.terms:
-        assert all(0.0 <= seconds <= each.seconds * (1 + 1e-9) for seconds in each.phases.values())
+    return waterfall(step(draw.uniform(50, 3000), **facts), seen)
+
+
+def test_whatever_was_seen_no_term_is_negative_or_more_than_the_step(traced: Traced) -> None:
+    for seed in range(300):
+        fall = drawn_waterfall(seed, traced)
+        assert sum(each.seconds for each in fall.terms) == pytest.approx(fall.step_s), seed
+        assert all(-1e-12 <= each.seconds <= fall.step_s * (1 + 1e-9) for each in fall.terms), seed
+        for each in fall.terms:
+            assert all(0.0 <= seconds <= each.seconds * (1 + 1e-9) for seconds in each.phases.values()), seed
 
 
 def test_products_that_beat_the_peak_leave_nothing_slow_and_that_is_said(traced: Traced) -> None:

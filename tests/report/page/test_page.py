@@ -65,24 +65,29 @@ def nearly(value: Any) -> Any:
     return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Page:
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def page(logs: Path) -> Page:
     entries = [
-        made_entry(tmp_path / "a", {"model.size": HOSTILE}, name=HOSTILE, command=f"python {HOSTILE}"),
-        made_entry(tmp_path / "b", {"model.size": "small"}, status="oom"),
+        made_entry(logs / "a", {"model.size": HOSTILE}, name=HOSTILE, command=f"python {HOSTILE}"),
+        made_entry(logs / "b", {"model.size": "small"}, status="oom"),
     ]
-    write_page(Collection(entries, [f"{HOSTILE}: damaged"]), tmp_path / "page.html")
-    return Page(tmp_path / "page.html")
+    write_page(Collection(entries, [f"{HOSTILE}: damaged"]), logs / "page.html")
+    return Page(logs / "page.html")
 
 
-def test_nothing_of_a_run_becomes_markup(page: Page, tmp_path: Path) -> None:
+def test_nothing_of_a_run_becomes_markup(page: Page, logs: Path) -> None:
     names = {name for name, _ in page.tags}
     assert not names & {"img", "a", "link", "iframe", "object", "base", "form"}
     assert not [attr for _, attrs in page.tags for attr in attrs if attr.startswith("on")]
     assert len(page.scripts) == len({route for route, _ in page.answers}) + 2  # plotly, ours
     assert HOSTILE not in page.text
     assert page.answers["runs", None]["problems"] == [f"{HOSTILE}: damaged"]
-    assert page.answers["run", f"{tmp_path.name}/a"]["command"] == f"python {HOSTILE}"
+    assert page.answers["run", f"{logs.name}/a"]["command"] == f"python {HOSTILE}"
 
 
 def test_it_needs_no_network(page: Page) -> None:
