@@ -34,7 +34,7 @@ from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collective_calls import Arrivals, flight_recorder
+from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
@@ -214,7 +214,8 @@ class Attachment:
         wrapped = lambda: self.trainer.strategy.model  # noqa: E731
         if stream is None:
             return RanksWatch(arrivals, rank, wrapped)
-        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream)
+        waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
+        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
 
     def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.report), self.ending.part

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.collective_calls import (
     Arrivals,
+    CollectiveCall,
+    StreamWaits,
     drain_timed,
-    gathers_ahead,
     most_reductions,
     reduces_in_backward,
     time_collectives,
@@ -151,6 +152,15 @@ def clock_id() -> str:
     return socket.gethostname()
 
 
+class _StreamWait(NamedTuple):
+    """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
+
+    at_ns: int
+    since_ns: int
+    until_ns: int
+    call: CollectiveCall
+
+
 @dataclass(eq=False)
 class StreamRanksWatch(RanksWatch):
     """Instrument that has NCCL time its collectives in the ``collectives`` stage.
@@ -158,17 +168,23 @@ class StreamRanksWatch(RanksWatch):
     The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
     placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
     there (``comes_ns``). The duration of each collective goes to rank 0 in the field for waiting, until ``with_waits``
-    turns it into that. A call on another stream than the computing one (FSDP) makes nobody wait by itself.
+    turns it into that. A call on another stream than the computing one (FSDP) makes nobody wait by itself: the waits of
+    the computing stream take its place.
     """
 
     stream: EventStream | None = None  # the device's clock
+    waits: StreamWaits | None = None  # records the waits of the computing stream
     _on_stream: list[StepMarks] = field(default_factory=list)
+    _stood: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
         if stage == self.stage and self.arrivals is not None:
             time_collectives()
             self.arrivals.drain()
+            if self.waits is not None:
+                self._undo.callback(self.waits.stop)
+                self.waits.start()
 
     def look(self, steps: int) -> None:
         """Do nothing: the ring buffer is read when the stage is over."""
@@ -179,6 +195,12 @@ class StreamRanksWatch(RanksWatch):
             if on_stream is not None:
                 super().keep(stage, step, marks)
                 self._on_stream.append(replace(marks, host_ns=on_stream, instants=[]))
+                self._stood += self._waits_in(self.stream, step, marks, on_stream[0])
+
+    def end(self, stage: str) -> None:
+        if stage == self.stage:
+            self.discard()
+        super().end(stage)
 
     def _on_stream_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
         """Return the step's marks on the stream; None where one of them cannot be read."""
@@ -188,21 +210,47 @@ class StreamRanksWatch(RanksWatch):
         begins = max(marks.host_ns[0], self._on_stream[-1].host_ns[-1] if self._on_stream else 0)
         return [begins + ns for ns in (0, *known)] if len(known) == len(since) else None
 
+    def _waits_in(self, stream: EventStream, step: int, marks: StepMarks, begins: int) -> list[_StreamWait]:
+        """Return the computing stream's waits in ``step``, which begins at ``begins``; none if one is unreadable."""
+        stood = list[_StreamWait]()
+        for stand in [] if self.waits is None else self.waits.stands:
+            if not marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]:
+                continue
+            since, until = (stream.seconds(marks.instants[0], at) for at in (stand.since, stand.until))
+            if since is None or until is None:
+                return []
+            since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
+            call = CollectiveCall(f"streams, step {step}", len(stood), "wait_event", 0, until_ns - since_ns)
+            stood.append(_StreamWait(stand.at_ns, since_ns, until_ns, call))
+        return stood
+
     def _drain(self, arrivals: Arrivals) -> None:
         drain_timed(arrivals)
 
-    def _why_not(self) -> str | None:
-        if gathers_ahead(self.wrapped()):
-            return "FSDP gathers weights ahead, on a stream of its own beside the rank's work"
-        return super()._why_not()
+    def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
+        """Return ``arrivals`` with the computing stream's waits in the place of calls on other streams."""
+        calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
+        if self.waits is not None and self._stood:
+            calls = [(at_ns, call) for at_ns, call in calls if not self.waits.beside(at_ns)]
+        if len(calls) == len(arrivals.calls):
+            self._stood.clear()
+        calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])
+        return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
+        arrivals = self._with_stream_waits(arrivals)
         on_host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
         took = {(c.group, c.number): -1 if c.duration_ns is None else c.duration_ns for c in arrivals.calls}
         took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
         # What is reduced while backward goes on has a stream of its own.
         behind = reduces_in_backward(self.wrapped()) & (on_host.codes == BACKWARD)
-        comes = comes_ns(on_host.arrivals_ns, np.maximum(took_ns, 0), on_host.host_ns, on_stream.host_ns, behind)
+        # Instants that are known on both clocks: the marks, and the waits of the stream.
+        host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])
+        stream_ns = np.concatenate([on_stream.host_ns, *([each.since_ns, each.until_ns] for each in self._stood)])
+        behind = np.concatenate([behind, np.zeros(2 * len(self._stood), dtype=bool)])
+        order = np.argsort(host_ns, kind="stable")
+        calls_ns, took_there = on_host.arrivals_ns, np.maximum(took_ns, 0)
+        comes = comes_ns(calls_ns, took_there, host_ns[order], stream_ns[order], behind[order])
         zero = on_stream.host_ns[0]  # waits are measured, so that instants of several ranks need no clock but an order
         return replace(on_host, host_ns=on_stream.host_ns - zero, arrivals_ns=comes - zero, waited_ns=took_ns)

@@ -2,7 +2,8 @@
 
 It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. In torch
 2.10 it is on only where that variable is set before the first collective. On a GPU the host only enqueues, and the time
-of its call does not tell when the device gets there: NCCL is told to time its calls there.
+of its call does not tell when the device gets there: NCCL is told to time its calls there, and waits of the computing
+stream are timed by ``StreamWaits``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -174,11 +176,59 @@ def most_reductions(wrapped: object) -> int | None:
     return told.count(",") + 1 + unused if told else None
 
 
-# classes of FSDP and FSDP2, by name: importing them is slow
-_FSDP = ("FullyShardedDataParallel", "FSDPModule")
+class Stand(NamedTuple):
+    """One wait of the computing stream, between two of its instants; the host enqueued it ``at_ns``."""
+
+    at_ns: int
+    since: torch.Event
+    until: torch.Event
 
 
-def gathers_ahead(wrapped: object) -> bool:
-    """Return whether a part of ``wrapped`` gathers its weights on a stream of its own, ahead of the computing one."""
-    parts = wrapped.modules() if isinstance(wrapped, torch.nn.Module) else ()
-    return any(kind.__name__ in _FSDP for part in parts for kind in type(part).__mro__)
+class StreamWaits:
+    """Notes every wait of the current stream for another one from ``start`` to ``stop``, at two events each.
+
+    FSDP issues its collectives early, on streams of its own, and has the computing stream wait where it needs the
+    results. The duration of a collective says little about that wait: two that queue behind each other both take long,
+    while the computing stream is busy.
+
+    ``record`` returns an instant of the current stream, ``clock`` is the host's of the marks.
+    """
+
+    def __init__(
+        self, record: Callable[[], torch.Event], clock: Callable[[], int] = time.perf_counter_ns, cuda: Any = torch.cuda
+    ) -> None:
+        self._record, self._clock, self._cuda = record, clock, cuda
+        self._turns: list[tuple[int, bool]] = []
+        self._undo = ExitStack()
+        self.stands: list[Stand] = []
+
+    def start(self) -> None:
+        """Start; the stream that is current now counts as the computing one."""
+        own = self._cuda.current_stream()
+        wait_event, set_stream = self._cuda.Stream.wait_event, self._cuda.set_stream
+
+        def waits(stream: Any, event: Any) -> None:
+            if stream == own and self._cuda.current_stream() == own:
+                at_ns, since = self._clock(), self._record()
+                wait_event(stream, event)
+                self.stands.append(Stand(at_ns, since, self._record()))
+            else:
+                wait_event(stream, event)
+
+        def turns(stream: Any) -> None:
+            set_stream(stream)
+            if stream is not None:  # torch ignores None
+                self._turns.append((self._clock(), stream != own))
+
+        for place, name, new in ((self._cuda.Stream, "wait_event", waits), (self._cuda, "set_stream", turns)):
+            self._undo.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, new)
+
+    def stop(self) -> None:
+        """Restore torch's functions; calling it twice does no harm."""
+        self._undo.close()
+
+    def beside(self, at_ns: int) -> bool:
+        """Return whether the host was working on another stream at ``at_ns``."""
+        turn = bisect_right(self._turns, (at_ns, True)) - 1
+        return turn >= 0 and self._turns[turn][1]

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from benchmarks.known_ranks.loop import Delay
@@ -81,6 +82,15 @@ class Busy(LightningModule):
         return SGD(self.parameters(), lr=1e-6)
 
 
+class Sharded(Busy):
+    """Each layer is a unit of FSDP2's, which gathers ahead."""
+
+    def configure_model(self) -> None:
+        for layer in self.net:
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+        fully_shard(self, mesh=self.device_mesh["data_parallel"])
+
+
 Way = tuple[Delay, Callable[[], Any], dict[str, Any]]
 
 WAYS: dict[str, Way] = {
@@ -89,6 +99,8 @@ WAYS: dict[str, Way] = {
     "DDP, accumulating": (Delay(1, "backward", LATE_S / 2), DDPStrategy, {"accumulate_grad_batches": 2}),
     "DDP, a static graph": (Delay(1, "optimizer", LATE_S), partial(DDPStrategy, static_graph=True), {}),
     "DDP, a hook": (Delay(1, "forward", LATE_S), partial(DDPStrategy, ddp_comm_hook=allreduce_hook), {}),
+    "FSDP": (Delay(1, "forward", LATE_S), partial(FSDPStrategy, auto_wrap_policy={nn.Linear}), {}),
+    "FSDP2": (Delay(0, "forward", LATE_S), partial(ModelParallelStrategy, 2, 1), {}),
 }
 
 
@@ -97,7 +109,7 @@ def found(way: Way, rank: int, folder: Path) -> dict[str, Any] | None:
     delay, strategy, options = way
     profiler = instruments(2, 4)
     trained = strategy()
-    module = Busy([delay])
+    module = (Sharded if isinstance(trained, ModelParallelStrategy) else Busy)([delay])
     distributed = {"accelerator": "gpu", "devices": 2, "strategy": trained, "use_distributed_sampler": False}
     trainer_with([profiler], folder, **distributed, **options).fit(module)
     if rank > 0:

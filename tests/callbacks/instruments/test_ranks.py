@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from flight_ring import Ring
 
 from lm_profiler.callbacks.instruments import ranks
-from lm_profiler.callbacks.instruments.ranks import RanksWatch, StreamRanksWatch
+from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.collective_calls import Stand, StreamWaits
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -173,11 +173,31 @@ class Stream:
         return (end - start) * 1e-9
 
 
-def watch_of(steps: int, wrapped: object = None, rank: int = 1) -> tuple[StreamRanksWatch, list[str]]:
+class Waits:
+    """In every step the computing stream stands for 0.5 ms; the host asks for that right after its call on another."""
+
+    def __init__(self) -> None:
+        self.stands = []
+        for step in range(1, 100):
+            since = step * DEVICE_NS + 1_200_000  # of a backward from 1 to 3 ms
+            self.stands.append(Stand(step * HOST_NS + 600_001, cast("Any", since), cast("Any", since + 500_000)))
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+
+    def beside(self, at_ns: int) -> bool:
+        return at_ns % HOST_NS == 600_000
+
+
+def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, list[str]]:
     """Steps of 1 ms on the host and 4 ms on the device, with a collective in the middle of backward on the host."""
     ring, told = Ring(1000), []
     stream = cast("EventStream", Stream())
-    watch = StreamRanksWatch(ring.arrivals(), rank, lambda: wrapped, stream=stream)
+    watch = StreamRanksWatch(ring.arrivals(), 1, stream=stream, waits=cast("StreamWaits | None", waits))
     watch.part = Guard("who waits for whom", told.append)
     ring.call(5)
     watch.begin("measure")
@@ -212,13 +232,17 @@ def test_marks_and_calls_stand_where_the_stream_comes_to_them() -> None:
     assert timeline.waited_ns.tolist()[-2:] == [250_000, 500_000]
 
 
-def test_who_waits_is_unknown_where_weights_are_gathered_ahead() -> None:
-    class FSDPModule(torch.nn.Linear):
-        """Named as torch's mixin."""
-
-    watch, told = watch_of(2, torch.nn.Sequential(FSDPModule(1, 1)))
-    assert watch.facts == {}
-    assert len(told) == 0  # a reason that all ranks share is told by rank 0
-    watch, told = watch_of(2, torch.nn.Sequential(FSDPModule(1, 1)), rank=0)
-    assert watch.facts == {}
-    assert [note.partition(": ")[2].split()[0] for note in told] == ["FSDP"]
+def test_of_calls_on_another_stream_the_computing_ones_waits_hold_the_rank() -> None:
+    waits = Waits()
+    watch, told = watch_of(STEPS, waits)
+    (timeline,) = watch.facts["timelines"]
+    assert told == []
+    assert not waits.running
+    held = [(c.group, c.number, c.name) for c in timeline.collectives if c.name != "gloo:all_reduce"]
+    assert held == [(f"streams, step {step}", 0, "wait_event") for step in range(1, STEPS + 1)]
+    # What was called in the steps is left out; the one before them is not.
+    assert len(timeline.collectives) == STEPS + 1
+    assert timeline.waited_ns is not None
+    assert timeline.waited_ns.tolist()[1:] == [500_000] * STEPS
+    begins = timeline.host_ns[timeline.first[:-1]]
+    assert (timeline.arrivals_ns[1:] - begins).tolist() == [1_200_000] * STEPS
