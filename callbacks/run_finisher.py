@@ -192,8 +192,8 @@ class RunFinisher:
     def _track(self) -> None:
         assert self.record is not None
         self.trackers = [Tracker(logger, self.tell) for logger in self.trainer.loggers]
-        takes_files = any(tracker.takes_files for tracker in self.trackers)
-        files = results(self._folder_or_new(), self.tell) if takes_files else []
+        taken = any(tracker.send_files for tracker in self.trackers)
+        files = results(self._folder_or_new(), self.tell) if taken else []
         for tracker in self.trackers:
             tracker.send(figures(self.record), self.trainer.global_step, files)
 

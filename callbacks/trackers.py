@@ -55,13 +55,8 @@ def _to_comet(logger: Any, files: Sequence[Path]) -> None:
         logger.experiment.log_asset(str(path), path.name)
 
 
-def _to_neptune(logger: Any, files: Sequence[Path]) -> None:
-    for path in files:
-        logger.experiment[f"lm_profiler/{path.name.partition('.')[0]}"].upload(str(path))
-
-
 # how a logger takes files, by the name of its class: the same in both of Lightning's namespaces
-_FILES = {"MLFlowLogger": _to_mlflow, "WandbLogger": _to_wandb, "CometLogger": _to_comet, "NeptuneLogger": _to_neptune}
+_FILES = {"MLFlowLogger": _to_mlflow, "WandbLogger": _to_wandb, "CometLogger": _to_comet}
 
 
 class Tracker:
@@ -70,13 +65,9 @@ class Tracker:
     def __init__(self, logger: Any, report: Callable[[str], object]) -> None:
         kind = type(logger)
         self._part = Guard(kind.__name__, report, outcome="did not take the results")
-        self._send_files = next((_FILES[of.__name__] for of in kind.__mro__ if of.__name__ in _FILES), None)
+        self.send_files = next((_FILES[of.__name__] for of in kind.__mro__ if of.__name__ in _FILES), None)
         # The methods as they are now: a watched run times those that it finds later, and this time is our own.
         self._logger, self._log, self._save = logger, logger.log_metrics, logger.save
-
-    @property
-    def takes_files(self) -> bool:
-        return self._send_files is not None
 
     def send(self, values: Mapping[str, float], step: int, files: Sequence[Path] = ()) -> None:
         """Log ``values`` as those of the Trainer's ``step``, and ``files`` where the logger takes some.
@@ -87,8 +78,8 @@ class Tracker:
         def send() -> None:
             self._log(values, step=step)
             self._save()
-            if self._send_files is not None:
-                self._send_files(self._logger, [path for path in files if path.stat().st_size <= _MOST_BYTES])
+            if self.send_files is not None:
+                self.send_files(self._logger, [path for path in files if path.stat().st_size <= _MOST_BYTES])
 
         thread = Thread(target=self._part.run, args=(send,), name="lm_profiler export", daemon=True)
         thread.start()

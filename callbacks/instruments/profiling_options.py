@@ -146,7 +146,7 @@ class ExportOptions:
 
     Args:
         trackers: Log the run's figures to each logger of the Trainer, as lm_profiler/<name> in SI units, when the
-            stages are over: TensorBoard, CSV, W&B, MLflow, Comet, Neptune or any other. Those that take files get the
+            stages are over: TensorBoard, CSV, W&B, MLflow, Comet or any other. Those that take files get the
             page and the trace too; a watched run logs the mean times of every thousand steps.
         prometheus: While a run is watched, serve its metrics at [HOST:]PORT, on 127.0.0.1 if no host is named; each
             process of a node takes the next port.

@@ -11,6 +11,7 @@ from lm_profiler.analysis.savings import Known
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.parts import WORKING_PHASES
 from lm_profiler.record.run_record import Bound, RunRecord, Verdict
 from lm_profiler.record.steps import StepRow
 
@@ -23,7 +24,6 @@ _BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, 
 _WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
 _CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation")  # findings of what the program does by itself
-_COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _host(seen: RunFacts) -> Verdict | None:
     else:
         times = seen.known.record.time, seen.known.record.host_time
         facts["device_s"], facts["host_s"] = (
-            sum(of[part].mean or 0.0 for part in _COMPUTE if part in of) for of in times
+            sum(of[part].mean or 0.0 for part in WORKING_PHASES if part in of) for of in times
         )
         launches = facts["device_s"] > 0.0 and facts["host_s"] >= _KEEPS_UP * facts["device_s"]
     return Verdict(bound_by="host", share=idle, because="host", facts=facts) if launches else None
@@ -179,10 +179,10 @@ def _memory(seen: RunFacts) -> Verdict | None:
 
 
 def _compute(seen: RunFacts) -> Verdict | None:
-    share, used = seen.share(*_COMPUTE), seen.utilisation
+    share, used = seen.share(*WORKING_PHASES), seen.utilisation
     if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.known.on_device else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
-    low, high = seen.interval(share, _COMPUTE)
+    low, high = seen.interval(share, WORKING_PHASES)
     facts = {"optimizer": seen.share("optimizer")}
     if not seen.known.contended:
         facts["utilisation"] = used
@@ -191,8 +191,8 @@ def _compute(seen: RunFacts) -> Verdict | None:
 
 def _nothing(seen: RunFacts) -> Verdict:
     """Return what stands out though nothing binds: time outside every phase, or how little of the machine is used."""
-    outside, used = 1.0 - seen.share("data", "transfer", *_COMPUTE), seen.utilisation
-    facts = {"working": seen.share(*_COMPUTE), "outside": outside}
+    outside, used = 1.0 - seen.share("data", "transfer", *WORKING_PHASES), seen.utilisation
+    facts = {"working": seen.share(*WORKING_PHASES), "outside": outside}
     because = "outside" if outside >= OTHER else "shared" if seen.known.contended else "unknown"
     if because == "unknown" and used is not None:
         because, facts["utilisation"] = "small operators", used

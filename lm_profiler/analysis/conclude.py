@@ -44,10 +44,10 @@ from lm_profiler.analysis.steps.summaries import (
     step_figures,
     world_of,
 )
-from lm_profiler.analysis.trace.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection
+from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
 from lm_profiler.record.rank_ends import first_end, read_ends
 from lm_profiler.record.run_record import (

@@ -25,6 +25,7 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import (
     AllocatorReading,
     BetweenSteps,
@@ -100,6 +101,7 @@ class Evidence:
     syncs: Sequence[Sync] | None = None
     counters: Sequence[StepCounters] = ()  # counters of each measured step, of each rank that has them
     timelines: Sequence[RankTimeline] = ()  # the timeline of each rank that knows when it came to its collectives
+    parts: Sequence[str] = PARTS  # what the codes in ``timelines`` stand for
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
 
     # What the Trainer, the module and the machine say.
@@ -157,6 +159,8 @@ def read_evidence(folder: Path) -> Evidence:
         raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None
     except (OSError, EOFError, zlib.error, ValidationError) as error:
         raise RecordError(f"{path}: is no evidence of a run: {str(error).splitlines()[0]}") from None
+    if tuple(evidence.parts) != PARTS:
+        raise RecordError(f"{path}: is of a version with other phases: {', '.join(evidence.parts)}")
     kernels, traced = read_trace(folder / "trace" / "rank0.pt.trace.json.gz")
     return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)
 

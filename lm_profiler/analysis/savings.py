@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from lm_profiler.analysis.remedies.catalogue import likely_share
+from lm_profiler.record.parts import WORKING_PHASES
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     LIGHTNING,
@@ -29,7 +30,6 @@ WORTH = 0.05  # the share of the step that a finding must save at least to be to
 
 # of a remedy that has to be tried: a fact of like size stands before it; and on a machine that others use
 _UNTRIED, _DOUBTED = 0.75, 0.5
-_COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 _FIXED = ("zero_grad", "clip", "optimizer")
 _MUCH_FIXED = 0.2  # of the step: every step has some
 _FEW_SAMPLES, _USUAL_BATCH = 2, 8  # in a batch; and what it may be made at least, where memory allows
@@ -188,7 +188,7 @@ def _python(known: Known) -> Iterator[Finding]:
         return
     by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
     for row in known.record.python_times:
-        if row.phase in _COMPUTE:
+        if row.phase in WORKING_PHASES:
             by_function[row.phase, row.file, row.function].append(row)
     for (phase, file, function), rows in by_function.items():
         longest = max(rows, key=_outside_torch)
@@ -214,7 +214,7 @@ def _asleep(known: Known) -> Iterator[Finding]:
     """Find phases in which the thread neither runs nor is ready to, where no line of the program is known for it."""
     told = {row.phase for row in known.record.python_times}
     for phase, use in known.record.thread_use.items():
-        if known.on_device or phase not in _COMPUTE or phase in told or not use.wall_s:
+        if known.on_device or phase not in WORKING_PHASES or phase in told or not use.wall_s:
             continue
         # Threads of one operator wait for each other, and longer where others have the cores.
         yield known.finding("sleep", known.mean_s(phase) * use.asleep_s / use.wall_s, may=True, phase=phase)
@@ -317,7 +317,7 @@ def _precision(known: Known) -> Iterator[Finding]:
         products_s = (use.of_ceiling or use.hfu or 0.0) * known.step_s
     if settings.precision == "float64" or str(settings.precision).startswith("64"):
         # Twice the bytes, and half the FLOP/s at best: of what computes, float32 takes half at most.
-        yield known.finding("double", products_s or sum(map(known.mean_s, _COMPUTE)) / 2.0)
+        yield known.finding("double", products_s or sum(map(known.mean_s, WORKING_PHASES)) / 2.0)
     elif settings.full_precision and settings.half_precision:
         yield known.finding("precision", products_s, may=True, what=settings.half_precision)
     if settings.full_precision and settings.tf32 is False and known.on_device:

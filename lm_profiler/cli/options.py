@@ -116,7 +116,9 @@ class OptionsReader(Generic[T]):
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _PROGRAM, _COMMAND) if name in names}
         self._named = {name.removesuffix("_"): name for name in names if name not in self._has}  # `try` is a keyword
-        self._fields = {option: _bare(hints[name]) for option, name in self._named.items()}
+        kinds = {option: hints[name] for option, name in self._named.items()}
+        # an optional type without its None
+        self._fields = {of: get_args(k)[0] if get_origin(k) in (Union, UnionType) else k for of, k in kinds.items()}
 
     def read(self, arguments: Sequence[str]) -> T:
         """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
@@ -147,7 +149,8 @@ class OptionsReader(Generic[T]):
 
     def _parser(self) -> _OptionsParser:
         set_loader("texts", _texts, exceptions=(YamlTextError,))
-        parser = _OptionsParser(parser_mode="texts", allow_abbrev=False, print_config=None, formatter_class=_Formatter)
+        keeps_lines = type("Formatter", (DefaultHelpFormatter, RawDescriptionHelpFormatter), {})  # of the examples
+        parser = _OptionsParser(parser_mode="texts", allow_abbrev=False, print_config=None, formatter_class=keeps_lines)
         if self._file in self._fields:
             parser.add_argument(f"--{self._file}", action="config", help="A YAML file of these options.")
         parser.add_class_arguments(self._kind, as_group=False, skip={*self._has, self._file})
@@ -222,15 +225,6 @@ class _OptionsParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise explain(message, [action.dest.removesuffix("_") for action in self._actions])
-
-
-class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """A help formatter that keeps the line breaks of the examples."""
-
-
-def _bare(kind: Any) -> Any:
-    """Return an optional type without its None."""
-    return get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
 
 
 def _is(kind: Any, origin: type) -> bool:

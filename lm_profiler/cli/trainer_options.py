@@ -63,6 +63,7 @@ the run:
   --log_dir                        folder of all runs
   --seed_everything                seed of all random numbers
   --verbose                        print all that is known at the end
+  --watch                          keep watching until training ends
   --check_memory                   refuse a run that cannot fit
   --print_config                   print all settings, and run nothing
 

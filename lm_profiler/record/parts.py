@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+INPUT_PHASES = ("data", "transfer")  # what runs in these, or waits there, is due to the batch
+PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer")
+WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
 # the parts of a step, which add up to it: the phases, and ``other`` for what no phase covers
 PARTS = (*PHASES, "other")
 

@@ -1,8 +1,8 @@
 """The one registry of all measured quantities: names, units, formats, TensorBoard tags, meanings, places in records.
 
 Columns of ``steps.csv``, keys of ``run.json`` and ``improve.json``, tags, table headers and the documentation come
-from here. A figure's row stands beside its field, in ``record/run/`` and ``record/improve.py``; this module reads them
-from there, and adds the groups, the times of each part, and what is computed from several values.
+from here. A figure's row stands beside its field, in ``record/run_record.py`` and the files that it imports; this
+module reads them from there, and adds the groups, the times of each part, and what is computed from several values.
 """
 
 from __future__ import annotations

@@ -244,6 +244,9 @@ def read_events(folder: Path) -> list[WatchEvent]:
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
     """Return the rows (``ROW``) of the last steps of ``rank``, as many as were kept."""
     path = folder / of_rank(LAST_STEPS, rank)
+    parts = tuple(read_status(folder, rank).seconds) if (folder / of_rank(STATUS, rank)).exists() else ()
+    if parts not in ((), TIMED):  # the rows have no names
+        raise RecordError(f"{path}: is of a version with other phases: {', '.join(parts)}")
     kept = [each for each in (_older(path), path) if each.exists()]
     content = [read_plain(each) for each in kept]
     whole = [np.frombuffer(of[: len(of) // ROW.itemsize * ROW.itemsize], ROW) for of in content]

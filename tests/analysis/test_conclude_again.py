@@ -48,6 +48,19 @@ def test_what_an_older_version_said_otherwise_is_told(run: Path, capsys: pytest.
     assert (run / "run.json").read_bytes() == before
 
 
+def test_evidence_of_other_phases_is_refused(run: Path) -> None:
+    path, names = run / EVIDENCE_FILE, b'"optimizer","other"]'
+    whole = path.read_bytes()
+    content = gzip.decompress(whole)
+    assert names in content
+    try:
+        path.write_bytes(gzip.compress(content.replace(names, b'"ema",' + names), mtime=0))
+        with pytest.raises(RecordError, match=r"of a version with other phases: data, .*ema"):
+            read_evidence(run)
+    finally:
+        path.write_bytes(whole)
+
+
 @pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}x", mtime=0), gzip.compress(b"[]", mtime=0)])
 def test_damaged_evidence_is_told_by_its_file(run: Path, content: bytes) -> None:
     path = run / EVIDENCE_FILE

@@ -29,6 +29,11 @@ from lm_profiler.record.watch_files import read_windows
 pytestmark = [pytest.mark.usefixtures("no_rates"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "PATIENCE_S", 300.0)  # a busy machine is no fault of a tracker
+
+
 def fitted(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
     callbacks = profiling_callbacks(1, 4, trace_steps, 0, log_dir=folder, action_steps=0, export_trackers=True)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from lm_profiler.record.files import RecordError
+from lm_profiler.record.parts import TIMED
 from lm_profiler.record.watch_files import (
     EVENTS,
     LAST_STEPS,
     ROW,
+    STATUS,
     Sketch,
     WatchEvent,
+    WatchStatus,
     append_last_steps,
     append_lines,
     read_events,
@@ -91,3 +94,13 @@ def test_an_event_is_told_once_with_its_trace(tmp_path: Path) -> None:
     other = WatchEvent(at_s=6.0, step=41, kind="slow step", now=0.9)
     append_lines(tmp_path / EVENTS, [event, other, event.model_copy(update={"trace": "trace/rank0.step41"})])
     assert [each.trace for each in read_events(tmp_path)] == ["trace/rank0.step41", None]
+
+
+def test_rows_of_other_phases_are_refused(tmp_path: Path) -> None:
+    told = {"rank": 0, "began_s": 0.0, "written_s": 0.0, "steps": 10, "phase": "", "ledger": {}, "wall_s": 0.0}
+    WatchStatus(**told, world_size=1, seconds=dict.fromkeys([*TIMED[:6], "ema", *TIMED[6:]], 0.0)).write(
+        tmp_path / STATUS
+    )
+    append_last_steps(tmp_path / LAST_STEPS, np.zeros(10, ROW), 1000)
+    with pytest.raises(RecordError, match=r"of a version with other phases: data, .*ema"):
+        read_last_steps(tmp_path)

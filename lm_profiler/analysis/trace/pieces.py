@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
 from lm_profiler.analysis.trace.walk import Inputs, Packed, Range, TracedCall, walk
 from lm_profiler.record.kernels import Kind
+from lm_profiler.record.parts import INPUT_PHASES
 
 Times = NDArray[np.int64]
 
@@ -37,8 +38,6 @@ _CALLS_ONLY = re.compile(
     r"resize|set|lift_fresh|contiguous|movedim|diagonal|real|imag|numpy_T|unfold|size|stride|broadcast_to|swapaxes|"
     r"empty_like|empty_strided|new_empty_strided|expand_as|view_as|conj|view_as_(real|complex)|split_with_sizes)_?(_alias)?)$"
 )
-
-INPUT_PHASES = frozenset({"data", "transfer"})  # what runs in these, or waits there, is due to the batch
 
 
 class Piece(NamedTuple):

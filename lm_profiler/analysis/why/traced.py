@@ -13,7 +13,6 @@ from typing import NamedTuple, get_args
 
 from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
 from lm_profiler.analysis.trace.pieces import (
-    INPUT_PHASES,
     NO_PHASE,
     Piece,
     TracedWork,
@@ -24,6 +23,7 @@ from lm_profiler.analysis.trace.pieces import (
     shared_out,
 )
 from lm_profiler.analysis.trace.walk import TracedCall
+from lm_profiler.record.parts import INPUT_PHASES
 
 # calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
-from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
+from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, is_cut, least_bytes, product_of
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
+from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
 
 LARGEST = 8  # contributors that are kept of a term

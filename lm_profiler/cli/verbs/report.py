@@ -215,7 +215,11 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
     if options.kernels:
         traced, problems = _each(entries, _rank_0s_kernels, "table of kernels")
         by_run = kind not in formats.FOR_PROGRAMS
-        return (_kernels_of_each(traced, len(entries) > 1) if by_run else _kernels_of_all(traced)), problems
+        if by_run:
+            return _kernels_of_each(traced, len(entries) > 1), problems
+        return _flat(
+            [{"folder": str(entry.folder), **row} for entry, of in traced for row in kernel_rows(of)]
+        ), problems
     if options.allocations:
         told, problems = _each(entries, read_timelines, "memory timeline")
         return (_allocations_of_all if kind in formats.FOR_PROGRAMS else _allocations_of_each)(told), problems
@@ -305,10 +309,6 @@ def _head_width(entry: Entry) -> int | None:
         return preset(entry.option("model.size"), **given).head_dim
     except (TypeError, UsageError):
         return None
-
-
-def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:
-    return _flat([{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)])
 
 
 def _flat(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
