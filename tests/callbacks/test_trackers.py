@@ -8,6 +8,7 @@ import re
 import sqlite3
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
+from wandb.proto.wandb_internal_pb2 import Record
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer, watching
 from lm_profiler.callbacks.trackers import Tracker, figures
@@ -165,6 +167,20 @@ def test_mlflow_keeps_figures_and_files_with_a_database(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "kept").rglob("*.*")} == artifacts_of(profiler)
 
 
+def logged(content: bytes) -> Iterator[bytes]:
+    """The records of a file of W&B: LevelDB's log, of blocks of 32 KiB, after seven bytes of W&B's own."""
+    at, record = 7, b""
+    while at + 7 <= len(content):
+        if 2**15 - at % 2**15 < 7:  # no header fits into the rest of a block
+            at += 2**15 - at % 2**15
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
 def test_wandb_keeps_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = WandbLogger(project="profiles", save_dir=tmp_path, offline=True)
@@ -175,9 +191,10 @@ def test_wandb_keeps_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.M
     folder = Path(logger.experiment.dir).parent
     wandb.finish()
     [file] = folder.glob("*.wandb")
-    content = file.read_bytes()
-    for name in artifacts_of(profiler):
-        assert name.encode() in content
+    records = [Record.FromString(data) for data in logged(file.read_bytes())]
+    [artifact] = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
+    assert artifact.type == "profile"
+    assert {entry.path for entry in artifact.manifest.contents} == artifacts_of(profiler)
 
 
 def test_comet_keeps_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
