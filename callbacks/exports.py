@@ -80,20 +80,18 @@ class RunMetrics:
             tokens = core.CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
             tokens.add_metric(values, steps * self.tokens_per_step)
             yield tokens
-        meaning = "Memory in use between two steps, now and at most."
-        memory = core.GaugeMetricFamily("lm_profiler_memory_bytes", meaning, labels=[*names, "kind"])
-        for kind, size in held.items():
-            memory.add_metric([*values, kind], size)
-        yield memory
         mfu = self.mfu_seconds / mean_s if self.mfu_seconds is not None and mean_s else None
         ended_s = None if last_ns is None else self.epoch_s + last_ns * 1e-9
-        for name, meaning, value in (
-            ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu),
-            ("lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970.", ended_s),
-        ):
-            gauge = core.GaugeMetricFamily(name, meaning, labels=names)
-            if value is not None:
-                gauge.add_metric(values, value)
+        gauges: dict[tuple[str, ...], Mapping[Any, float | None]] = {
+            ("lm_profiler_memory_bytes", "Memory in use between two steps, now and at most.", "kind"): held,
+            ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps."): {(): mfu},
+            ("lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970."): {(): ended_s},
+        }
+        for (name, meaning, *kinds), known in gauges.items():
+            gauge = core.GaugeMetricFamily(name, meaning, labels=[*names, *kinds])
+            for kind, value in known.items():
+                if value is not None:
+                    gauge.add_metric([*values, *([kind] if kind else [])], value)
             yield gauge
 
 

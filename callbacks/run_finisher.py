@@ -192,6 +192,8 @@ class RunFinisher:
     def _track(self) -> None:
         assert self.record is not None
         self.trackers = [Tracker(logger, self.tell) for logger in self.trainer.loggers]
+        if not self.trackers:
+            self.tell("export.trackers: the Trainer has no logger")
         taken = any(tracker.send_files for tracker in self.trackers)
         files = results(self._folder_or_new(), self.tell) if taken else []
         for tracker in self.trackers:

@@ -17,8 +17,6 @@ from lm_profiler.record.watch_files import WatchWindow
 PATIENCE_S = 10.0
 _MOST_BYTES = 64 * 2**20  # of a file that is sent: a tracker's server may be far away, or somebody's free plan
 
-PAGE = "report.html"
-
 
 def figures(record: RunRecord) -> dict[str, float]:
     """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
@@ -31,9 +29,8 @@ def figures(record: RunRecord) -> dict[str, float]:
 
 
 def window_figures(window: WatchWindow) -> dict[str, float]:
-    """Return the mean seconds of the steps of ``window`` and of their parts, by the names of the record's figures."""
-    means = {part: sketch.mean for part, sketch in window.seconds.items()}
-    return {f"lm_profiler/{part}_s": mean for part, mean in means.items() if mean is not None}
+    """Return the mean seconds of the steps of ``window`` and of their parts, by names of their own."""
+    return {f"lm_profiler/watch/{part}_s": of.mean for part, of in window.seconds.items() if of.mean is not None}
 
 
 def _to_mlflow(logger: Any, files: Sequence[Path]) -> None:
@@ -90,12 +87,12 @@ class Tracker:
 
 def results(folder: Path, report: Callable[[str], object]) -> list[Path]:
     """Write the page of the run in ``folder``; return what of the run a tracker may keep: the page and the trace."""
-    page = folder / PAGE
-    Guard("the page for the trackers", report, outcome="cannot be written").run(_write_page, folder, page)
+    page = folder / "report.html"
+
+    def write() -> None:
+        from lm_profiler.report.page.page import write_page
+
+        write_page(collect([folder]), page)
+
+    Guard("the page for the trackers", report, outcome="cannot be written").run(write)
     return [path for path in (page, folder / "trace" / "rank0.pt.trace.json.gz") if path.exists()]
-
-
-def _write_page(folder: Path, page: Path) -> None:
-    from lm_profiler.report.page.page import write_page
-
-    write_page(collect([folder]), page)

@@ -93,7 +93,7 @@ class WatchWriter:
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _window: WatchWindow | None = None
-    _complete: WatchWindow | None = None  # the last one, until somebody takes it
+    complete: deque[tuple[WatchWindow, int]] = field(default_factory=partial(deque, maxlen=9))  # with global_step
     _last: Handed = Handed(0)  # noqa: RUF009 - a tuple
     _unread: list[Reading] = field(default_factory=list)
     _last_raw: list[Raw] = field(default_factory=list)
@@ -127,11 +127,6 @@ class WatchWriter:
     def put(self, handed: Handed) -> None:
         self._queue.put(handed)
 
-    def take_complete(self) -> WatchWindow | None:
-        """Return the last window that is complete; None where it was returned before, or there is none."""
-        window, self._complete = self._complete, None
-        return window
-
     def end(self, last: Handed) -> None:
         """Write what is left, and the last status."""
         self._queue.put(last)
@@ -142,9 +137,7 @@ class WatchWriter:
             self._status(last.now_ns)
             self._look_at_ranks(last.now_ns, last=True)
             self.ledger.close(last.now_ns)
-            if self._window is not None:
-                self._lines[WINDOWS].append(self._window)
-                self._window = None
+            self._end_window(last.global_step)
             self._flush()
             self.ledger.until(now_ns := self.clock(), terms.INSTRUMENTS)
             self._status(now_ns, ended=True)
@@ -200,7 +193,7 @@ class WatchWriter:
             self._ask_for_trace(event, handed.now_ns)
         if handed.traced is not None:
             self._keep_trace(handed.traced)
-        self._keep(first, ns, timed.seconds, held)
+        self._keep(first, ns, timed.seconds, held, handed.global_step)
         self._last, self._stalled = handed._replace(marks=()), ""
         if handed.now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(handed.now_ns)
@@ -336,7 +329,9 @@ class WatchWriter:
             if self.options.traces and request is not None:
                 self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
 
-    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None) -> None:
+    def _keep(
+        self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None, global_step: int
+    ) -> None:
         """Write the steps as rows, and those of a thousand or more as a window."""
         if not len(ns):
             return
@@ -355,8 +350,13 @@ class WatchWriter:
         )
         self._window = window if self._window is None else self._window.merged(window)
         if self._window.steps >= _WINDOW:
-            self._lines[WINDOWS].append(self._window)
-            self._complete, self._window = self._window, None
+            self._end_window(global_step)
+
+    def _end_window(self, global_step: int) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            self._lines[WINDOWS].append(window)
+            self.complete.append((window, global_step))
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns

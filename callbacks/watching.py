@@ -225,12 +225,16 @@ class Watching:
         assert writer is not None
         self._hand_ns = now_ns + _HAND_NS
         writer.put(self._handed(now_ns, traced))
-        if self.trackers and (window := writer.take_complete()) is not None:
-            for tracker in self.trackers:
-                tracker.send(window_figures(window), self.trainer.global_step)
+        self._track(writer)
         asked, writer.asked, self._signalled = writer.asked or 2 * self._signalled, 0, False
         if asked:
             self._trace(asked, now_ns)
+
+    def _track(self, writer: WatchWriter) -> None:
+        while writer.complete:
+            window, step = writer.complete.popleft()
+            for tracker in self.trackers:
+                tracker.send(window_figures(window), step)
 
     def _handed(self, now_ns: int, traced: Tracer | None = None) -> Handed:
         timeline = self._timeline
@@ -291,6 +295,7 @@ class Watching:
         self._restore()
         if handed is not None:
             self.part.run(writer.end, handed)
+            self.part.run(self._track, writer)
         self.part.run(self._unpublish.close)
 
     def _restore(self) -> None:

@@ -22,7 +22,7 @@ def external_callbacks() -> list[Any]:
     """Return the profiler in a list, or an empty list where nobody asks for it or it cannot be made."""
     try:
         asked = os.environ.get(VARIABLE)
-        if not asked:
+        if not asked or asked.strip() == "0":
             return []
         # By name: an import statement would make this module one of those that the callbacks are built on.
         callbacks: list[Any] = import_module("lm_profiler.callbacks.shortcut").admitted_callbacks(asked)

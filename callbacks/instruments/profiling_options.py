@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -180,19 +181,20 @@ class ExportOptions:
         if self.otlp:
             require("opentelemetry.exporter.otlp.proto.http", "export.otlp")
         if self.prometheus is not None or self.textfile is not None:
-            require("prometheus_client", "export.prometheus")
-        if self.prometheus is not None:
-            _check_free(*self.address())
-
-
-def _check_free(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
-        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
-        try:
-            asked.bind((host.strip("[]"), port))
-        except OSError as error:
-            why = f"{host}:{port} ({error.strerror or error})"
-            raise UsageError(f"export.prometheus: expected an address that is free, given {why}") from None
+            require("prometheus_client", "export.prometheus" if self.textfile is None else "export.textfile")
+        if (file := self.textfile) is not None:
+            good = os.access(Path(file).absolute().parent, os.W_OK) and not Path(file).is_dir()
+            expect(good, "export.textfile", "a file in a folder that can be written to", file)
+        if self.prometheus is None:
+            return
+        host, port = self.address()
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+            try:
+                asked.bind((host.strip("[]"), port))
+            except OSError as error:
+                why = f"{host}:{port} ({error.strerror or error})"
+                raise UsageError(f"export.prometheus: expected an address that is free, given {why}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,6 @@ the run:
   --config                         file of options, or a name such as demo
   --name                           name of the run
   --log_dir                        folder of all runs
-  --seed_everything                seed of all random numbers
   --verbose                        print all that is known at the end
   --watch                          keep watching until training ends
   --check_memory                   refuse a run that cannot fit
@@ -74,15 +73,12 @@ stages:
   --trace.steps                    steps that torch's profiler traces
   --memory.steps                   steps in which memory is read
   --actions.steps                  steps in which each action is timed
-  --numerics.audit                 what precision does to the numbers
 
 model and data:
   --model                          class path of any LightningModule
   --model.size                     small, medium, large, xl, 2.7B, …
   --model.attention                sdpa, math or package.module:function
-  --model.activation_checkpointing keep each block's input only
   --model.compile                  with torch.compile
-  --model.optimizer                adamw, sgd or none
   --torch.compile                  torch.compile for any module
   --data                           class path of any LightningDataModule
   --data.batch_size                samples in a batch
@@ -94,12 +90,9 @@ trainer:
   --trainer.precision              32-true, bf16-mixed, bf16-true, …
   --trainer.accelerator            cpu, gpu, …
   --trainer.devices                how many, or which
-  --trainer.num_nodes              how many machines
   --trainer.strategy               ddp, fsdp, …
   --trainer.accumulate_grad_batches  batches to an optimizer step
   --trainer.gradient_clip_val      largest norm of the gradients
-  --trainer.callbacks              callbacks to add
-  --trainer.logger                 where the module's own logs go
 """
 
 

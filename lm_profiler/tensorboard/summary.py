@@ -104,11 +104,10 @@ def _summaries(entry: Entry) -> Iterator[Any]:
 
 def _session_end(ok: bool, ended: float) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams import metadata
-    from tensorboard.plugins.hparams.api_pb2 import Status
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-    status = Status.STATUS_SUCCESS if ok else Status.STATUS_FAILURE
-    data = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=ended))
-    of = {"tensor": metadata.NULL_TENSOR, "metadata": metadata.create_summary_metadata(data)}
-    return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, **of)])
+    status = api_pb2.STATUS_SUCCESS if ok else api_pb2.STATUS_FAILURE
+    session = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=ended)
+    data = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=session))
+    tag = metadata.SESSION_END_INFO_TAG
+    return Summary(value=[Summary.Value(tag=tag, tensor=metadata.NULL_TENSOR, metadata=data)])

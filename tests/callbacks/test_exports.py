@@ -175,7 +175,9 @@ def test_where_nothing_can_be_published_training_goes_on(
     of: str, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = train(Path(), [], max_steps=STEPS)
-    ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("no/lm.prom"))
+    Path("gone").mkdir()
+    ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("gone/lm.prom"))
+    Path("gone").rmdir()
     with socket.socket() as taken:  # since then
         taken.bind(("127.0.0.1", port))
         taken.listen()
@@ -200,3 +202,11 @@ def test_the_dashboard_and_its_page_name_metrics_that_there_are() -> None:
 def test_a_file_may_be_given_as_text(tmp_path: Path) -> None:
     train(tmp_path, [watcher(textfile=str(tmp_path / "lm.prom"))], max_steps=STEPS)
     assert "lm_profiler_step_seconds_count" in (tmp_path / "lm.prom").read_text()
+
+
+@pytest.mark.parametrize("given", ["no/lm.prom", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(given: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"^export\.textfile: expected a file in a folder that can be written to, given "
+    ):
+        watcher(textfile=Path(given))

@@ -123,12 +123,12 @@ def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.Monk
     trainer = Trainer(accelerator="cpu", max_steps=300, logger=lines, callbacks=callbacks, **quiet)
     trainer.fit(Tiny(), DataLoader(torch.rand(1200, 4), batch_size=4))
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
+        rows = [row for row in csv.DictReader(file) if row.get("lm_profiler/watch/step_s")]
     windows = read_windows(next((tmp_path / "logs").glob("*/version_*")))
-    means = {f"{window.seconds['step'].mean:.6g}" for window in windows}
-    logged = [f"{float(row['lm_profiler/step_s']):.6g}" for row in rows[1:]]  # the first row is the record's
-    assert logged
-    assert set(logged) <= means
+    assert sum(window.steps for window in windows) == 300 - 5  # those of the stages are in none
+    for row, window in zip(rows, windows, strict=True):  # each at its own last step, the last window too
+        assert float(row["lm_profiler/watch/step_s"]) == pytest.approx(window.seconds["step"].mean, rel=1e-6)
+        assert int(row["step"]) == window.first_step + window.steps - 1
 
 
 def artifacts_of(profiler: TrainingProfiler) -> set[str]:

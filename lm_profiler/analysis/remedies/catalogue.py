@@ -346,7 +346,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
     Remedy("epoch", _epoch_text),
     Remedy("owner", lambda of, s: f"Do less in {_place(of)}, or do it in fewer steps.", likely=0.95),
-    Remedy("logging", lambda of, s: f"Log less often (log_every_n_steps): {_place(of)}.", likely=0.9),
+    Remedy("logging", lambda of, s: f"Log in fewer steps, as by `if batch_idx % 50 == 0`: {_place(of)}.", likely=0.9),
     Remedy("sleep", _sleep_text),
     Remedy("python", _python_text, likely=0.8),
     Remedy("pattern", _pattern_text, likely=0.7),

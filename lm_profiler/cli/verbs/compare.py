@@ -185,6 +185,12 @@ class AbOptions(_ShowOptions):
 
     def __post_init__(self) -> None:
         seconds_of(self.budget)
+        try:
+            _ = shlex.split(self.a_options), shlex.split(self.b_options)
+        except ValueError as error:
+            raise UsageError(f"a_options, b_options: expected words as a shell has them ({error})") from None
+        there = self.output is None or self.output.absolute().parent.is_dir()
+        expect(there, "output", "a file in a folder that is there", self.output)
         verbs = ("fit", "validate", "test", "predict", "run")
         expect(self.program[0] in verbs, "ab", f"one of {', '.join(verbs)} after --", self.program[0])
         if given := [word for word in self.program if word.partition("=")[0] in _SET_BY_AB]:
@@ -274,12 +280,13 @@ def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) 
     call = [sys.executable, "-m", "lm_profiler", verb, *words[:at], *own, *words[at:]]
     paths = os.pathsep.join(_paths_in(tree))
     environment = {**os.environ, "PYTHONPATH": paths} if paths else None
+    before = {*folder.glob("version_*")}  # a program that fails may leave no run
     done = subprocess.run(
         call, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", check=False
     )
-    runs = collect([folder]).entries if folder.is_dir() else []
+    runs = [] if not folder.is_dir() else [run for run in collect([folder]).entries if run.folder not in before]
     if not runs or (verb != "run" and done.returncode):
-        last = (done.stderr.strip() or "nothing was profiled").splitlines()[-1]
+        last = "; ".join((done.stderr.strip() or "nothing was profiled").splitlines()[-2:])
         raise _RunFailed(f"{folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
     return runs[-1]
 

@@ -72,6 +72,7 @@ class Options:
             if name.endswith("_steps"):
                 least = 1 if name == "measure_steps" else 0
                 expect(given >= least, name, f"{least} or more", given)
+        expect("" not in self.program[:1], "run", "a program after --", "an empty word")
         expect(self.trainer is None or self.trainer >= 1, "trainer", "1 or more", self.trainer)
 
 

@@ -105,7 +105,7 @@ def step_lines(record: RunRecord) -> list[str]:
     if of.cut:
         shift = "" if of.bias_of_mean is None else f", which would shift the mean by {of.bias_of_mean:+.1%}"
         said.append(f"{counted(of.cut, 'more warm-up step')} left out{shift}")
-    return [f"steps: {'; '.join(said)}"] * bool(said) + [_parts(of)] * (of.pattern is not None or bool(of.odd_s))
+    return [f"steps: {'; '.join(said)}"] * bool(said) + [_parts(of)] * bool(of.pattern_s or of.odd_s)
 
 
 def _course(of: Steadiness) -> list[str]:
@@ -122,9 +122,9 @@ def _course(of: Steadiness) -> list[str]:
 def _parts(of: Steadiness) -> str:
     """Return the mean step as a sum: ``step: 119.6 ms = 117.4 level + 2.2 in 1 of 5 steps (+11 %)``."""
     parts = [(of.level_s or 0.0, "level")]
-    if (pattern := of.pattern) is not None:
+    if (pattern := of.pattern) is not None and of.pattern_s:
         which = f"{len(pattern.slow)} of {pattern.every} steps"
-        parts.append((of.pattern_s or 0.0, f"in {which} ({pattern.extra:+.0%})"))
+        parts.append((of.pattern_s, f"in {which} ({pattern.extra:+.0%})"))
     if of.odd_s:
         parts.append((of.odd_s, "odd steps"))
     total = sum(seconds for seconds, _ in parts)

@@ -99,6 +99,8 @@ def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
         ["--a", "git:main", "--", "train.py"],
         ["--a", "git:main", "--", "fit", "--name=x"],
         ["--a", "git:main"],
+        ["--a", "git:main", "--b_options='", "--", "fit"],
+        ["--a", "git:main", "--output", "not/there", "--", "fit"],
     ],
 )
 def test_wrong_call_is_refused_in_a_line(
@@ -127,6 +129,16 @@ def test_what_is_not_clear_says_how_many_pairs_would_make_it_so() -> None:
     assert ab.pairs_needed(alike, 24) == 117  # 24 · (1.980 / 0.900)² = 116.2: it has to become 0.9 %
     assert ab.pairs_needed(None, 2) == 4
     assert ab.pairs_needed(RatioInterval(1.02, 1.02 / 1.021, 1.02 * 1.021), 8) == 9
+
+
+def test_a_program_that_leaves_no_run_does_not_count_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "logs/a/version_0", rows({"forward": [0.01] * 10}))
+    fails = subprocess.CompletedProcess([], 1, "", "no disk is left\nnothing was profiled\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: fails)
+    with pytest.raises(ab._RunFailed, match="ended with 1: no disk is left; nothing was profiled"):
+        ab._run(["run", "--", "python", "train.py"], [], tmp_path, tmp_path / "logs/a")
 
 
 def test_what_is_imported_from_the_repository_comes_from_the_tree(
