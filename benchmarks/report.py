@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lm_profiler.analysis.steps.summaries import summaries
+from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run_record import (
     Environment,
@@ -67,7 +67,7 @@ def config(size: str, batch_size: int) -> dict[str, object]:
 def record(number: int, steps: list[StepRow]) -> RunRecord:
     """A record such as a run leaves."""
     size, batch_size = SIZES[number % len(SIZES)], 1 + number // len(SIZES) % 8
-    times = summaries(steps, "device")
+    times = summaries(steps, "device", model_of(steps))
     return RunRecord(
         name=f"run{number}",
         status="ok",
