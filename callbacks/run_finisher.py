@@ -191,13 +191,15 @@ class RunFinisher:
 
     def _track(self) -> None:
         assert self.record is not None
+        assert self.session is not None
+        values, trace = figures(self.record), self.session.instruments.tracer.path
         self.trackers = [Tracker(logger, self.tell) for logger in self.trainer.loggers]
         if not self.trackers:
             self.tell("export.trackers: the Trainer has no logger")
         taken = any(tracker.send_files for tracker in self.trackers)
-        files = results(self._folder_or_new(), self.tell) if taken else []
+        files = results(self._folder_or_new(), trace, self.tell) if taken else []
         for tracker in self.trackers:
-            tracker.send(figures(self.record), self.trainer.global_step, files)
+            tracker.send(values, self.trainer.global_step, files)
 
     def _with_all_ranks(self, evidence: Evidence, own: RankEnd) -> Evidence:
         """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""

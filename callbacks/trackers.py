@@ -85,8 +85,8 @@ class Tracker:
             self._part.leave_out(f"it did not take the results within {PATIENCE_S:g} s")
 
 
-def results(folder: Path, report: Callable[[str], object]) -> list[Path]:
-    """Write the page of the run in ``folder``; return what of the run a tracker may keep: the page and the trace."""
+def results(folder: Path, trace: Path, report: Callable[[str], object]) -> list[Path]:
+    """Write the page of the run in ``folder``; return the page, and its ``trace``, where they are there."""
     page = folder / "report.html"
 
     def write() -> None:
@@ -95,4 +95,4 @@ def results(folder: Path, report: Callable[[str], object]) -> list[Path]:
         write_page(collect([folder]), page)
 
     Guard("the page for the trackers", report, outcome="cannot be written").run(write)
-    return [path for path in (page, folder / "trace" / "rank0.pt.trace.json.gz") if path.exists()]
+    return [path for path in (page, trace) if path.exists()]

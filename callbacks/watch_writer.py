@@ -137,7 +137,7 @@ class WatchWriter:
             self._status(last.now_ns)
             self._look_at_ranks(last.now_ns, last=True)
             self.ledger.close(last.now_ns)
-            self._end_window(last.global_step)
+            self._end_window()
             self._flush()
             self.ledger.until(now_ns := self.clock(), terms.INSTRUMENTS)
             self._status(now_ns, ended=True)
@@ -193,8 +193,8 @@ class WatchWriter:
             self._ask_for_trace(event, handed.now_ns)
         if handed.traced is not None:
             self._keep_trace(handed.traced)
-        self._keep(first, ns, timed.seconds, held, handed.global_step)
         self._last, self._stalled = handed._replace(marks=()), ""
+        self._keep(first, ns, timed.seconds, held)
         if handed.now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(handed.now_ns)
         self._flush()
@@ -254,10 +254,11 @@ class WatchWriter:
 
         This thread asked at ``asked_ns`` to be woken after a second, when the process had used ``cpu_s`` of CPU time.
         """
-        now_ns, where = self.clock(), self._where()
+        now_ns = self.clock()
         seconds = (now_ns - asked_ns) * 1e-9 - 1.0
         if seconds < _PAUSE_S or time.process_time() - cpu_s > seconds / 2:  # it ran, and only this thread did not
             return
+        where = self._where()
         self._paused.append((f"{STEPS}{where}" if where in PARTS else where, seconds))
         self.place.alive_ns = now_ns  # no stall
         self._tell_stall(where, seconds, "the process was stopped")
@@ -329,9 +330,7 @@ class WatchWriter:
             if self.options.traces and request is not None:
                 self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
 
-    def _keep(
-        self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None, global_step: int
-    ) -> None:
+    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None) -> None:
         """Write the steps as rows, and those of a thousand or more as a window."""
         if not len(ns):
             return
@@ -350,13 +349,13 @@ class WatchWriter:
         )
         self._window = window if self._window is None else self._window.merged(window)
         if self._window.steps >= _WINDOW:
-            self._end_window(global_step)
+            self._end_window()
 
-    def _end_window(self, global_step: int) -> None:
+    def _end_window(self) -> None:
         window, self._window = self._window, None
         if window is not None:
             self._lines[WINDOWS].append(window)
-            self.complete.append((window, global_step))
+            self.complete.append((window, self._last.global_step))
 
     def _status(self, now_ns: int, ended: bool = False) -> None:
         self._written_ns = now_ns

@@ -233,8 +233,9 @@ class Watching:
     def _track(self, writer: WatchWriter) -> None:
         while writer.complete:
             window, step = writer.complete.popleft()
+            values = window_figures(window)
             for tracker in self.trackers:
-                tracker.send(window_figures(window), step)
+                tracker.send(values, step)
 
     def _handed(self, now_ns: int, traced: Tracer | None = None) -> Handed:
         timeline = self._timeline

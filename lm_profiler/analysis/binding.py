@@ -11,7 +11,7 @@ from lm_profiler.analysis.savings import Known
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.parts import WORKING_PHASES
+from lm_profiler.record.parts import INPUT_PHASES, PHASES, WORKING_PHASES
 from lm_profiler.record.run_record import Bound, RunRecord, Verdict
 from lm_profiler.record.steps import StepRow
 
@@ -112,9 +112,8 @@ def _straggler(seen: RunFacts) -> Verdict | None:
 
 def _input(seen: RunFacts) -> Verdict | None:
     """Judge the wait for batches: it binds from a third of the step on; near that, the next cause is told as well."""
-    parts = ("data", "transfer")
-    share = seen.share(*parts)
-    low, high = seen.interval(share, parts)
+    share = seen.share(*INPUT_PHASES)
+    low, high = seen.interval(share, INPUT_PHASES)
     if high < INPUT:
         return None
     facts = {"data": seen.share("data"), "transfer": seen.share("transfer")}
@@ -191,7 +190,7 @@ def _compute(seen: RunFacts) -> Verdict | None:
 
 def _nothing(seen: RunFacts) -> Verdict:
     """Return what stands out though nothing binds: time outside every phase, or how little of the machine is used."""
-    outside, used = 1.0 - seen.share("data", "transfer", *WORKING_PHASES), seen.utilisation
+    outside, used = 1.0 - seen.share(*PHASES), seen.utilisation
     facts = {"working": seen.share(*WORKING_PHASES), "outside": outside}
     because = "outside" if outside >= OTHER else "shared" if seen.known.contended else "unknown"
     if because == "unknown" and used is not None:

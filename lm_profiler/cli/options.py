@@ -116,8 +116,7 @@ class OptionsReader(Generic[T]):
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _PROGRAM, _COMMAND) if name in names}
         self._named = {name.removesuffix("_"): name for name in names if name not in self._has}  # `try` is a keyword
-        kinds = {option: hints[name] for option, name in self._named.items()}
-        # an optional type without its None
+        kinds = {option: hints[name] for option, name in self._named.items()}  # an optional one loses its None
         self._fields = {of: get_args(k)[0] if get_origin(k) in (Union, UnionType) else k for of, k in kinds.items()}
 
     def read(self, arguments: Sequence[str]) -> T:

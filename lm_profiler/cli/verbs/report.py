@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
@@ -187,8 +188,8 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
         if kind == "html":
             runs.problems.extend(unreadable(entries))
         write(runs, tables, kind, options.output)
-        shown = tables if kind in _PEOPLE else _tables(entries, options, "markdown", plain)[0]
-        tell_github(options.github, lambda: formats.render(shown, "markdown"))
+        again = partial(_tables, entries, options, "markdown", plain)  # what a program reads is no table for people
+        tell_github(options.github, lambda: formats.render(tables if kind in _PEOPLE else again()[0], "markdown"))
     return problems, bool(tables)
 
 
@@ -217,9 +218,8 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         by_run = kind not in formats.FOR_PROGRAMS
         if by_run:
             return _kernels_of_each(traced, len(entries) > 1), problems
-        return _flat(
-            [{"folder": str(entry.folder), **row} for entry, of in traced for row in kernel_rows(of)]
-        ), problems
+        each_row = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
+        return _flat(each_row), problems
     if options.allocations:
         told, problems = _each(entries, read_timelines, "memory timeline")
         return (_allocations_of_all if kind in formats.FOR_PROGRAMS else _allocations_of_each)(told), problems
