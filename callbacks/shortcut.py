@@ -22,8 +22,9 @@ from lm_profiler.callbacks.instruments.profiling_options import (
 )
 from lm_profiler.callbacks.marks.namespaces import verb_of
 from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.external_callbacks import CLAIMED
+from lm_profiler.external_callbacks import CLAIMED, VARIABLE
 from lm_profiler.record.run_record import Verb
+from lm_profiler.usage_error import expect
 
 _numbers = count(1)  # the numbers of the Trainers of this process
 
@@ -89,6 +90,8 @@ def admitted_callbacks(asked: str) -> list[Callback]:
     ``asked`` is a JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
     ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
     """
+    asked_well = asked.strip() == "1" or asked.lstrip().startswith("{")
+    expect(asked_well, VARIABLE, "1, 0 or the JSON object that `lm_profiler run` sets", asked)
     given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
     claims = None if given.get("claims") is None else Path(given["claims"])
     number = next(_numbers)

@@ -94,8 +94,7 @@ def table(*folders: str | Path, columns: Sequence[str] = ()) -> Shown:
 def compare(a: str | Path, b: str | Path) -> Shown:
     """Return the comparison of the runs at or below ``b`` with those of ``a``: several on a side are repeats."""
     side_a, side_b = (runs_below([Path(side)], "compare").entries for side in (a, b))
-    machine = next((entry.record.environment for entry in side_a if entry.record is not None), None)
-    compared = comparison.compare(side_a, side_b, known_spread(machine))
+    compared = comparison.compare(side_a, side_b, known_spread(side_a[0].environment))
     return Shown(compared, [comparison_table(compared)])
 
 

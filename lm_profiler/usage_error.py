@@ -16,7 +16,7 @@ class UsageError(ValueError):
 def expect(holds: bool, subject: str, expected: str, given: object) -> None:
     """Raise UsageError unless ``holds``, which says that what is ``given`` for ``subject`` is as ``expected``."""
     if not holds:
-        raise UsageError(f"{subject}: expected {expected}, given {given!r}")
+        raise UsageError(f"{subject}: expected {expected}, given {'none' if given is None else repr(given)}")
 
 
 def expect_one_of(known: Collection[object], subject: str, given: object) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, FINEST_TARGET
-from lm_profiler.record.calls import require
+from lm_profiler.record.calls import check_folder_name, require
 from lm_profiler.record.run_record import PlannedMemory, Verb
 from lm_profiler.usage_error import UsageError, expect
 
@@ -278,6 +278,7 @@ class ProfilingOptions:
         some = self.stages.planned_steps > 0 or (watched and self.stages.warmup_steps > 0)
         expect(some, "stages.measure_steps", least, 0)
         self.export.check(watched)
+        check_folder_name(self.launch.name, self.log_dir)
 
     def steps(self, collectives: int = 0) -> dict[str, int]:
         """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""

@@ -105,13 +105,15 @@ class OptionsReader(Generic[T]):
     """Reads the options of one ``verb``, the fields of the dataclass ``kind``, which all have defaults.
 
     The class may have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of
-    options (``config`` if not given); and ``SHIPPED``, the folder of such files in the package.
+    options (``config`` if not given); ``SHIPPED``, the folder of such files in the package; and ``AFTER``, an example
+    of the words after --.
     """
 
     def __init__(self, verb: str, kind: Callable[..., T]) -> None:
         self._verb, self._kind = verb, kind
         self._words, self._shipped = (str(getattr(kind, name, "")) for name in ("WORDS", "SHIPPED"))
         self._file = str(getattr(kind, "FILE", "config"))
+        self._after = str(getattr(kind, "AFTER", "python train.py"))
         hints = get_type_hints(kind)
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _PROGRAM, _COMMAND) if name in names}
@@ -126,8 +128,8 @@ class OptionsReader(Generic[T]):
             at = [*arguments, "--"].index("--")
             line, program = line[:at], line[at + 1 :]
             if not program:
-                example = f"`lm_profiler {self._verb} -- python train.py`"
-                raise UsageError(f"{self._verb}: expected -- and then a program, such as {example}, given none")
+                example = f"`lm_profiler {self._verb} -- {self._after}`"
+                raise UsageError(f"{self._verb}: expected -- and what to run, such as {example}, given none")
         words, file, rest = self._prepared(line)
         given = vars(self._parser().parse_args(words))
         given = {name: file if name == self._file else given[name] for name in self._named.values()}
@@ -140,7 +142,7 @@ class OptionsReader(Generic[T]):
         parser = self._parser()
         parser.usage = (
             f"lm_profiler {self._verb}{f' [{self._words.upper()}]' * bool(self._words)} [options]"
-            f"{' [options of fit]' * (_REST in self._has)}{' -- PROGRAM ...' * (_PROGRAM in self._has)}"
+            f"{' [options of fit]' * (_REST in self._has)}{f' -- {self._after}' * (_PROGRAM in self._has)}"
         )
         parser.description = cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0].partition("\n\nRaises:")[0]
         parser.epilog = examples
@@ -308,7 +310,7 @@ _UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption '
 _GIVEN = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
 # lines of a message that say nothing to who wrote the call: of a union of types only what each of them expected does
-_NOISE = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path")
+_NOISE = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot")
 
 
 def wrong_call(error: Exception, prefix: str = "") -> UsageError:

@@ -36,10 +36,9 @@ from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
 from lm_profiler.models.config import other_meanings
 from lm_profiler.models.transformer import check_attention
-from lm_profiler.record.calls import command_line
+from lm_profiler.record.calls import check_folder_name, command_line
 from lm_profiler.record.run_record import Verb
 from lm_profiler.record.secrets import masked, masked_line, masked_option
-from lm_profiler.sweep.sweep_plan import check_folder_name
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
@@ -90,9 +89,6 @@ class ProfilerCLI(OptionsCLI):
         parts = {str(config[key]["class_path"]).partition(".")[0] for key in OURS if config[key] is not None}
         self.is_ours = parts <= {"lm_profiler"} and named <= _KNOWN
         name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
-        for option, text in (("name", name), ("log_dir", config["log_dir"])):
-            if not isinstance(text, str) or not text.isprintable():
-                raise UsageError(f"{option}: expected text that can be printed, given {str(text)[:100]!r}")
         check_folder_name(name, config["log_dir"])
         config = masked(config)
         return Launch(

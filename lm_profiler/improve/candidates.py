@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from lm_profiler.analysis.remedies.catalogue import ATTENTION, WORKERS, tried_on
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, Candidate, FirstRun, name_of
-from lm_profiler.record.calls import config_file
+from lm_profiler.record.calls import check_folder_name, config_file
 from lm_profiler.record.entry import Entry
-from lm_profiler.sweep.sweep_plan import check_folder_name
 from lm_profiler.usage_error import UsageError
 
 # The most values of ``--try``. A process checks the call of each before anything runs: 100 take half a minute.

@@ -7,7 +7,20 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
+from lm_profiler.usage_error import UsageError, expect
+
 OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
+
+
+def check_folder_name(name: object, log_dir: object) -> None:
+    """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``, and for what is no text."""
+    for option, given in (("name", name), ("log_dir", log_dir)):
+        text = str(given) if isinstance(given, (str, Path)) else "\n"
+        if not text.isprintable():
+            raise UsageError(f"{option}: expected text that can be printed, given {str(given)[:100]!r}")
+    path = Path(str(name))
+    below = not path.is_absolute() and ".." not in path.parts and bool(path.parts)
+    expect(below, "name", f"the name of a folder below {log_dir}", name)
 
 
 def command_line(arguments: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
 
-from lm_profiler.record.calls import command_line, config_file
+from lm_profiler.record.calls import check_folder_name, command_line, config_file
 from lm_profiler.record.run_record import Verb
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
@@ -135,13 +135,6 @@ class SweepRequest:
         for name, values in (*((f"grid.{name}", self.grid[name]) for name in self.grid), ("devices", self.devices)):
             if len(set(values)) < len(values):
                 raise UsageError(f"{name}: expected each value once, given {', '.join(values)}")
-
-
-def check_folder_name(name: str, log_dir: str) -> None:
-    """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``."""
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise UsageError(f"name: expected the name of a folder below {log_dir}, given {name!r}")
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from lm_profiler.cli.verbs.shared import runs_below, tell_github, write_text
 from lm_profiler.improve.candidates import seconds_of
 from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
@@ -77,11 +77,12 @@ def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     else:
         text = render([comparison_table(comparison)], options.format, sys.stdout if options.output is None else None)
     write_text(text, options.format, options.output)
+    fails = options.fail_on == "slower" and comparison.step.verdict == "SLOWER"
     if tell_github(options.github, partial(github_summary, comparison), github_outputs(comparison)):
         # GitHub reads both streams; what a program reads stays whole
         for_people = options.format == "terminal" or options.output is not None
-        (sys.stdout if for_people else sys.stderr).write(github_annotation(comparison))
-    if options.fail_on == "slower" and comparison.step.verdict == "SLOWER":
+        (sys.stdout if for_people else sys.stderr).write(github_annotation(comparison, fails))
+    if fails:
         alone = " (one run against one: repeat both to be sure)" if len(comparison.a) == len(comparison.b) == 1 else ""
         say(f"{verb}: {verdict_line(comparison)}{alone}")
         return FAILED
@@ -132,8 +133,7 @@ def run(options: Options) -> int:
     try:
         side_a, side_b = _entries("A", a), _entries("B", b)
         # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
-        machine = next((run.record.environment for run in side_a if run.record is not None), None)
-        comparison = compare(side_a, side_b, known_spread(machine))
+        comparison = compare(side_a, side_b, known_spread(side_a[0].environment))
     except (UsageError, RecordError) as error:
         raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:
@@ -175,6 +175,8 @@ class AbOptions(_ShowOptions):
         log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 where logs/ab is there already.
     """
 
+    AFTER: ClassVar[str] = "fit --config demo"
+
     a: str = "."
     b: str = "."
     a_options: str = ""
@@ -214,7 +216,7 @@ def run_ab(options: AbOptions) -> int:
         try:
             sides, why = in_turns(measured, seconds_of(options.budget), time.monotonic)
         except _RunFailed as error:
-            say(f"ab: {error}")
+            say(str(error))
             return FAILED
     known = known_spread(sides["a"][0].environment)
     comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
@@ -264,7 +266,7 @@ def pairs_needed(interval: RatioInterval | None, pairs: int) -> int:
 def _step_s(entry: Entry) -> float:
     step = None if entry.record is None else entry.record.time.get("step")
     if step is None or step.mean is None:
-        raise _RunFailed(f"{entry.folder}: {entry.reason or 'no step was measured'}")
+        raise _RunFailed(f"ab: {entry.folder}: {entry.reason or 'no step was measured'}")
     return step.mean
 
 
@@ -287,7 +289,8 @@ def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) 
     runs = [] if not folder.is_dir() else [run for run in collect([folder]).entries if run.folder not in before]
     if not runs or (verb != "run" and done.returncode):
         last = "; ".join((done.stderr.strip() or "nothing was profiled").splitlines()[-2:])
-        raise _RunFailed(f"{folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
+        kind = UsageError if done.returncode in (WRONG_CALL, 127) else _RunFailed  # 127: there is no such program
+        raise kind(f"ab: {folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
     return runs[-1]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lm_profiler.external_callbacks import CLAIMED, VARIABLE
 from lm_profiler.measure.boundary import say
+from lm_profiler.record.calls import check_folder_name
 from lm_profiler.record.run_record import Verb
 from lm_profiler.usage_error import expect
 
@@ -74,6 +75,8 @@ class Options:
                 expect(given >= least, name, f"{least} or more", given)
         expect("" not in self.program[:1], "run", "a program after --", "an empty word")
         expect(self.trainer is None or self.trainer >= 1, "trainer", "1 or more", self.trainer)
+        check_folder_name(self.name, self.log_dir)
+        expect(self.log_dir.is_dir() or not self.log_dir.exists(), "log_dir", "a folder", str(self.log_dir))
 
 
 def run(options: Options) -> int:
@@ -120,7 +123,7 @@ def _say_at_the_end(claims: Path, options: Options) -> None:
         os.closerange(3, program)
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         select.select([program], [], [])
-        if not os.path.lexists(claims / CLAIMED):
+        if claims.is_dir() and not os.path.lexists(claims / CLAIMED):  # without it the program could not be started
             which = "" if options.trainer is None else f" with the number {options.trainer}"
             say(
                 f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler: nothing was profiled"

@@ -155,18 +155,12 @@ def run_numerics(options: SumsOptions) -> int:
     """Print the table and return the exit code."""
     exact = _ADDEND * _TIMES
     headings = [Heading("sum", "sum"), Heading("result", "result", True), Heading("off_by", "off by", True)]
-    cells = [
-        [
-            text_cell(how),
-            TableCell(value, f"{value:.4f}"),
-            TableCell(off := value / exact - 1, f"{off:+.3%}"),
-            text_cell(why),
-        ]
-        for how, value, why in sums()
-    ]
-    table = Table(
-        [*headings, Heading("why", "why")], cells, [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]
-    )
+    cells = []
+    for how, value, why in sums():
+        off = value / exact - 1
+        cells.append([text_cell(how), TableCell(value, f"{value:.4f}"), TableCell(off, f"{off:+.3%}"), text_cell(why)])
+    above = [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]
+    table = Table([*headings, Heading("why", "why")], cells, above)
     write(Collection(), [table], options.format or "terminal", options.output)
     return OK
 
@@ -194,11 +188,7 @@ def sums() -> list[tuple[str, float, str]]:
     return [
         ("float32 += float32", added(np.float32, whole), "24 bits: each addition rounds by at most 5e-7"),
         ("float16 += float16", added(np.float16, half), of_sum),
-        (
-            "bfloat16 += bfloat16",
-            float(narrow),
-            "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in",
-        ),
+        ("bfloat16 += bfloat16", float(narrow), "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in"),
         ("float32 += float16", added(np.float32, half), of_addend),
         ("float32 += float32(float16)", added(np.float32, half), of_cast),
     ]

@@ -123,7 +123,6 @@ CiFormat = Literal["bmf", "github-action-benchmark", "junit"]
 # longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
 
 SUMMARY_BYTES = 64_000  # so that it fits a comment
-_LEVELS = {"SLOWER": "error", "UNCLEAR": "warning"}  # the annotation of a verdict, where it is not a notice
 
 
 @dataclass(frozen=True)
@@ -240,10 +239,11 @@ def github_outputs(comparison: Comparison) -> dict[str, Any]:
     return {"verdict": verdict, **ends}
 
 
-def github_annotation(comparison: Comparison) -> str:
-    """Return the line from which GitHub makes an annotation."""
+def github_annotation(comparison: Comparison, fails: bool) -> str:
+    """Return the line from which GitHub makes an annotation: an error where the job ``fails`` for it."""
+    level = "error" if fails else "warning" if comparison.step.verdict in ("SLOWER", "UNCLEAR") else "notice"
     line = printable(verdict_line(comparison)).replace("%", "%25")  # a workflow command decodes percent signs
-    return f"::{_LEVELS.get(comparison.step.verdict, 'notice')} title=lm_profiler::{line}\n"
+    return f"::{level} title=lm_profiler::{line}\n"
 
 
 _MOST_CHANGES = 40

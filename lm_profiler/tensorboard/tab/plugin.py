@@ -145,8 +145,7 @@ def _entry(logdir: Path, name: str) -> Entry:
 def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
     """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them."""
     side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
-    first = side_a[0].record if side_a else None
-    compared = compare(side_a, side_b, known_spread(None if first is None else first.environment))
+    compared = compare(side_a, side_b, known_spread(side_a[0].environment if side_a else None))
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
     return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
 

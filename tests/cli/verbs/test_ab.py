@@ -101,6 +101,8 @@ def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
         ["--a", "git:main"],
         ["--a", "git:main", "--b_options='", "--", "fit"],
         ["--a", "git:main", "--output", "not/there", "--", "fit"],
+        ["--a", "git:main", "--", "fit", "--config", "not_there"],
+        ["--a", "git:main", "--", "run", "--", "not_there_at_all"],
     ],
 )
 def test_wrong_call_is_refused_in_a_line(

@@ -57,11 +57,21 @@ def test_program_without_a_trainer_ends_as_it_would_and_is_told(tmp_path: Path) 
 def test_program_that_is_not_there_answers_as_a_shell_does(tmp_path: Path) -> None:
     (tmp_path / "no_program").touch()
     assert call("-m", "lm_profiler", "run", "--", "not_there_at_all", cwd=tmp_path).returncode == 127
-    assert call("-m", "lm_profiler", "run", "--", "./no_program", cwd=tmp_path).returncode == 126
+    (tmp_path / "no_binary").write_bytes(b"\x01")
+    (tmp_path / "no_binary").chmod(0o755)
+    for program in ("./no_program", "./no_binary"):
+        done = call("-m", "lm_profiler", "run", "--", program, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (126, 1)
 
 
 @pytest.mark.parametrize(
-    "words", [["python", "train.py"], ["--"], ["--measure_steps=0", "--", "true"], ["--trainer=0", "--", "true"]]
+    "words",
+    [
+        ["python", "train.py"],
+        ["--"],
+        *([option, "--", "true"] for option in ("--measure_steps=0", "--trainer=0", "--name=../x", "--name=a\nb")),
+        [f"--log_dir={__file__}", "--", "true"],
+    ],
 )
 def test_wrong_call_is_refused_before_the_program_starts(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *words]) == 2
@@ -94,7 +104,17 @@ def test_nothing_is_imported_without_the_variable(tmp_path: Path) -> None:
     assert done.stdout.strip() == "['lm_profiler', 'lm_profiler.external_callbacks']", done.stderr
 
 
-@pytest.mark.parametrize("asked", ["{", "[]", '{"options": {"measure_steps": -1}}', '{"options": {"unknown": 1}}'])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "hello",
+        "{",
+        "[]",
+        '{"options": {"measure_steps": -1}}',
+        '{"options": {"unknown": 1}}',
+        '{"options": {"name": "../x"}}',
+    ],
+)
 def test_variable_that_is_wrong_raises_nothing(
     asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,9 @@ def test_github_gets_summary_outputs_and_annotation(
     assert summary.count("```") % 2 == 0
     annotation = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
     assert len(annotation) == 1
-    assert annotation[0].startswith("::error ")
+    assert annotation[0].startswith("::warning ")
+    assert main(["compare", *pair, "--fail_on=slower"]) == 1
+    assert "::error " in capsys.readouterr().out  # an error where the job fails for it
 
 
 def test_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_what_a_program_reads_stays_whole(
     assert main(["compare", *pair, "--format=json"]) == 0
     read = capsys.readouterr()
     assert json.loads(read.out)["step"]["verdict"] == "SLOWER"
-    assert read.err.startswith("::error ")
+    assert read.err.startswith("::warning ")
 
 
 def test_report_adds_its_table_to_the_summary(
