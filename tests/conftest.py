@@ -1,5 +1,6 @@
 """What all tests share; they import what stands in tests/support."""
 
+import functools
 import gc
 import os
 import shutil
@@ -87,6 +88,16 @@ def forked_interpreters() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "interpreter", warm.interpreter)
         patch.setattr(rank_group, "get_context", lambda kind: warm.CONTEXT)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def entry_points_read_once() -> Iterator[None]:
+    """Each Trainer reads those of everything installed, which takes it 20 ms and does not change amid the tests."""
+    from lightning.fabric.utilities import registry  # not in the process that only hands tests out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", functools.cache(registry.entry_points))
         yield
 
 
