@@ -19,9 +19,9 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
@@ -34,13 +34,13 @@ from scripts import SUPPORT
 from benchmarks.free_port import free_port
 from lm_profiler.processes import child
 
-_PID = os.getpid()
 INTERPRETER = child.interpreter
 CONTEXT = multiprocessing.get_context("forkserver")
-get_temp_dir()  # its socket goes there: a test that has a tempdir of its own, a long path, must not be the first to ask
+util.get_temp_dir()  # its socket goes there: a test that has its own tempdir, a long path, must not be the first to ask
 CONTEXT.set_forkserver_preload(
     ["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.rehearse.sent"]
 )
+_SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
 def start(
@@ -57,7 +57,7 @@ def start(
     The machine's ``rates`` take a second at each run's end.
     """
     streams = (str(reads or os.devnull), str(out), str(err or out))
-    given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), rates, *streams)
+    given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), rates, _address(), *streams)
     process: ForkServerProcess = CONTEXT.Process(target=_become, args=given)
     process.start()
     return process
@@ -110,11 +110,26 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 50
 
 def interpreter(told: bytes, link: Connection) -> Any:
     """As the product starts a fresh one that answers what it is told, which is a fork here."""
-    if os.getpid() != _PID:  # a forked rank
-        return INTERPRETER(told, link)
     process = CONTEXT.Process(target=_answer, args=(told, link, child.surroundings()))
-    process.start()
+    with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # a program would be run again there
+        process.start()
     return process
+
+
+def _address() -> str:
+    """Where the server listens that has loaded torch, for whoever it starts."""
+    _SERVER.ensure_running()
+    address: str = _SERVER._forkserver_address
+    return address
+
+
+def _ask_server_of(address: str | None) -> None:
+    """Have this process ask the server of another: one of its own would have to load torch first."""
+    if address is not None:
+        _SERVER._forkserver_address, _SERVER.ensure_running = address, lambda: None
+
+
+os.register_at_fork(after_in_child=lambda: _ask_server_of(_SERVER._forkserver_address))
 
 
 def _answer(told: bytes, link: Connection, environment: dict[str, str]) -> None:
@@ -132,9 +147,13 @@ def with_rates(flops_per_s: float | None, bytes_per_s: float | None) -> Any:
     return mock.patch.multiple("lm_profiler.callbacks.collect", **found)
 
 
-def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str], rates: bool, *streams: str) -> None:
+def _become(
+    arguments: tuple[str, ...], folder: str, environment: dict[str, str], rates: bool, address: str, *streams: str
+) -> None:
     """What an interpreter does with them."""
     os.setsid()
+    _ask_server_of(address)
+    child.interpreter = interpreter
     if not rates:
         with_rates(None, None).start()
     for number, name in enumerate(streams):
@@ -145,6 +164,7 @@ def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str]
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     subprocess.Popen._execute_child = _fork_ours  # type: ignore[attr-defined]
     os.execv = _become_ours  # type: ignore[assignment]
+    util.spawnv_passfds = _spawn_ours  # type: ignore[attr-defined]
     try:
         _interpret(arguments, folder, environment)
     finally:  # as an interpreter ends, which a fork of multiprocessing does not
@@ -187,6 +207,21 @@ def _become_ours(path: Any, args: Any) -> None:
     if not _is_ours(command):
         _EXECV(path, args)
     os._exit(_code_of(command, str(Path.cwd()), dict(os.environ)))
+
+
+def _spawn_ours(path: Any, args: Any, passfds: Any) -> int:
+    """What multiprocessing spawns, as Lightning does with ranks of ``ddp_spawn``, reads all it needs from a pipe."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        _inherit((), (*passfds,))
+        command = [str(word) for word in args]
+        code = _code_of([command[0], *command[command.index("-c") :]], str(Path.cwd()), dict(os.environ))
+    finally:
+        os._exit(code)
 
 
 def _is_ours(command: list[str]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from scripts import SUPPORT
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
@@ -36,7 +37,7 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
     """``benchmarks/any_program`` does so for torchrun, spawned and forked ranks, both namespaces and ``python -m``."""
-    bare = call(PROGRAM, "bare.pt", "--cli", cwd=tmp_path)
+    bare = warm.run(PROGRAM, "bare.pt", "--cli", folder=tmp_path)
     run = call("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", "--cli", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (7, "trained 40\n"), run.stderr
     assert (bare.returncode, bare.stdout) == (7, "trained 40\n"), bare.stderr
