@@ -29,7 +29,7 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, Reading, step_counters
+from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, ReadGpu, Reading, step_counters
 from lm_profiler.measure.device.ceilings import usable_bytes
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
@@ -89,6 +89,7 @@ class WatchWriter:
     resumed_at: int = 0  # the Trainer's count of steps when fit began
     metrics: RunMetrics | None = None  # what monitoring gets
     publish: Callable[[], object] | None = None  # writes the metrics' file
+    gpu: ReadGpu | None = None  # reads clock and throttle reasons of the rank's GPU
     asked: int = 0
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
@@ -213,7 +214,7 @@ class WatchWriter:
             raw.append((step, int(timed.begin_ns[step - first]), int(timed.end_ns[step - first]), *rest))
         self._unread = [each for each in self._unread if each[0] >= last]
         self._last_raw = raw[-1:]
-        return step_counters(raw, handed.collections, handed.compilations, self.rank)
+        return step_counters(raw, handed.collections, handed.compilations, self.rank, self.gpu)
 
     def _ask_for_trace(self, event: WatchEvent, now_ns: int) -> None:
         """Have the next steps traced after a change of level or a slow step that repeats, where the budget allows."""

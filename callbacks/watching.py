@@ -38,6 +38,7 @@ from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import StepReader, disjoint
+from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
@@ -45,10 +46,11 @@ from lm_profiler.record.watch_files import STEPS
 
 # least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds
 _HAND_NS, _READ_NS = 1_000_000_000, 5_000_000
-
 # the least nanoseconds between two steps that are noted as our own: a note for each step would fill memory
 _NAMED_NS = 5_000
 
+# between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
+_SAMPLE_S, _SAMPLES = 0.5, 1000
 _ENDLESS = 1 << 60  # steps that are left: training ends, and not the watch
 _STATM = "/proc/self/statm"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -145,9 +147,14 @@ class Watching:
             metrics = metrics_of(folder, rank, stages.rows, record, epoch_s)
             part = Guard("export", self.report)
             write = part.run(publish, metrics, export, rank, trainer.local_rank, self._unpublish)
+        gpu = gpu_of(device)
+        sampler = None if gpu is None else TelemetrySampler(gpu, _SAMPLE_S, lambda: self.clock() * 1e-9, _SAMPLES)
+        if sampler is not None:
+            sampler.start()
+            self._undo.callback(sampler.stop)
         self._writer = WatchWriter(
             folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
-            self.place, self.resumed_at, metrics, write,
+            self.place, self.resumed_at, metrics, write, None if sampler is None else sampler.during,
         )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)

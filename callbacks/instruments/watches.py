@@ -44,8 +44,8 @@ class StepWatch(Instrument):
         reader = self.reader
         if not reader.raw:
             return {}
-        gpu = {} if self.sampler is None else {"gpu": self.sampler.during}
-        return {"counters": step_counters(reader.raw, reader.collections, reader.compilations, self.rank, **gpu)}
+        gpu = None if self.sampler is None else self.sampler.during
+        return {"counters": step_counters(reader.raw, reader.collections, reader.compilations, self.rank, gpu)}
 
     def start(self) -> None:
         self.reader.start()

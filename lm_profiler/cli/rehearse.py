@@ -53,7 +53,6 @@ _BATCHES = 2
 # the number of steps that a learning-rate schedule sees for a run that ends with its stages; never reached
 _STEPS = 10_000
 
-
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
 
 

@@ -50,7 +50,6 @@ _PASSED_ON = ("ckpt_path", "weights_only")  # options of the Trainer's methods r
 # what Lightning, torch and our own classes raise for options that are wrong
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
-
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
 _MOST_DEVICES = 1024
 _DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}

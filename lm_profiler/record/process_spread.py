@@ -18,7 +18,6 @@ from lm_profiler.record.run_record import Environment
 # processes of earlier self-tests that count beside those of the latest: what a machine was like long ago fades
 _MOST_KEPT = 16.0
 
-
 # no std of less is believed: processes of one minute agree better than those of one week (Mytkowicz et al., ASPLOS
 # 2009, found as much from the size of the environment alone)
 _LEAST = 0.005

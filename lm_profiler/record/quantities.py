@@ -153,7 +153,6 @@ def _time(times: str, part: str, name: str) -> Figure:
 TIMES = {part: _time("time", part, "mean") for part in MEANINGS}
 HOST_TIMES = {part: _time("host_time", part, "mean") for part in TIMES}  # times on the host's clock
 
-
 # the title and the meaning of each term, in the order of the waterfall
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),

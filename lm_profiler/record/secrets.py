@@ -28,7 +28,6 @@ _MARKED = re.compile(
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
 )
 
-
 _NO_SECRETS = ("", "null", "~", "true", "false")
 
 

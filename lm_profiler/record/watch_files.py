@@ -166,7 +166,6 @@ class WatchStatus(Part):
 
 STEPS = "step: "  # how terms of the ledger begin that passed in steps
 
-
 MOST_TRACED = 100  # steps of one trace, whose events torch's profiler keeps in memory until its end
 
 

@@ -45,7 +45,6 @@ from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE
 
 META = torch.device("meta")  # on which fake tensors have their storages
 
-
 # yields the size of the next steps' batches, and is sent the bytes that these steps need
 Sizes = Generator[Size, int, None]
 

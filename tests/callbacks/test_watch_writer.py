@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lm_profiler.callbacks import WatchOptions, watch_writer
 from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
 from lm_profiler.measure.clocks import steps as at
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.step_reader import Reading
 from lm_profiler.record.watch_files import WatchEvent, read_events, read_status
 from lm_profiler.report.run.watch_tables import event_text
 
@@ -139,3 +141,27 @@ def test_a_thread_that_had_to_wait_is_no_pause(
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + seconds * S
     writer._look_for_pause(asked_ns, 0.0)
     assert read_events(tmp_path) == []
+
+
+def test_a_clock_that_falls_is_the_cause_of_a_slower_level(tmp_path: Path) -> None:
+    writer = Standing(tmp_path)
+    capped_ns = writer.now_ns + 1500 * S // 10
+
+    def gpu(began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
+        if round(began_s * 10) % 5:  # it is read twice a second, and most steps have no reading
+            return None, None
+        return (1200e6, ["power cap"]) if began_s * 1e9 >= capped_ns else (1500e6, [])
+
+    writer.gpu = gpu
+    for second in range(400):
+        first = second * 10
+        readings: list[Reading] = []
+        for step in range(first, first + 10):
+            usage = (getrusage(RUSAGE_SELF), b"", ())
+            writer.marks(at.DATA, at.LEAVE, at.FORWARD)
+            writer.now_ns += S // 8 if writer.now_ns >= capped_ns else S // 10
+            writer.marks(at.LEAVE, at.END)
+            readings.append((step + 1, *usage))
+        writer.take(Handed(writer.now_ns, writer.timeline.take(), readings=readings))
+    (event,) = read_events(tmp_path)
+    assert (event.kind, event.part, event.cause) == ("level", "forward", "the GPU's clock at 1,200 MHz (power cap)")

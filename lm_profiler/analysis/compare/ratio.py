@@ -21,7 +21,6 @@ MARGIN = 0.01  # a change of less than 1 % is not called one
 # and steps that are not what a model of them says take their share of that
 CONFIDENCE = 0.97
 
-
 _OF_95 = NormalDist().inv_cdf(0.975)
 
 WIDEST = 10.0  # an interval whose ends lie a factor of ten apart says nothing

@@ -35,7 +35,6 @@ _SECONDS = {
     "system_s": "in the kernel",
 }
 
-
 _FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
 
 
@@ -109,7 +108,8 @@ def _of_a_step(counters: Sequence[StepCounters]) -> StepCounters:
     kept = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}  # the time before a reading is that of other steps
     scaled = {name: value * kept.get(name, share) for name in _FIGURES if (value := getattr(mean, name)) is not None}
     collected, compiled = (max(counters, key=lambda each: getattr(each, of) or 0.0) for of in ("gc_s", "compile_s"))
-    named = {"gc_generation": collected.gc_generation, "compiled": compiled.compiled}
+    throttled = next((each.throttled for each in reversed(counters) if each.throttled), None)
+    named = {"gc_generation": collected.gc_generation, "compiled": compiled.compiled, "throttled": throttled}
     return mean.model_copy(update={**scaled, **named})
 
 

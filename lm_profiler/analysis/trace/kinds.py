@@ -11,7 +11,6 @@ from lm_profiler.record.kernels import Kind
 # kinds with so little arithmetic for each byte that memory sets their pace
 MEMORY_BOUND: frozenset[Kind] = frozenset({"elementwise", "normalization", "reduction", "softmax", "copies"})
 
-
 _Table = tuple[tuple[Kind, re.Pattern[str]], ...]
 
 

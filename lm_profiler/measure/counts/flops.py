@@ -186,7 +186,6 @@ _OURS: dict[Any, Formula] = {
     **{operator: _twice(_attention) for operator in flop_registry if str(operator) == "flex_attention_backward"},
 }
 
-
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = "torch._subclasses"  # of fake tensors, on which torch also tries operators out to infer shapes
 _PLAIN = Tensor.__torch_dispatch__

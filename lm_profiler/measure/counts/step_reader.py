@@ -172,17 +172,20 @@ class StepReader:
         return [TimedCompilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in known]
 
 
+# returns the GPU's clock rate and throttle reasons between two instants, in seconds on the clock of the readings
+ReadGpu = Callable[[float, float], tuple[float | None, list[str] | None]]
+
+
 def step_counters(
     raw: Sequence[Raw],
     collections: Sequence[GarbageCollection] = (),
     compilations: Sequence[TimedCompilation] | None = (),
     rank: int = 0,
-    gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None),
+    gpu: ReadGpu | None = None,
 ) -> list[StepCounters]:
     """Return the counters of each step: of each reading but the first, which is where the steps begin.
 
-    ``collections`` and ``compilations`` (None is unknown) are those of the same time. ``gpu`` returns the GPU's clock
-    rate and throttle reasons between two instants in seconds. All are on the clock of the readings.
+    ``collections`` and ``compilations`` (None is unknown) are those of the same time, on the clock of the readings.
     """
     garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in collections]
     compiled = None if compilations is None else disjoint(compilations)
@@ -191,7 +194,7 @@ def step_counters(
         began_s, ended_s = after[1] * 1e-9, after[2] * 1e-9
         gc_s, generation = _overlap(garbage, began_s, ended_s)
         compile_s, what = (None, None) if compiled is None else _overlap(compiled, began_s, ended_s)
-        clock_hz, reasons = gpu(began_s, ended_s)
+        clock_hz, reasons = (None, None) if gpu is None else gpu(began_s, ended_s)
         counted = StepCounters(
             step=after[0],
             rank=rank,

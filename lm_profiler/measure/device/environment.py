@@ -136,7 +136,6 @@ def git_commit() -> str | None:
 # git takes some 20 ms, and the code that runs is the one that was imported: later commits are of no account.
 _commit_of_process = cache(git_commit)
 
-
 # the older setting's words for those of the newer one
 _WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -170,9 +170,10 @@ class TelemetrySampler:
     gpu: Gpu
     period_s: float = 0.1  # seconds from one sample to the next
     clock: Callable[[], float] = time.perf_counter  # the clock of the samples, in seconds
+    kept: int | None = None  # the last so many samples are kept; None keeps all
 
     def __post_init__(self) -> None:
-        self._samples: list[_Sample] = []
+        self._samples = deque[_Sample](maxlen=self.kept)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -181,7 +182,7 @@ class TelemetrySampler:
         if self._thread is not None:
             return
         # Both are new, so that an earlier thread that hangs in NVML cannot add to these samples.
-        self._samples, self._stopping = [], threading.Event()
+        self._samples, self._stopping = deque(maxlen=self.kept), threading.Event()
         self._thread = threading.Thread(
             target=self._collect, args=(self._samples, self._stopping), name="lm_profiler telemetry", daemon=True
         )
@@ -206,7 +207,7 @@ class TelemetrySampler:
         inside = samples[slice(*at)]
         return _median(sample.sm_clock_hz for sample in inside), _throttling(inside)
 
-    def _collect(self, samples: list[_Sample], stopping: threading.Event) -> None:
+    def _collect(self, samples: deque[_Sample], stopping: threading.Event) -> None:
         samples.append(self._sample())
         while not stopping.wait(self.period_s):
             samples.append(self._sample())

@@ -18,7 +18,6 @@ from lm_profiler.usage_error import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 PART_COLOURS = {
     "data": "#D55E00",  # Okabe-Ito vermillion
     "transfer": "#CC79A7",  # Okabe-Ito reddish purple
@@ -65,7 +64,6 @@ KIND_LOOKS = {
     "other": (PALE, ""),
     "idle": (PALE, "/"),
 }
-
 
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,

@@ -14,7 +14,6 @@ _ODD_SHOWN = 3
 # the share of the highest SM clock below which a GPU's figures say more about its cooling than about the program
 _SLOW_CLOCK = 0.75
 
-
 # How one sees what binds a run, by the name that the verdict has; ``{share}`` has its interval, the others are facts.
 _BECAUSE = {
     "straggler": "mending the slow ranks would save {share} of the step",

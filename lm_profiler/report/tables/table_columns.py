@@ -131,7 +131,6 @@ _FACTS: dict[str, tuple[Column, ...]] = {
     ),
 }
 
-
 # every column that has a name of its own: facts first, then figures
 COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts}
 for _name, _of in QUANTITIES.items():
