@@ -10,6 +10,7 @@ import gzip
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,11 +135,12 @@ class Evidence:
 
 
 _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
+_adapter = cache(partial(TypeAdapter[Evidence], Evidence))  # takes 20 ms to make, and many runs may be read
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
     """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own."""
-    content = TypeAdapter(Evidence).dump_json(evidence, exclude=_KEPT_ELSEWHERE)
+    content = _adapter().dump_json(evidence, exclude=_KEPT_ELSEWHERE)
     write_whole(folder / EVIDENCE_FILE, gzip.compress(content, compresslevel=5, mtime=0))
 
 
@@ -154,7 +156,7 @@ def read_evidence(folder: Path) -> Evidence:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
-        evidence = TypeAdapter(Evidence).validate_json(content)
+        evidence = _adapter().validate_json(content)
     except FileNotFoundError:
         raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None
     except (OSError, EOFError, zlib.error, ValidationError) as error:
