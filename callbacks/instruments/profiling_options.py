@@ -88,8 +88,7 @@ class MemoryOptions:
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "memory.steps", "0 or more", self.steps)
         expect(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
-        if self.history and not torch.cuda.is_available():
-            raise UsageError("memory.history: expected a CUDA device, given none; leave the option out")
+        expect(not self.history or torch.cuda.is_available(), "memory.history", "a CUDA device or no such option", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +117,8 @@ class TraceOptions:
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
         for name in ("nvtx", "cuda_profiler_range"):
-            if getattr(self, name) and not torch.cuda.is_available():
-                raise UsageError(f"trace.{name}: expected a CUDA device, given none; leave the option out")
+            there = not getattr(self, name) or torch.cuda.is_available()
+            expect(there, f"trace.{name}", "a CUDA device or no such option", None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,7 @@ def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = N
     """
     history = memory_history_of(device)
     if history is None:
-        raise UsageError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
+        raise UsageError(f"memory.history: expected a CUDA device or no such option, given {device.type}")
 
     def facts(_: object) -> Mapping[str, Any]:
         try:

@@ -20,9 +20,8 @@ from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, cause_of_level
 from lm_profiler.analysis.watch.detectors import LevelChanges, MemorySlope, SlowSteps, confirmed
 from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run_record import OddStep, Settings, StepCounters
-from lm_profiler.record.steps import StepTable
+from lm_profiler.record.steps import StepRow, StepTable
 from lm_profiler.record.watch_files import WatchEvent
 
 # steps in memory: a change of level is confirmed in those around it, and a slow step is judged beside its neighbours
@@ -118,18 +117,10 @@ class WatchedRun:
         if not 0 <= at < len(self._seconds):
             return []
         around = slice(max(at - _AROUND, 0), at + _AROUND)
-        seconds = self._seconds[around]
-        n, first = len(seconds), self._first + around.start
-        rows = StepTable(
-            step=np.arange(first, first + n),
-            stage=np.full(n, "measure"),
-            seconds=seconds,
-            host_seconds=seconds,
-            tokens=np.full(n, np.nan),
-            memory=np.full((n, len(MEMORY)), np.nan),
-            rank=np.zeros(n, np.int64),
-        )
-        near = [each for each in self._counters if each.step is not None and first <= each.step < first + n]
+        first = self._first + around.start
+        each_s = map(tuple, self._seconds[around].tolist())
+        rows = StepTable.of(StepRow(at, "measure", seconds, seconds) for at, seconds in enumerate(each_s, first))
+        near = [each for each in self._counters if each.step is not None and first <= each.step < first + len(rows)]
         settings = Settings(precision="", num_workers=self.workers)
         record = conclude(Evidence(rows=rows, counters=near, settings=settings), _ASKED)
         return [self._slow_event(odd) for odd in record.odd_steps if odd.step == step]

@@ -121,9 +121,8 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        ways = [
-            name for name in ("columns", "pivot", "kernels", "allocations", "plot", "layout") if getattr(self, name)
-        ]
+        known = ("columns", "pivot", "kernels", "allocations", "plot", "layout")
+        ways = [name for name in known if getattr(self, name)]
         if self.kernels or self.allocations or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
@@ -329,15 +328,14 @@ def _allocations_of_each(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]])
 
 
 def _allocations_of_all(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
-    return _flat(
-        [
-            {"folder": str(entry.folder), "source": timeline.source, "which": which, **of.model_dump()}
-            for entry, timelines in told
-            for timeline in timelines
-            for which, rows in (("at_peak", timeline.largest), ("saved", timeline.saved))
-            for of in rows
-        ]
-    )
+    each = [(entry, timeline) for entry, timelines in told for timeline in timelines]
+    each_row = [
+        {"folder": str(entry.folder), "source": timeline.source, "which": which, **of.model_dump()}
+        for entry, timeline in each
+        for which, rows in (("at_peak", timeline.largest), ("saved", timeline.saved))
+        for of in rows
+    ]
+    return _flat(each_row)
 
 
 VERBS = {"report": (Options, EXAMPLES, run)}

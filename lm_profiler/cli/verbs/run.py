@@ -125,9 +125,8 @@ def _say_at_the_end(claims: Path, options: Options) -> None:
         select.select([program], [], [])
         if claims.is_dir() and not os.path.lexists(claims / CLAIMED):  # without it the program could not be started
             which = "" if options.trainer is None else f" with the number {options.trainer}"
-            say(
-                f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler: nothing was profiled"
-            )
+            why = f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler"
+            say(f"{why}: nothing was profiled")
         shutil.rmtree(claims, ignore_errors=True)
     finally:
         os._exit(0)

@@ -41,7 +41,6 @@ _of_process = partial(getrusage, RUSAGE_SELF)
 
 # a step's number, usage of the process, times of the thread, the allocator's retries and segments
 Reading = tuple[int, Any, bytes, Sequence[int]]
-
 # a step's number, begin and end, usage of the process, times of the thread, the allocator's retries and segments
 Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
 
