@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, FINEST_TARGET
 from lm_profiler.record.calls import check_folder_name, require
 from lm_profiler.record.run_record import PlannedMemory, Verb
-from lm_profiler.usage_error import UsageError, expect
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,13 +269,13 @@ class ProfilingOptions:
     def check(self) -> None:
         """Raise UsageError where the options do not go together, or nothing is to be measured or watched."""
         watched = self.watch is not None
+        expect_one_of(get_args(Verb), "verb", self.verb)
         if self.watch is not None:
-            if self.verb != "fit":
-                raise UsageError(f"watch: expected a fit, given {self.verb}; leave the option out")
+            expect(isinstance(self.watch, WatchOptions), "watch", "True, False or WatchOptions", self.watch)
+            expect(self.verb == "fit", "watch", "a fit, or no such option", self.verb)
             self.watch.check()
-        least = "1 or more, or 0 with watch and a step of warm-up"
         some = self.stages.planned_steps > 0 or (watched and self.stages.warmup_steps > 0)
-        expect(some, "stages.measure_steps", least, 0)
+        expect(some, "stages.measure_steps", "1 or more, or 0 with watch and a step of warm-up", 0)
         self.export.check(watched)
         check_folder_name(self.launch.name, self.log_dir)
 

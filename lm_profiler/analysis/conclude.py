@@ -179,7 +179,6 @@ def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {
         "steps": {stage: len(np.unique(rows.of_stages(stage).step)) for stage in stages},
         "first_step_s": max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
-        "mean_counters": mean_counters(evidence.counters),
     }
 
 
@@ -187,9 +186,11 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found
     samples = run.counts.samples if run.evidence.ranks_heard == run.evidence.world_size else None
     parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
     last = int(run.timed.step.max()) if len(run.timed) else 0
+    figured = {row.step for row in run.stretch} if run.steps else set()
     notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.batches)
     return {
         **step_figures(run.steps, run.model, samples),
+        "mean_counters": mean_counters([each for each in run.evidence.counters if each.step in figured]),
         "rank_step_s": rank_medians(run.timed),
         "steadiness": steadiness(run.model, run.evidence.recompilations, parts_s) if run.steps else None,
     }
@@ -431,8 +432,7 @@ def with_unfinished(runs: Collection) -> Collection:
 
 
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
-    """``record`` of a run whose rank 0 wrote no more, with the first cause of those ends that ranks left in
-    ``folder``."""
+    """``record`` of a run whose rank 0 wrote no more, with the first cause of the ends that its ranks left."""
     cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
     return record if cause is None else record.model_copy(update={"status": cause.status, "failure": cause.failure})
 
@@ -443,7 +443,6 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     told = conclude(Evidence(**known, rows=rows, world_size=world_of(record) or 1))
     ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)
     whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
-    finished = f"the {counted(measured, 'measured step')} that it finished{whose}"
     why = f"unfinished: {UNFINISHED}" if record.status == "unfinished" else "rank 0 wrote no end of the run"
-    note = f"{why}; figures are of {finished}"
+    note = f"{why}; known are the {counted(measured, 'measured step')} that it finished{whose}"
     return told.model_copy(update={"notes": [*told.notes, note]})

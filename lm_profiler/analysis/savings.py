@@ -236,7 +236,8 @@ def _pattern(known: Known) -> Iterator[Finding]:
 def _counters(known: Known) -> Iterator[Finding]:
     mean = known.record.mean_counters
     if mean is not None and mean.gc_s:
-        yield known.finding("garbage", known.scale * mean.gc_s)
+        explicit_s = sum(row.seconds for row in known.record.python_times if row.what == "gc.collect")  # its owner's
+        yield known.finding("garbage", max(known.scale * mean.gc_s - explicit_s, 0.0))
     if mean is not None and mean.compile_s:
         yield known.finding("compilation", known.scale * mean.compile_s, owner=mean.compiled)
 

@@ -16,7 +16,7 @@ from lm_profiler.analysis.hardware.roofline import clock_share, judge_utilisatio
 from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, Telemetry
+from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, StepCounters, Telemetry
 from lm_profiler.report.tables.table_columns import COLUMNS
 from tests.support.made_runs import made_rows
 
@@ -37,6 +37,14 @@ def test_slow_first_steps_are_in_no_summary() -> None:
             assert times[part].max == pytest.approx(10.2e-3)
             assert times[part].mean == pytest.approx(mean * 1e-3)
     assert record.steps["measure"] == 20  # all that ran
+
+
+def test_counters_on_average_are_of_the_steps_that_the_figures_are_of() -> None:
+    evidence = evidence_of([30.0] * 4 + LEVEL)
+    counters = [StepCounters(step=row.step, gc_s=0.02 if at < 4 else 0.001) for at, row in enumerate(evidence.rows)]
+    mean = conclude(replace(evidence, counters=counters)).mean_counters
+    assert mean is not None
+    assert mean.gc_s == pytest.approx(0.001)
 
 
 def test_a_run_that_slows_half_way_says_so() -> None:

@@ -62,6 +62,10 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "values that are logged in the step": ("logging", 20.0, made(python_times=[line(20.0, "Lightning", calls=300)])),
     "a sleep of unknown line": ("sleep", 25.0, made(thread_use=thread(25.0))),
     "garbage": ("garbage", 20.0, made(mean_counters=StepCounters(gc_s=0.02))),
+    "garbage that a callback collects": (
+        "garbage", 20.0,
+        made(mean_counters=StepCounters(gc_s=0.05), python_times=[line(30.0, "gc.collect", phase="other")]),
+    ),
     "compiling again": ("compilation", 40.0, made(mean_counters=StepCounters(compile_s=0.04, compiled="f"))),
     "anomalies": ("anomalies", 85.0, made(settings=Settings(anomalies=True))),
     "waiting for the device": ("sync", 30.0, made(device="cuda", **syncs())),

@@ -14,7 +14,6 @@ from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
 EXPLAINED = 0.5  # the share of a step's excess over the median that a cause must explain
-
 _TOLD = 0.1  # the share of the same excess below which a counter is not told
 
 _COUNTS = {
@@ -180,9 +179,10 @@ def _beside(rank: _Rank, step: int, excess_s: float) -> str:
     """Return the counters that differ: seconds by how many more, counts as they are."""
     told = []
     for name, words in _SECONDS.items():
-        if (more_s := rank.beyond(name, step)) >= _TOLD * excess_s:
+        if (more_s := rank.inside(name, step)) >= _TOLD * excess_s:
             told.append(f"{duration_text(more_s)} more {words}")
-    for name, (one, several) in _COUNTS.items():
+    outside = rank.beyond("between_s", step) >= _TOLD * excess_s  # then nobody knows what was counted where
+    for name, (one, several) in _COUNTS.items() if not outside else ():
         if (more := rank.beyond(name, step)) > (getattr(rank.usual, name) or 0.0) and more >= _FEWEST.get(name, 1):
             count = round(getattr(rank.counters[step], name))
             told.append(f"{count:,} {one if count == 1 else several}")

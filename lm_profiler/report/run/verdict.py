@@ -21,7 +21,7 @@ _BECAUSE = {
     "communication": "{share} of the step is communication without overlapping computation",
     "host": "launching kernels takes as long as running them",
     "memory bandwidth": "{share} of the step is spent in kernels that wait for memory",
-    "compute": "{share} of the step is forward, backward and optimizer (optimizer {optimizer:.0%})",
+    "compute": "{share} of the step is work, from forward to optimizer (optimizer {optimizer:.0%})",
     "outside": "{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
     "program code: sleep": "{share} of the step passes without computing (sleep, I/O or a lock)",
     "program code: python": "{share} of the step is Python of the program, not the work of torch",
@@ -30,9 +30,9 @@ _BECAUSE = {
     "program code: garbage": "{share} of the step is Python's garbage collection",
     "program code: compilation": "{share} of the step is compilation",
     "small operators": "a step reaches {reached} of what the machine can; its time may go to small operators or memory",
-    "shared": "{working:.0%} of the step is forward, backward and optimizer; how well they use the machine cannot be "
+    "shared": "{working:.0%} of the step is work, from forward to optimizer; how well it uses the machine cannot be "
     "told while others use it",
-    "unknown": "{working:.0%} of the step is forward, backward and optimizer; utilisation is unknown",
+    "unknown": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown",
 }
 
 

@@ -182,3 +182,11 @@ def test_the_cause_is_that_of_the_rank_which_all_waited_for() -> None:
 def test_waiting_for_another_rank_is_no_cause() -> None:
     told = both_ranks({})
     assert (told.cause, told.rank) == (None, 1)
+
+
+def test_what_passed_between_two_steps_is_not_told_of_the_one_after_it() -> None:
+    """The counters are read where steps end: those of a step after a validation are of both."""
+    told, _ = explained(between_s=0.5, asleep_s=0.4, major_faults=900)
+    assert (told.cause, told.beside) == (None, "")
+    told, _ = explained(between_s=0.5, asleep_s=0.7)
+    assert told.beside == "200 ms more asleep"
