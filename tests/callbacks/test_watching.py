@@ -406,9 +406,9 @@ def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
 def test_a_budget_of_nothing_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         watcher(**{option: 0})
-    for wrong in ({"watch": "yes"}, {"verb": "x"}, {"name": "../x"}):
-        with pytest.raises(UsageError, match=rf"^{[*wrong][0]}: expected "):
-            profiling_callbacks(**wrong)
+    for wrong in ({"watch": "yes"}, {"verb": "x"}, {"log_dir": "a\nb"}):
+        with pytest.raises(UsageError, match=r"^(watch|verb|log_dir): expected "):
+            TrainingProfiler(**wrong)
     with pytest.raises(UsageError, match="watch"):
         TrainingProfiler(verb="validate", watch=True)
 
