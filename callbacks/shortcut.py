@@ -67,6 +67,9 @@ def profiling_callbacks(
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
     """
+    given = locals()
+    for option in ("warmup_steps", "measure_steps", "trace_steps", "memory_steps", "action_steps"):
+        expect(isinstance(given[option], int), option, "a whole number", given[option])
     stop = verb == "fit" if stop_when_done is None else stop_when_done
     return [
         TrainingProfiler(

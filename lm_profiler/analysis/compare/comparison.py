@@ -351,7 +351,8 @@ def _reason(entry: Entry) -> str:
 
 def _as_repeat(first: Run, other: Run) -> list[str]:
     """Return in what the surroundings of two repeats differ; in nothing else may they."""
-    config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
+    passed_over = SEEDS | {"command"}  # which has the run's name, too
+    config = [each for each in in_config(first.record, other.record) if each.path not in passed_over]
     for difference in (*unlike(first.record, other.record), *config):
         raise UsageError(
             f"{other.folder}: expected a repeat of {first.folder}, "

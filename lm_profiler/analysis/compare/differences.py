@@ -9,7 +9,6 @@ from typing import Any
 from lm_profiler.record.run_record import RunRecord
 
 OF_EACH_RUN = frozenset({"name", "log_dir"})  # options that say where a run goes, not what it does
-
 SEEDS = frozenset({"seed_everything", "data.seed"})  # options in which repeats may differ
 
 _SAID_AS_UNLIKE = frozenset({"device_name", "world_size"})
@@ -39,9 +38,9 @@ def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
 
 
 def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """Options by their dotted path; facts about the module where a run was not made from a config."""
+    """Options by their dotted path; the module's facts and the command where a run was not made from a config."""
     if a.config is None or b.config is None:
-        return _between(*({"module": run.model and run.model.model_dump()} for run in (a, b)))
+        return _between(*({"module": run.model and run.model.model_dump(), "command": run.command} for run in (a, b)))
     return _between(a.config, b.config)
 
 

@@ -74,8 +74,7 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
 
 
 def _lost_s(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
-    """Return what the training thread may have lost in the mean step, None if unknown, and what its other threads
-    may."""
+    """Return what the training thread may have lost in the mean step, None if unknown, and what its others may."""
     known = {name: [v for one in steps if (v := getattr(one, name)) is not None] for name in _COUNTED}
     if not all(known[name] for name in _COUNTED[:3]):
         return None, 0.0

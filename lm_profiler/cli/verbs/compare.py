@@ -295,8 +295,7 @@ def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) 
 
 
 def _paths_in(tree: Path) -> list[str]:
-    """Return ``PYTHONPATH`` for a run in ``tree``: what is imported from the repository of the current folder, also as
-    an editable install, comes from the same place in ``tree``."""
+    """Return ``PYTHONPATH`` for ``tree``: imports from this repository, editable ones too, then come from there."""
     here, given = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     top = Path(_git("rev-parse", "--show-toplevel") or here)
     # setuptools installs some layouts by a finder of modules, which comes after all paths

@@ -210,8 +210,9 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
     """Return tables of the runs outside of searches, and the problems of some of them."""
     if len(entries) == 1 and plain and entries[0].record is not None:
         folder = entries[0].folder
-        watched = watch_tables(folder) if is_watched(folder) else []
-        return [*run_page(entries[0].record, folder), Table(above=remedies(entries)), *watched], []
+        watched, problems = _each(entries if is_watched(folder) else (), watch_tables, "watched steps")
+        shown = [*run_page(entries[0].record, folder), Table(above=remedies(entries))]
+        return [*shown, *(table for _, tables in watched for table in tables)], problems
     if options.kernels:
         traced, problems = _each(entries, _rank_0s_kernels, "table of kernels")
         by_run = kind not in formats.FOR_PROGRAMS

@@ -194,8 +194,7 @@ class TrafficReader:
         return regions.bytes_of()
 
     def _made(self, saved: Mapping[int, int]) -> set[int]:
-        """Return which of ``saved`` the forward pass made; all but parameters and the like if operators were not
-        seen."""
+        """Return which of ``saved`` the forward pass made; if no operator was seen, all but parameters and the like."""
         if self.forward.made:
             return self.forward.made - self.forward.copies
         held = chain.from_iterable(storages_by_cause(self.module, self.optimizers, self.device))

@@ -142,8 +142,7 @@ def _attention(
     is_causal: bool = False,
     **given: Any,
 ) -> Tensor:
-    """Call the attention kernel that CUDA would choose, by ``_select_sdp_backend`` in
-    ATen/native/transformers/cuda/sdp_utils.cpp.
+    """Call the attention kernel that CUDA would choose (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     In half precision that is cuDNN's on Hopper and on data-center Blackwell, which saves what flash attention does, and
     flash attention from Ampere on. The memory-efficient kernel serves float32, masks elsewhere, and float16 before

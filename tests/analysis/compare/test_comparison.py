@@ -168,6 +168,12 @@ def test_without_a_config_the_module_tells_what_differs() -> None:
     assert [(d.path, d.b) for d in found.config] == [("module.precision", "bf16-mixed")]
 
 
+def test_without_a_config_the_command_tells_what_differs() -> None:
+    commands = ["run -- python train.py", "run -- python train.py --fault sleep"]
+    found = one_against_one(*({"config": None, "command": command} for command in commands))
+    assert [(d.path, d.a, d.b) for d in found.config] == [("command", *commands)]
+
+
 def test_an_option_that_one_config_lacks_differs() -> None:
     (found,) = one_against_one({}, {"config": with_options(fused=True)}).config
     assert (found.path, found.a, found.b) == ("model.fused", None, True)

@@ -22,6 +22,7 @@ from lm_profiler.callbacks.shortcut import Admission, admitted_callbacks
 from lm_profiler.cli.main import main
 from lm_profiler.external_callbacks import VARIABLE, external_callbacks
 from lm_profiler.record.run_record import read_run
+from lm_profiler.usage_error import UsageError
 
 PROGRAM = str(SUPPORT / "any_program.py")
 FEW = ("--warmup_steps=2", "--measure_steps=5", "--trace_steps=1")
@@ -170,6 +171,13 @@ def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.Mon
     first, second = (Admission(number, None, "fit", tmp_path / "gone") for number in (4, 5))
     assert first(of())
     assert not second(of())
+
+
+@pytest.mark.parametrize("given", [2.5, "3"])
+def test_a_number_of_steps_that_is_none_is_refused_where_it_is_given(given: Any) -> None:
+    for option in ("warmup_steps", "measure_steps", "trace_steps", "memory_steps", "action_steps"):
+        with pytest.raises(UsageError, match=f"^{option}: expected "):
+            profiling_callbacks(**{option: given})
 
 
 def test_options_of_the_variable_are_those_of_the_callback() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compared import rows, write
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import watch
@@ -188,3 +189,17 @@ def test_a_trace_of_another_rank_is_no_answer(
 def test_nobody_takes_the_request(tmp_path: Path) -> None:
     assert main(["trace", str(left(tmp_path)), "--patience_s", "0.2"]) == FAILED
     assert not request_file(tmp_path, 0).exists()
+
+
+def test_a_damaged_file_of_the_watch_takes_no_figure_from_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path / "logs/version_0", rows({"forward": [0.01] * 10}))
+    append_lines(left(run) / EVENTS, [WatchEvent(at_s=1.0, step=1, kind="level", now=1.0)])
+    with (run / EVENTS).open("a") as file:
+        file.write('{"at_s": "yesterday"}\n')
+    assert main(["report", str(run)]) == OK
+    shown = capsys.readouterr()
+    assert "a: fit, ok" in shown.out
+    assert EVENTS in shown.err
+    assert "Traceback" not in shown.err
