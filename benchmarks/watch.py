@@ -1,6 +1,6 @@
 """What it costs to watch a training, and how often its events are wrong.
 
-    python -m benchmarks.watch cost [--rounds 9] [--steps 2000]
+    python -m benchmarks.watch cost [--rounds 9] [--steps 2000] [--traceml FOLDER]
     python -m benchmarks.watch alarms [--steps 1000000]
     python -m benchmarks.watch faults [--loops 100]
 
@@ -9,13 +9,20 @@ the watch already running when the clock starts. ``alarms``: events of steady st
 0.6 and with Student's t of three degrees, how far memory and disk grow over that many steps, and whether the last
 steps cost more than the first. ``faults``: seeded loops with one planted fault each, and whether kind and part are told
 right; simulated, because real ones take days.
+
+TraceML replaces functions of torch and has a process of its own, so its turns are launches of ``traceml run``, beside
+those of a bare Trainer and of the watch in processes of their own. ``--traceml`` is the folder of
+``pip install --target FOLDER --no-deps traceml-ai msgspec nvidia-ml-py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -60,11 +67,50 @@ def watched(folder: str) -> dict[str, Any]:
     return {"logger": False, "callbacks": [callback]}
 
 
-def cost(rounds: int, steps: int) -> None:
-    """Print the table of costs."""
+LAUNCHED = {
+    "bare Trainer, launched": "bare",
+    "lm_profiler, watch=True, launched": "watch",
+    "TraceML, launched": "traceml",
+}
+
+
+def launched(site: Path, name: str, steps: int) -> float:
+    """Microseconds a step of a contender in a process that was launched for it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(site)])}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "contender.py"  # not this file: beside it stands another `statistics`
+        script.write_text(f"from benchmarks.watch import one\n\none({name!r}, {steps})\n", encoding="utf-8")
+        command = [sys.executable, *([str(site / "bin" / "traceml"), "run"] if name == "traceml" else []), str(script)]
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    said = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("took ")]
+    if not said:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    return float(said[0])
+
+
+def one(name: str, steps: int) -> None:
+    """Print what a step of the contender takes, of a process that was launched for it."""
+    quieten()
+    options: dict[str, Any] = {"logger": False}
+    if name == "traceml":
+        from traceml_ai.integrations import lightning as traceml
+
+        traceml.init()
+        options["callbacks"] = [traceml.TraceMLCallback()]
+    with tempfile.TemporaryDirectory() as folder:
+        took_us = overhead.time_one(watched(folder) if name == "watch" else options, steps, "cpu")
+    print(f"\ntook {took_us:.1f}", flush=True)
+
+
+def quieten() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+
+
+def cost(rounds: int, steps: int, traceml: Path | None) -> None:
+    """Print the table of costs."""
+    quieten()
     known = overhead.contenders(steps)
     given = {name: known[name] for name in ("bare Trainer", "SimpleProfiler", "DeviceStatsMonitor")}
     given["lm_profiler, watch=True"] = watched
@@ -75,6 +121,11 @@ def cost(rounds: int, steps: int) -> None:
 
     results = overhead.interleaved(given, microseconds, lambda done: done < rounds)
     print(overhead.markdown(overhead.table(results)), end="")
+    if traceml is not None:
+        results = overhead.interleaved(
+            LAUNCHED, lambda name: launched(traceml, LAUNCHED[name], steps), lambda done: done < rounds
+        )
+        print(overhead.markdown(overhead.table(results)), end="")
 
 
 def noise(kind: str, n: int, seed: int, scale: float = 0.02) -> NDArray[np.float64]:
@@ -247,9 +298,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--loops", type=int, default=100)
+    parser.add_argument("--traceml", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "cost":
-        cost(arguments.rounds, arguments.steps or 2000)
+        cost(arguments.rounds, arguments.steps or 2000, arguments.traceml)
     elif arguments.what == "alarms":
         alarms(arguments.steps or 1_000_000)
     else:

@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,8 @@ def logged(content: bytes) -> Iterator[bytes]:
         if 2**15 - at % 2**15 < 7:  # no header fits into the rest of a block
             at += 2**15 - at % 2**15
         length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        if at + 7 + length > len(content):  # not yet written whole
+            return
         record += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last piece
@@ -191,8 +194,13 @@ def test_wandb_keeps_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.M
     folder = Path(logger.experiment.dir).parent
     wandb.finish()
     [file] = folder.glob("*.wandb")
-    records = [Record.FromString(data) for data in logged(file.read_bytes())]
-    [artifact] = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
+    records: dict[str, Record] = {}
+    until_s = time.monotonic() + 300.0
+    while "exit" not in records and time.monotonic() < until_s:  # W&B's own process writes on after `finish`
+        time.sleep(0.1)
+        read = map(Record.FromString, logged(file.read_bytes()))
+        records = {record.WhichOneof("record_type"): record for record in read}
+    artifact = records["artifact"].artifact
     assert artifact.type == "profile"
     assert {entry.path for entry in artifact.manifest.contents} == artifacts_of(profiler)
 
