@@ -113,7 +113,7 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch.backends.mkldnn.set_flags(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
-    torch.jit.script = _unscripted  # type: ignore[assignment]  # scripts could not call what is replaced here
+    torch.jit.script = lambda function, *_, **__: function  # type: ignore[assignment]  # scripts could not call what is replaced here
     answer_with_unknown()
 
 
@@ -142,10 +142,6 @@ def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     memo[id(tensor)] = made
     return made
-
-
-def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
-    return function
 
 
 def _bincount(
