@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -31,7 +30,7 @@ _CUBLAS = ((8 << 20) + (128 << 10), 32 << 20)
 
 
 class Uncounted(Exception):
-    """Raised where a step holds more than its tensors, by an unknown amount."""
+    """Raised where what a step holds cannot be known from its tensors; the message says why."""
 
 
 class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
@@ -207,14 +206,10 @@ _SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20  # ``kSmallSize``, ``kSmallBuffer``
 _LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
 
 
-@dataclass(eq=False)
-class MemoryBlock:
+class MemoryBlock(NamedTuple):
     size: int
+    address: int  # among free blocks of equal size the one with the lowest address is taken
     small: bool
-    number: int  # stands for the address: among free blocks of equal size the one with the lowest number is taken
-    before: MemoryBlock | None = None
-    after: MemoryBlock | None = None
-    free: bool = False
 
 
 class Blocks:
@@ -222,66 +217,61 @@ class Blocks:
 
     def __init__(self) -> None:
         self.given = self.reserved = 0
-        self._free: dict[bool, list[tuple[int, int, MemoryBlock]]] = {True: [], False: []}
+        # the free blocks, the smallest first. Small and large requests have pools of their own: a small one never
+        # splits a large block.
+        self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
+        self._begins: dict[int, MemoryBlock] = {}  # the free blocks by the address at which they begin,
+        self._ends: dict[int, MemoryBlock] = {}  # and by that at which they end
+        self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
     def take(self, size: int) -> MemoryBlock:
         """Take the smallest free block that is large enough, or a new segment, and split off what is not needed."""
         size = _rounded_up(max(size, 1), MIN_BLOCK)
         small = size <= _SMALL
-        # Small and large requests have pools of their own: a small one never splits a large block.
         free = self._free[small]
-        at = bisect_left(free, (size, -1))
-        block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
-        block.free = False
+        at = bisect_left(free, (size,))
+        block = self._without(free[at]) if at < len(free) else self._segment(size, small)
         left = block.size - size
         if left >= MIN_BLOCK if small else left > _SMALL:  # ``should_split``
-            rest = MemoryBlock(left, small, block.number + size, block, block.after)
-            _link(rest, block.after)
-            block.size, block.after = size, rest
-            self._put(rest)
+            self._put(MemoryBlock(left, block.address + size, small))
+            block = block._replace(size=size)
         self.given += block.size
         return block
 
     def give_back(self, block: MemoryBlock) -> None:
         self.given -= block.size
-        before, after = block.before, block.after
-        for other in (before, after):
-            if other is not None and other.free:
-                self._free[block.small].remove((other.size, other.number, other))
-                block.size += other.size
-        if before is not None and before.free:
-            block.number, block.before = before.number, before.before
-            _link(block.before, block)
-        if after is not None and after.free:
-            block.after = after.after
-            _link(block, block.after)
+        if (before := self._ends.get(block.address)) is not None:
+            self._without(before)
+            block = block._replace(address=before.address, size=before.size + block.size)
+        if (after := self._begins.get(block.address + block.size)) is not None:
+            self._without(after)
+            block = block._replace(size=block.size + after.size)
         self._put(block)
 
     def give_back_unused(self) -> None:
         """Return unused segments to the device, as ``torch.cuda.empty_cache`` does."""
-        # A free block without neighbours is a whole segment: free neighbours were merged when they were freed.
-        for small, free in self._free.items():
-            self._free[small] = [each for each in free if each[2].before or each[2].after]
-            self.reserved -= sum(block.size for _, _, block in free if not (block.before or block.after))
+        for block in list(self._begins.values()):
+            if self._segments.get(block.address) == block.size:
+                self._without(block)
+                self.reserved -= self._segments.pop(block.address)
 
     def _segment(self, size: int, small: bool) -> MemoryBlock:
         least = _SMALL_SEGMENT if small else _LARGE_SEGMENT
         whole = least if small or size < _LEAST_OWN_SEGMENT else _rounded_up(size, _ROUND_SEGMENT)
         self.reserved += whole
-        # 40 bits leave room for offsets within a segment (1 TiB): splitting adds them to this number.
-        return MemoryBlock(whole, small, next(self._numbers) << 40)
+        address = next(self._numbers) << 40  # leaves room for a TiB: segments never touch
+        self._segments[address] = whole
+        return MemoryBlock(whole, address, small)
 
     def _put(self, block: MemoryBlock) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.number, block))
+        insort(self._free[block.small], block)
+        self._begins[block.address] = self._ends[block.address + block.size] = block
 
-
-def _link(before: MemoryBlock | None, after: MemoryBlock | None) -> None:
-    if before is not None:
-        before.after = after
-    if after is not None:
-        after.before = before
+    def _without(self, block: MemoryBlock) -> MemoryBlock:
+        free = self._free[block.small]
+        del free[bisect_left(free, block)], self._begins[block.address], self._ends[block.address + block.size]
+        return block
 
 
 def _rounded_up(size: int, to: int) -> int:
