@@ -50,7 +50,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        self._held: dict[int, tuple[ref[Any], Callable[[], None], int]] = {}
+        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._blocks = None if gpu is None else Blocks()
         self._workspaces: dict[bool, int] = {}  # bytes by thread: whether it is that of backward
         self.now = self._peak = 0
@@ -91,7 +91,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     def take_notes(self) -> StorageNotes:
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
-        sizes = {key: size for key, (_, _, size) in self._held.items()}
+        sizes = {key: block.size for key, (_, block) in self._held.items()}
         self.notes = StorageNotes(sizes, self.now - sum(sizes.values()))
         self.most_gathered = sum(self._gathered.values())
         return self.notes
@@ -118,10 +118,8 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             made = resize(storage, size)
-            if (held := self._held.pop(id(storage), None)) is not None:
-                held[1]()
-                if self.notes is not None:
-                    self.notes.freed(id(storage))
+            if id(storage) in self._held:
+                self._give_back(id(storage))
             self._gathered[id(storage)] = size
             self.most_gathered = max(self.most_gathered, sum(self._gathered.values()))
             self._site = Site("gathered weights")
@@ -135,37 +133,25 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         key = id(storage)
         if key in self._held or not storage.nbytes():
             return
-        before = self.now
-        give_back = self._take(storage.nbytes())
-
-        def gone(_: object) -> None:
-            del self._held[key]
-            give_back()
-            if self.notes is not None:
-                self.notes.freed(key)
-
+        block = self._take(storage.nbytes())
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[key] = ref(storage, gone), give_back, self.now - before
+        self._held[key] = ref(storage, lambda _: self._give_back(key)), block
         if self.notes is not None:
-            self.notes.made(key, self.now - before, self._site, tensor)
+            self.notes.made(key, block.size, self._site, tensor)
 
-    def _take(self, size: int) -> Callable[[], None]:
-        blocks = self._blocks
-        if blocks is None:
-            self._set(self.now + size)
-            return lambda: self._set(self.now - size)
-        block = blocks.take(size)
-        self._set(blocks.given)
+    def _take(self, size: int) -> MemoryBlock:
+        block = MemoryBlock(size) if self._blocks is None else self._blocks.take(size)
+        self.now += block.size
+        self._peak = max(self._peak, self.now)
+        return block
 
-        def give_back() -> None:
-            if blocks is self._blocks:  # not a tensor from before `begin`
-                blocks.give_back(block)
-                self._set(blocks.given)
-
-        return give_back
-
-    def _set(self, now: int) -> None:
-        self.now, self._peak = now, max(self._peak, now)
+    def _give_back(self, key: int) -> None:
+        _, block = self._held.pop(key)
+        self.now -= block.size
+        if self._blocks is not None:
+            self._blocks.give_back(block)
+        if self.notes is not None:
+            self.notes.freed(key)
 
     def _workspace(self, size: int) -> None:
         """Allocate a workspace for this thread, unless it has one."""
@@ -208,8 +194,8 @@ _LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
 
 class MemoryBlock(NamedTuple):
     size: int
-    address: int  # among free blocks of equal size the one with the lowest address is taken
-    small: bool
+    address: int = 0  # among free blocks of equal size the one with the lowest address is taken
+    small: bool = False
 
 
 class Blocks:
