@@ -183,7 +183,7 @@ def answer_with_unknown() -> None:
         taken = _always_finite(answer, getattr(torch, name))
         setattr(torch, name, taken)
         setattr(FakeTensor, name, taken)
-        setattr(math, name, _number_always_finite(answer, getattr(math, name)))
+        setattr(math, name, _always_finite(answer, getattr(math, name)))
 
 
 def _item(tensor: Tensor) -> Any:
@@ -232,10 +232,12 @@ def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _always_finite(answer: bool, ask: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``ask`` (``isnan`` and the like): a run that is planned is taken to stay finite."""
 
-    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(given, Unknown):
+            return answer
         unknown = isinstance(given, FakeTensor) and given.constant is None and not given.fake_mode.in_kernel_invocation
         if not unknown:  # also where torch itself asks, to infer a shape
             return ask(given, *args, **kwargs)
@@ -243,7 +245,3 @@ def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Te
             return torch.full(given.shape, answer, dtype=torch.bool, device=given.device)
 
     return taken
-
-
-def _number_always_finite(answer: bool, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda number, /: answer if isinstance(number, Unknown) else ask(number)
