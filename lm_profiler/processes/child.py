@@ -19,17 +19,17 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from math import ceil
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe
+from pkgutil import resolve_name
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import psutil
 
 Answer = TypeVar("Answer")
 # the limits of a child: CPU time in seconds, memory in bytes, and its folder for temporary files
-Limits = tuple[float, int | None, str | None]
+Limits = tuple[float, int | None, str]
 
 PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow
 
@@ -62,8 +62,7 @@ class Named:
     given: tuple[Any, ...]
 
     def __call__(self) -> Any:
-        module, _, function = self.name.rpartition(".")
-        return getattr(import_module(module), function)(*self.given)
+        return resolve_name(self.name)(*self.given)
 
 
 class Child(Generic[Answer]):
@@ -83,13 +82,15 @@ class Child(Generic[Answer]):
         self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + PATIENCE * limit_s
         self._limit_bytes = limit_bytes
         self._link: Connection | None = None
+        self._folder: str | None = None
         self._refused: NoAnswer | None = None
         self._begin(fresh or not can_fork())
 
     def _begin(self, fresh: bool) -> None:
-        self._folder = _own_folder()
-        limits = (self._limit_s, self._limit_bytes, self._folder)
         try:
+            # It is killed and cannot remove its files itself. A short name: those of sockets have 107 bytes at most.
+            self._folder = tempfile.mkdtemp(prefix="lmp-")
+            limits = (self._limit_s, self._limit_bytes, self._folder)
             told = _told(self._find, limits) if fresh else b""
             link, theirs = Pipe(duplex=False)
             with theirs:
@@ -193,13 +194,6 @@ def surroundings() -> dict[str, str]:
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def _own_folder() -> str | None:
-    """Make a folder for temporary files of a child, which is killed and cannot remove them itself."""
-    with suppress(OSError):
-        return tempfile.mkdtemp(prefix="lmp-")  # short: names of sockets in it have 107 bytes at most
-    return None
-
-
 # -- what is sent to a fresh interpreter -------------------------------------------------------------------------------
 
 
@@ -263,7 +257,7 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
     _answer(find, link)
 
 
-def _confine(cpu_s: float, data_bytes: int | None, folder: str | None) -> None:
+def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
     """Make this process die with its parent, lead a group, be silent and keep its limits."""
     die_with_parent()
     if sys.platform == "linux":  # become the parent of descendants whose own parents have ended
@@ -284,8 +278,7 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str | None) -> None:
     kept = surroundings()
     os.environ.clear()
     os.environ.update(kept)
-    if folder is not None:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def _answer(find: Callable[[], Any], link: Connection) -> None:

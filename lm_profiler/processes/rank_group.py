@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -32,6 +31,7 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
     """
     context = get_context("spawn")  # a fork of a process that has opened a device is of no use
     processes, links = [], dict[Any, int]()  # by the end of each rank's pipe
+    link: Any
     try:
         for rank in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
@@ -42,13 +42,16 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
             theirs.close()  # so that the end of the rank is the end of the pipe
         while links:
             for link in wait(list(links)):
-                kind, message = _received(link)
+                try:
+                    kind, message = link.recv()
+                except (EOFError, OSError):
+                    kind, message = "ended", None
                 if kind == "message":
                     yield message
                     continue
                 rank = links.pop(link)
                 if kind != "done":
-                    raise RankFailed(_cause(rank, message, links, processes))
+                    raise RankFailed(_cause(rank, message, processes))
     finally:
         for process in processes:
             process.kill()
@@ -56,26 +59,14 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
             process.join()
 
 
-def _received(link: Any) -> tuple[str, Any]:
-    try:
-        kind, message = link.recv()
-    except (EOFError, OSError):
-        return "ended", None
-    return kind, message
-
-
-def _cause(rank: int, message: str | None, links: dict[Any, int], processes: Sequence[Any]) -> str:
+def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
     """Return what became of ``rank``, or of one that died without a word and is why ``rank`` failed."""
-    until = time.monotonic() + _GRACE_S
-    while message is not None and links and (left_s := until - time.monotonic()) > 0:
-        for link in wait(list(links), timeout=left_s):
-            other = links.pop(link)
-            if _received(link)[0] == "ended":
-                rank, message = other, None
-    if message is not None:
-        return f"rank {rank} failed: {message}"
-    processes[rank].join(_GRACE_S)
-    return f"rank {rank} died: {how_ended(processes[rank].exitcode)}"
+    ended = wait([each.sentinel for each in processes], _GRACE_S)  # a rank that failed, or is done, waits to be killed
+    for at, process in enumerate(processes):
+        if process.sentinel in ended:
+            process.join()  # its pipes close a moment before its exit code is known
+            return f"rank {at} died: {how_ended(process.exitcode)}"
+    return f"rank {rank} failed: {message}"
 
 
 def _be_rank(work: Work, rank: int, link: Connection) -> None:

@@ -35,12 +35,12 @@ from lm_profiler.measure.counts.flops import StepFlops, UncountableError
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.values import DependsOnValues
-from lm_profiler.measure.fake.world import FakeWorld, NotStrided, WouldChange
+from lm_profiler.measure.fake.world import FakeWorld, WouldChange
 from lm_profiler.measure.memory.causes import holdings
 from lm_profiler.measure.memory.storage_notes import Site, seen
 from lm_profiler.measure.user_code import package_of, user_line
 from lm_profiler.record.text import short_path
-from lm_profiler.rehearse.strategies import CannotSplit, FakeDevice, LinkBytes, Size, buckets, ring_bytes
+from lm_profiler.rehearse.strategies import FakeDevice, LinkBytes, Size, buckets, ring_bytes
 from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE_NUMBER
 
 META = torch.device("meta")  # on which fake tensors have their storages
@@ -291,7 +291,7 @@ def reason_of(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, (CannotSplit, NotStrided, Uncounted)):
+    if isinstance(error, Uncounted):
         return str(error)
     return f"{said(error)}{where}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +55,8 @@ def _rehearsed(sent: SentStep) -> StepWork:
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
         module, batch, optimizers = fake((sent.module, sent.batch, sent.optimizers))
     _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
-    counting = _Counting(world=world, batches=sent.batches)
+    named = {"bfloat16": "float16"} if sent.precision in AS_WIDE else {}  # the dtypes that others were rehearsed for
+    counting = _Counting(world=world, times=max(sent.batches / _BATCHES, 1.0), named=named)
     trainer = _trainer(sent, counting, batch)
     # A loader whose endless batches stand for the one that was sent.
     given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": repeat(None)}
@@ -67,7 +68,7 @@ def _rehearsed(sent: SentStep) -> StepWork:
         raise (first if isinstance(first, Exception) else error) from None
     if counting.seen is None:
         raise UncountableError("on a copy without data no step ends")
-    return counting.seen if sent.precision not in AS_WIDE else _renamed(counting.seen, "bfloat16", "float16")
+    return counting.seen
 
 
 def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
@@ -138,31 +139,24 @@ class _Motionless(Optimizer):
 
 @dataclass(eq=False, kw_only=True)
 class _Counting(Rehearsal):
-    """Counts one step, of two batches where more accumulate."""
-
-    batches: int
+    times: float  # the batches of the step, in multiples of those that are rehearsed
+    named: Mapping[str, str]  # the run's dtypes, by those that were rehearsed in their place
     seen: StepWork | None = None
 
     def _steps(self) -> Iterator[None]:
         look = Look(self)
         yield
         look.end()
-        self.seen = _scaled(look.work(), max(self.batches / _BATCHES, 1.0))
+        self.seen = self._of_the_run(look.work())
 
-
-def _scaled(work: StepWork, times: float) -> StepWork:
-    """Return ``work`` with the forward and backward passes of so many times the batches."""
-    assert work.traffic is not None
-    by_dtype = {kind: {of: round(n * times) for of, n in each.items()} for kind, each in work.by_dtype.items()}
-    moved = dict(work.traffic.by_phase)
-    moved |= {of: round(moved[of] * times) for of in ("forward", "backward") if moved.get(of) is not None}  # type: ignore[operator]
-    read = work.traffic.forward_read
-    return StepWork(
-        work.flops.times(times), by_dtype, StepTraffic(moved, None if read is None else round(read * times))
-    )
-
-
-def _renamed(work: StepWork, dtype: str, to: str) -> StepWork:
-    """Return ``work`` with ``dtype`` renamed, since another one was rehearsed in its place."""
-    by_dtype = {kind: {to if of == dtype else of: n for of, n in each.items()} for kind, each in work.by_dtype.items()}
-    return StepWork(work.flops, by_dtype, work.traffic)
+    def _of_the_run(self, work: StepWork) -> StepWork:
+        """Return ``work`` of all batches of the step, in the run's own dtypes."""
+        assert work.traffic is not None
+        times, by_dtype = self.times, dict[str, dict[str, int]]()
+        for kind, each in work.by_dtype.items():
+            by_dtype[kind] = {self.named.get(of, of): round(n * times) for of, n in each.items()}
+        moved = dict(work.traffic.by_phase)
+        moved |= {of: round(moved[of] * times) for of in ("forward", "backward") if moved.get(of) is not None}  # type: ignore[operator]
+        read = work.traffic.forward_read
+        traffic = StepTraffic(moved, None if read is None else round(read * times))
+        return StepWork(work.flops.times(times), by_dtype, traffic)

@@ -33,6 +33,7 @@ from lm_profiler.callbacks.instruments.work import bytes_of_batch
 from lm_profiler.callbacks.marks.batches import Samples
 from lm_profiler.measure.clocks.steps import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.parts import PARTS
 from lm_profiler.torch_names import DISPATCH_MODE, FAKE_GROUP, NO_MODES, WHOLE_SHAPES, WORLD, tree_leaves
@@ -45,10 +46,6 @@ CPU = torch.device("cpu")
 AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 
 SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)  # strategies that split the module over devices
-
-
-class CannotSplit(Exception):
-    pass
 
 
 @dataclass(frozen=True)
@@ -268,7 +265,7 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
     """Return the strategy that the Trainer's options ``given`` name, or ``make`` makes, with fake tensors.
 
     Raises:
-        CannotSplit: The strategy splits the module, and cannot be rehearsed.
+        Uncounted: The strategy splits the module, and cannot be rehearsed.
         UsageError: It splits the module over nobody knows how many devices.
     """
     kind, options = _named(given)
@@ -287,7 +284,7 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
 def _rank_of(kind: type[Strategy], made: Any, given: Mapping[str, Any], world: FakeWorld) -> Strategy:
     """Turn a strategy that was ``made``, or is named so, into a fake one of its own class."""
     if issubclass(kind, DeepSpeedStrategy):
-        raise CannotSplit(f"{kind.__name__} splits the module by an engine of its own, which takes no fake tensors")
+        raise Uncounted(f"{kind.__name__} splits the module by an engine of its own, which takes no fake tensors")
     if str(given.get("devices")) in ("auto", "-1", "None"):
         expected = f"the number of devices over which {kind.__name__} splits the module"
         raise UsageError(f"trainer.devices: expected {expected}, given {given.get('devices')}")

@@ -15,9 +15,10 @@ from scripts import SUPPORT
 
 from lm_profiler.analysis.plan.planned import Planned, planned_floors
 from lm_profiler.cli.rehearse import Unplanned, ask, told
+from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.run_record import read_run
-from lm_profiler.rehearse.strategies import CannotSplit, FakeReplica, devices_in, fake_strategy, ring_bytes
+from lm_profiler.rehearse.strategies import FakeReplica, devices_in, fake_strategy, ring_bytes
 from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("in_warm_forks")
@@ -57,7 +58,7 @@ def test_ddp_has_replicas_and_buckets(given: dict[str, Any], replicas: int | Non
 
 
 def test_an_engine_of_its_own_cannot_be_rehearsed() -> None:
-    with pytest.raises(CannotSplit, match="DeepSpeedStrategy"):
+    with pytest.raises(Uncounted, match="DeepSpeedStrategy"):
         fake_strategy({"strategy": "deepspeed_stage_2", "devices": 8}, str, FakeWorld(None), trains=True)
 
 

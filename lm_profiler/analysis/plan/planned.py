@@ -307,30 +307,20 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
     grows in proportion, or as a square. So a line through two sizes that fit meets ``room`` too late, and one through a
     size that fits and one that does not, too early: from both sides the search closes in. 0 where not even 1 fits.
     """
-    known = {begin: needed}
+    known = {0: 0, begin: needed}  # without a batch at least nothing is needed
     for turn in range(_MOST):
         fitting = sorted(n for n, bytes_ in known.items() if bytes_ <= room)
-        low = fitting[-1] if fitting else 0
-        high = min((n for n, bytes_ in known.items() if bytes_ > room), default=None)
-        if high is not None and high - low <= 1:
+        above = known.keys() - fitting
+        low, high = fitting[-1], min(above, default=64 * fitting[-1])
+        if high - low <= 1:
             return low
-        n = _next(known, fitting, high, room, from_above=bool(turn % 2))
+        if turn % 2 or not above:  # half, where nothing fits yet: a step also needs what does not grow
+            n = _meets(known, fitting[-2], low, room) if low else high // 2
+        else:
+            n = _meets(known, low, high, room)
+        n = min(max(n, low + 1), high - 1)
         known[n] = yield n
-    return max((n for n, bytes_ in known.items() if bytes_ <= room), default=0)
-
-
-def _next(known: Mapping[int, int], fitting: Sequence[int], high: int | None, room: float, from_above: bool) -> int:
-    if not fitting:
-        assert high is not None
-        above = sorted(known)[:2]
-        near = _meets(known, above[0], above[1], room) if len(above) > 1 else int(high * room / known[high])
-        return max(min(near if from_above else near * 3 // 4, high // 2), 1)
-    low = fitting[-1]
-    through_two = _meets(known, fitting[-2], low, room) if len(fitting) > 1 else 2 * low
-    if high is None:
-        return max(min(through_two, 64 * low), low + 1)
-    n = through_two if from_above else _meets(known, low, high, room)
-    return min(max(n, low + 1), high - 1)
+    return max(n for n, bytes_ in known.items() if bytes_ <= room)
 
 
 def _meets(known: Mapping[int, int], a: int, b: int, room: float) -> int:

@@ -155,21 +155,18 @@ def audit(
         UncopyableError: The module cannot be copied.
         ValueError: ``step`` gives no loss that can be differentiated.
     """
+
+    def copies(dtype: torch.dtype | None) -> tuple[nn.Module, Any]:
+        def copied(tensor: Tensor) -> Tensor:
+            to = dtype if tensor.is_floating_point() else None
+            return tensor.detach().to(device=device, dtype=to, copy=True)
+
+        return ModuleCopy(copied)(module), ModuleCopy(copied)(batch)
+
     with undisturbed(module), torch.enable_grad():
-        as_it_is = _run(_copy(module, None, device), step, _copy(batch, None, device), precision, loss_scale)
-        reference = _run(
-            _copy(module, torch.float32, device), step, _copy(batch, torch.float32, device), exact_float32(), 1.0
-        )
+        as_it_is = _run(*copies(None), step, precision, loss_scale)
+        reference = _run(*copies(torch.float32), step, exact_float32(), 1.0)
     return _compare(as_it_is, reference)
-
-
-def _copy(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
-    return ModuleCopy(partial(_copy_tensor, dtype=dtype, device=device))(value)
-
-
-def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device) -> Tensor:
-    to = dtype if tensor.is_floating_point() else None
-    return tensor.detach().to(device=device, dtype=to, copy=True)
 
 
 @dataclass
@@ -186,7 +183,7 @@ class _Seen:
     gradients: defaultdict[str, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
 
 
-def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextManager[Any], scale: float) -> _Seen:
+def _run(module: nn.Module, batch: Any, step: Step, precision: AbstractContextManager[Any], scale: float) -> _Seen:
     module.eval()
     seen = _Seen(Counter(map(_kind, module.modules())))
     hooks = [part.register_forward_hook(partial(_see_output, seen)) for part in module.modules()]
@@ -199,7 +196,7 @@ def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextMa
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(f"expected a loss that can be differentiated, given {type(loss).__name__}")
     (loss * scale).backward()
-    seen.loss, seen.loss_dtype = loss.item(), str(loss.dtype).removeprefix("torch.")
+    seen.loss, seen.loss_dtype = loss.item(), _name(loss.dtype)
     seen.output = {name: _on_host(output) for name, output in seen.output.items()}
     _see_gradients(seen, module, scale)
     return seen

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -31,7 +30,7 @@ _CUBLAS = ((8 << 20) + (128 << 10), 32 << 20)
 
 
 class Uncounted(Exception):
-    """Raised where a step holds more than its tensors, by an unknown amount."""
+    """Raised where what a step holds cannot be known from its tensors; the message says why."""
 
 
 class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
@@ -51,7 +50,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        self._held: dict[int, tuple[ref[Any], Callable[[], None], int]] = {}
+        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._blocks = None if gpu is None else Blocks()
         self._workspaces: dict[bool, int] = {}  # bytes by thread: whether it is that of backward
         self.now = self._peak = 0
@@ -92,7 +91,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     def take_notes(self) -> StorageNotes:
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
-        sizes = {key: size for key, (_, _, size) in self._held.items()}
+        sizes = {key: block.size for key, (_, block) in self._held.items()}
         self.notes = StorageNotes(sizes, self.now - sum(sizes.values()))
         self.most_gathered = sum(self._gathered.values())
         return self.notes
@@ -119,10 +118,8 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             made = resize(storage, size)
-            if (held := self._held.pop(id(storage), None)) is not None:
-                held[1]()
-                if self.notes is not None:
-                    self.notes.freed(id(storage))
+            if id(storage) in self._held:
+                self._give_back(id(storage))
             self._gathered[id(storage)] = size
             self.most_gathered = max(self.most_gathered, sum(self._gathered.values()))
             self._site = Site("gathered weights")
@@ -136,37 +133,25 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         key = id(storage)
         if key in self._held or not storage.nbytes():
             return
-        before = self.now
-        give_back = self._take(storage.nbytes())
-
-        def gone(_: object) -> None:
-            del self._held[key]
-            give_back()
-            if self.notes is not None:
-                self.notes.freed(key)
-
+        block = self._take(storage.nbytes())
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[key] = ref(storage, gone), give_back, self.now - before
+        self._held[key] = ref(storage, lambda _: self._give_back(key)), block
         if self.notes is not None:
-            self.notes.made(key, self.now - before, self._site, tensor)
+            self.notes.made(key, block.size, self._site, tensor)
 
-    def _take(self, size: int) -> Callable[[], None]:
-        blocks = self._blocks
-        if blocks is None:
-            self._set(self.now + size)
-            return lambda: self._set(self.now - size)
-        block = blocks.take(size)
-        self._set(blocks.given)
+    def _take(self, size: int) -> MemoryBlock:
+        block = MemoryBlock(size) if self._blocks is None else self._blocks.take(size)
+        self.now += block.size
+        self._peak = max(self._peak, self.now)
+        return block
 
-        def give_back() -> None:
-            if blocks is self._blocks:  # not a tensor from before `begin`
-                blocks.give_back(block)
-                self._set(blocks.given)
-
-        return give_back
-
-    def _set(self, now: int) -> None:
-        self.now, self._peak = now, max(self._peak, now)
+    def _give_back(self, key: int) -> None:
+        _, block = self._held.pop(key)
+        self.now -= block.size
+        if self._blocks is not None:
+            self._blocks.give_back(block)
+        if self.notes is not None:
+            self.notes.freed(key)
 
     def _workspace(self, size: int) -> None:
         """Allocate a workspace for this thread, unless it has one."""
@@ -207,14 +192,10 @@ _SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20  # ``kSmallSize``, ``kSmallBuffer``
 _LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
 
 
-@dataclass(eq=False)
-class MemoryBlock:
+class MemoryBlock(NamedTuple):
     size: int
-    small: bool
-    number: int  # stands for the address: among free blocks of equal size the one with the lowest number is taken
-    before: MemoryBlock | None = None
-    after: MemoryBlock | None = None
-    free: bool = False
+    address: int = 0  # among free blocks of equal size the one with the lowest address is taken
+    small: bool = False
 
 
 class Blocks:
@@ -222,66 +203,61 @@ class Blocks:
 
     def __init__(self) -> None:
         self.given = self.reserved = 0
-        self._free: dict[bool, list[tuple[int, int, MemoryBlock]]] = {True: [], False: []}
+        # the free blocks, the smallest first. Small and large requests have pools of their own: a small one never
+        # splits a large block.
+        self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
+        self._begins: dict[int, MemoryBlock] = {}  # the free blocks by the address at which they begin,
+        self._ends: dict[int, MemoryBlock] = {}  # and by that at which they end
+        self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
     def take(self, size: int) -> MemoryBlock:
         """Take the smallest free block that is large enough, or a new segment, and split off what is not needed."""
         size = _rounded_up(max(size, 1), MIN_BLOCK)
         small = size <= _SMALL
-        # Small and large requests have pools of their own: a small one never splits a large block.
         free = self._free[small]
-        at = bisect_left(free, (size, -1))
-        block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
-        block.free = False
+        at = bisect_left(free, (size,))
+        block = self._without(free[at]) if at < len(free) else self._segment(size, small)
         left = block.size - size
         if left >= MIN_BLOCK if small else left > _SMALL:  # ``should_split``
-            rest = MemoryBlock(left, small, block.number + size, block, block.after)
-            _link(rest, block.after)
-            block.size, block.after = size, rest
-            self._put(rest)
+            self._put(MemoryBlock(left, block.address + size, small))
+            block = block._replace(size=size)
         self.given += block.size
         return block
 
     def give_back(self, block: MemoryBlock) -> None:
         self.given -= block.size
-        before, after = block.before, block.after
-        for other in (before, after):
-            if other is not None and other.free:
-                self._free[block.small].remove((other.size, other.number, other))
-                block.size += other.size
-        if before is not None and before.free:
-            block.number, block.before = before.number, before.before
-            _link(block.before, block)
-        if after is not None and after.free:
-            block.after = after.after
-            _link(block, block.after)
+        if (before := self._ends.get(block.address)) is not None:
+            self._without(before)
+            block = block._replace(address=before.address, size=before.size + block.size)
+        if (after := self._begins.get(block.address + block.size)) is not None:
+            self._without(after)
+            block = block._replace(size=block.size + after.size)
         self._put(block)
 
     def give_back_unused(self) -> None:
         """Return unused segments to the device, as ``torch.cuda.empty_cache`` does."""
-        # A free block without neighbours is a whole segment: free neighbours were merged when they were freed.
-        for small, free in self._free.items():
-            self._free[small] = [each for each in free if each[2].before or each[2].after]
-            self.reserved -= sum(block.size for _, _, block in free if not (block.before or block.after))
+        for block in list(self._begins.values()):
+            if self._segments.get(block.address) == block.size:
+                self._without(block)
+                self.reserved -= self._segments.pop(block.address)
 
     def _segment(self, size: int, small: bool) -> MemoryBlock:
         least = _SMALL_SEGMENT if small else _LARGE_SEGMENT
         whole = least if small or size < _LEAST_OWN_SEGMENT else _rounded_up(size, _ROUND_SEGMENT)
         self.reserved += whole
-        # 40 bits leave room for offsets within a segment (1 TiB): splitting adds them to this number.
-        return MemoryBlock(whole, small, next(self._numbers) << 40)
+        address = next(self._numbers) << 40  # leaves room for a TiB: segments never touch
+        self._segments[address] = whole
+        return MemoryBlock(whole, address, small)
 
     def _put(self, block: MemoryBlock) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.number, block))
+        insort(self._free[block.small], block)
+        self._begins[block.address] = self._ends[block.address + block.size] = block
 
-
-def _link(before: MemoryBlock | None, after: MemoryBlock | None) -> None:
-    if before is not None:
-        before.after = after
-    if after is not None:
-        after.before = before
+    def _without(self, block: MemoryBlock) -> MemoryBlock:
+        free = self._free[block.small]
+        del free[bisect_left(free, block)], self._begins[block.address], self._ends[block.address + block.size]
+        return block
 
 
 def _rounded_up(size: int, to: int) -> int:

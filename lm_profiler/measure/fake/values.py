@@ -11,7 +11,7 @@ import builtins
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,7 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         # Queries, as of a device or a size, are two thirds of all calls, so they come first.
         if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
             return super().dispatch(func, types, args, kwargs)
-        if _has_real((*args, *kwargs.values())):
+        if any(type(each) is Tensor for each in _tensors((*args, *kwargs.values()))):
             args, kwargs = tree_map(self._with_value, (args, kwargs))
         made = super().dispatch(func, types, args, kwargs)
         name = func.__name__
@@ -133,7 +133,7 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 raise DependsOnValues  # how many rows it stores
             if "empty" in name:
                 self.forget(made)
-            elif made.constant is None and _is_small(made) and not _has_tensor((*args, *kwargs.values())):
+            elif made.constant is None and _is_small(made) and not [*_tensors((*args, *kwargs.values()))]:
                 with NO_MODES.find()():  # made of numbers alone
                     return self.known(func(*args, **kwargs))
         if "batch_norm" in name:  # updates running statistics, which most schemas do not declare
@@ -152,16 +152,12 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         return self.known(given) if plain and _is_small(given) else given
 
 
-def _has_real(given: Sequence[Any]) -> bool:
+def _tensors(given: Sequence[Any]) -> Iterator[Tensor]:
     for each in given:
-        kind = type(each)
-        if kind is Tensor or (kind in (list, tuple) and _has_real(each)):
-            return True
-    return False
-
-
-def _has_tensor(given: Sequence[Any]) -> bool:
-    return any(isinstance(each, Tensor) or (isinstance(each, (list, tuple)) and _has_tensor(each)) for each in given)
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from _tensors(each)
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -187,7 +183,7 @@ def answer_with_unknown() -> None:
         taken = _always_finite(answer, getattr(torch, name))
         setattr(torch, name, taken)
         setattr(FakeTensor, name, taken)
-        setattr(math, name, _number_always_finite(answer, getattr(math, name)))
+        setattr(math, name, _always_finite(answer, getattr(math, name)))
 
 
 def _item(tensor: Tensor) -> Any:
@@ -236,10 +232,12 @@ def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _always_finite(answer: bool, ask: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``ask`` (``isnan`` and the like): a run that is planned is taken to stay finite."""
 
-    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(given, Unknown):
+            return answer
         unknown = isinstance(given, FakeTensor) and given.constant is None and not given.fake_mode.in_kernel_invocation
         if not unknown:  # also where torch itself asks, to infer a shape
             return ask(given, *args, **kwargs)
@@ -247,7 +245,3 @@ def _always_finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Te
             return torch.full(given.shape, answer, dtype=torch.bool, device=given.device)
 
     return taken
-
-
-def _number_always_finite(answer: bool, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda number, /: answer if isinstance(number, Unknown) else ask(number)

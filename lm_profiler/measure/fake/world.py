@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
-from lm_profiler.measure.fake.live import LiveBytes
+from lm_profiler.measure.fake.live import LiveBytes, Uncounted
 from lm_profiler.measure.fake.values import MOST, KnownValues, answer_with_unknown
 from lm_profiler.torch_names import APPLY, FAKES, tree_map
 
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor
 else:
     FakeTensor = FAKES.as_base("FakeTensor")
-
-
-class NotStrided(Exception):
-    """Raised for a tensor that is sparse or nested."""
 
 
 class FakeWorld:
@@ -71,7 +67,7 @@ class FakeWorld:
             if not isinstance(leaf, Tensor):
                 return leaf
             if leaf.layout is not torch.strided:
-                raise NotStrided(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
+                raise Uncounted(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
             shape = tuple(resize(leaf.shape))
             if math.prod(shape) <= MOST and 0 not in leaf.stride() and not leaf.requires_grad:
                 return self.mode.known(_repeated(leaf, shape))
@@ -113,7 +109,7 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch.backends.mkldnn.set_flags(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
-    torch.jit.script = _unscripted  # type: ignore[assignment]  # scripts could not call what is replaced here
+    torch.jit.script = lambda function, *_, **__: function  # type: ignore[assignment]  # scripts could not call what is replaced here
     answer_with_unknown()
 
 
@@ -144,10 +140,6 @@ def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return made
 
 
-def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
-    return function
-
-
 def _bincount(
     count: Callable[..., Tensor], values: Tensor, weights: Tensor | None = None, minlength: int = 0
 ) -> Tensor:
@@ -161,8 +153,9 @@ def _bincount(
 # removed. Libraries that write without Python are not seen, except ``torch.save``; neither are other programs.
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES_ONE = {"os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
-_CHANGES_TWO = {"os.rename", "os.link", "os.symlink"}
+# events that change files, and how many paths their arguments begin with
+_ONE = ("open", "os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime")
+_CHANGES = {**dict.fromkeys(_ONE, 1), **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)}
 # events whose second argument is the descriptor of an open folder, or -1: ``shutil.rmtree`` removes so
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
 _TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
@@ -182,12 +175,10 @@ def leave_files() -> None:
     def hook(event: str, given: tuple[Any, ...]) -> None:
         if event in _TEMPORARY:
             free.add(Path(given[0]).resolve())  # a new name, so nobody else's file
-        elif (event == "open" and _writes(*given)) or event in _CHANGES_ONE:
+        elif event in _CHANGES and (event != "open" or _writes(*given)):
             within = given[1] if event in _IN_A_FOLDER else -1
-            _check(given[0], free, "." if within == -1 else f"/proc/self/fd/{within}")
-        elif event in _CHANGES_TWO:
-            _check(given[0], free)
-            _check(given[1], free)
+            for named in given[: _CHANGES[event]]:
+                _check(named, free, "." if within == -1 else f"/proc/self/fd/{within}")
 
     tempfile.gettempdir()  # finds its folder by writing into candidates once: before the hook
     sys.addaudithook(hook)
@@ -199,7 +190,7 @@ def _writes(named: Any, mode: Any, flags: int | None) -> bool:
     return bool((flags or 0) & _WRITES) and not (isinstance(named, (str, bytes)) and Path(os.fsdecode(named)).is_dir())
 
 
-def _check(named: Any, free: set[Path], within: str = ".") -> None:
+def _check(named: Any, free: set[Path], within: str) -> None:
     if not isinstance(named, (str, bytes)):  # a file that is open
         return
     path = Path(within, os.fsdecode(named)).resolve()
