@@ -191,7 +191,7 @@ class Attachment:
                 *watches_of(device, history, sampler, heard),
             ],
             self.report,
-            StepWatch(reader, rank, sampler),
+            StepWatch(reader, rank, sampler, timeline.saved),
             self._ranks(device, rank, stream),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class StepWatch(Instrument):
     reader: StepReader  # reads the counts
     rank: int = 0  # this process's
     sampler: TelemetrySampler | None = None  # samples the clock of its GPU; None without one
+    saved_ns: Sequence[int] = ()  # when each checkpoint began and ended, in turn
     name = "counters of the steps"
     stage = "measure"
 
@@ -45,7 +46,8 @@ class StepWatch(Instrument):
         if not reader.raw:
             return {}
         gpu = None if self.sampler is None else self.sampler.during
-        return {"counters": step_counters(reader.raw, reader.collections, reader.compilations, self.rank, gpu)}
+        asked = (reader.raw, reader.collections, reader.compilations, self.rank, gpu, self.saved_ns)
+        return {"counters": step_counters(*asked)}
 
     def start(self) -> None:
         self.reader.start()

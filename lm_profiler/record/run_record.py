@@ -134,6 +134,7 @@ class StepCounters(Part):
     gc_generation: int | None = figure("generation", "count", "of the longest of them", default=None)
     compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
     compiled: str | None = figure("compiled", "text", "what, and why", default=None)
+    checkpoint_s: float | None = figure("checkpoint", "ms", "saving checkpoints within the step", default=None)
     cpu_wait_s: float | None = figure("no CPU", "ms", "the training thread was ready and had no CPU", default=None)
     asleep_s: float | None = figure("asleep", "ms", "the training thread was neither running nor ready", default=None)
     cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)

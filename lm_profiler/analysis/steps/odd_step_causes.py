@@ -152,6 +152,7 @@ def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[tuple[str, f
         ("waiting for a CPU", rank.inside("cpu_wait_s", step)),
         (counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
         (_throttled(counters), _by_clock(rank, odd)),
+        ("a checkpoint", rank.beyond("checkpoint_s", step)),
     ]
     data_s = rank.data_beyond(step)
     if workers and counters.asleep_s is not None:

@@ -181,13 +181,17 @@ def step_counters(
     compilations: Sequence[TimedCompilation] | None = (),
     rank: int = 0,
     gpu: ReadGpu | None = None,
+    saved_ns: Sequence[int] = (),
 ) -> list[StepCounters]:
     """Return the counters of each step: of each reading but the first, which is where the steps begin.
 
     ``collections`` and ``compilations`` (None is unknown) are those of the same time, on the clock of the readings.
+    ``saved_ns`` is when each checkpoint began and ended, in turn.
     """
     garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in collections]
     compiled = None if compilations is None else disjoint(compilations)
+    ends = zip(saved_ns[::2], saved_ns[1::2], strict=False)
+    saved = [_TimeSpan(began_ns * 1e-9, ended_ns * 1e-9, None) for began_ns, ended_ns in ends]
     figures = []
     for before, after in pairwise(raw):
         began_s, ended_s = after[1] * 1e-9, after[2] * 1e-9
@@ -203,6 +207,7 @@ def step_counters(
             gc_generation=generation,
             compile_s=compile_s,
             compiled=what,
+            checkpoint_s=_overlap(saved, began_s, ended_s)[0],
             sm_clock_hz=clock_hz,
             throttled=reasons,
         )

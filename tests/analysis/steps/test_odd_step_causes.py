@@ -18,7 +18,7 @@ SLOW = 15
 USUAL: dict[str, Any] = {
     "between_s": 1e-3, "gc_s": 2e-3, "compile_s": 0.0, "cpu_wait_s": 3e-3, "asleep_s": 20e-3, "cpu_s": 0.1,
     "system_s": 5e-3, "fault_s": 1e-3, "minor_faults": 1000, "major_faults": 0, "voluntary_switches": 9,
-    "involuntary_switches": 2,
+    "involuntary_switches": 2, "checkpoint_s": 0.0,
 }  # fmt: skip
 
 
@@ -52,6 +52,7 @@ def _more(name: str, value: Any) -> Any:
         ({"compile_s": 0.9, "compiled": "f (a.py:3): x is 4"}, "recompilation of f (a.py:3): x is 4"),
         ({"compile_s": 0.9}, "compilation of a backward pass"),
         ({"cpu_wait_s": 0.9}, "waiting for a CPU"),
+        ({"checkpoint_s": 0.9, "fault_s": 0.3}, "a checkpoint"),
         ({"fault_s": 0.9, "minor_faults": 899_000}, "900,000 page faults"),
     ],
 )

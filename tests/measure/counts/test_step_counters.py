@@ -41,6 +41,7 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
     assert first.model_dump(exclude_none=True) == pytest.approx(
         {
             "step": 6, "rank": 2, "wall_s": 0.1, "between_s": 0.01, "gc_s": 0.0, "compile_s": 0.0, "cpu_wait_s": 0.005,
+            "checkpoint_s": 0.0,
             "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 0.01,
             "minor_faults": 300, "major_faults": 2, "voluntary_switches": 3, "involuntary_switches": 4,
             "alloc_retries": 0, "new_segments": 1,
@@ -89,6 +90,13 @@ def test_collections_and_compilations_count_where_they_lie_within_the_step() -> 
     assert (two.gc_s, two.gc_generation) == (pytest.approx(2e-3), 2)
     assert (one.compile_s, one.compiled) == (0.0, None)
     assert (two.compile_s, two.compiled) == (pytest.approx(5e-3), "f")
+
+
+def test_a_checkpoint_counts_where_it_lies_within_the_step() -> None:
+    raw = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
+    saved_ns = [ns * MS for ns in (2, 5, 9, 14, 25, 30, 40)]  # the last one goes on
+    one, two = step_counters(raw, saved_ns=saved_ns)
+    assert (one.checkpoint_s, two.checkpoint_s) == (pytest.approx(4e-3), pytest.approx(2e-3))
 
 
 def test_overlaps_are_what_brute_force_counts() -> None:
