@@ -9,6 +9,7 @@ it. A row is right where the run is recorded, the exit code is equal, and the we
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ _WAYS = {
     "spawned ranks": (_SCRIPT, ["--strategy=ddp_spawn"]),
     "forked ranks": (_SCRIPT, ["--strategy=ddp_fork"]),
 }  # fmt: skip
+if shutil.which("srun") is not None:  # with a Slurm that has two CPUs to give
+    _WAYS["srun"] = (["srun", "--ntasks=2", "--ntasks-per-node=2", *_SCRIPT], ["--strategy=ddp"])
 
 
 def _call(words: list[str], folder: Path) -> int:
