@@ -108,6 +108,11 @@ class Entry:
         return rows if status == "ok" else rows.finished_by_all()
 
 
+def machine_of(entries: Iterable[Entry]) -> Environment | None:
+    """Return the machine of the first of ``entries`` that knows its own; None where none does."""
+    return next((machine for entry in entries if (machine := entry.environment) is not None), None)
+
+
 def _at(config: Mapping[str, Any], path: str) -> Any:
     value: Any = config
     for key in path.split("."):

@@ -24,7 +24,7 @@ from lm_profiler.improve.candidates import seconds_of
 from lm_profiler.improve.decision import LOOKS, repeated_interval, spread
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
-from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.entry import Entry, collect, machine_of
 from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.run_record import RecordError
@@ -133,7 +133,7 @@ def run(options: Options) -> int:
     try:
         side_a, side_b = _entries("A", a), _entries("B", b)
         # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
-        comparison = compare(side_a, side_b, known_spread(side_a[0].environment))
+        comparison = compare(side_a, side_b, known_spread(machine_of(side_a)))
     except (UsageError, RecordError) as error:
         raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:
@@ -218,7 +218,7 @@ def run_ab(options: AbOptions) -> int:
         except _RunFailed as error:
             say(str(error))
             return FAILED
-    known = known_spread(sides["a"][0].environment)
+    known = known_spread(machine_of(sides["a"]))
     comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
     step = replace(comparison.step, interval=interval, verdict=change(interval))  # that holds at all looks
     if step.verdict == "UNCLEAR":
@@ -240,8 +240,7 @@ def in_turns(
             return sides, f"the budget ended it after {pairs} pairs"
         for side in "ab" if pairs % 2 else "ba":
             sides[side].append(measured(side))
-        machine = sides["a"][0].environment
-        if pairs + 1 in AB_LOOKS and change(interval_of(sides, known_spread(machine))) != "UNCLEAR":
+        if pairs + 1 in AB_LOOKS and change(interval_of(sides, known_spread(machine_of(sides["a"])))) != "UNCLEAR":
             return sides, f"clear after {pairs + 1} pairs"
     return sides, f"not clear after {AB_LOOKS[-1]} pairs"
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from compared import CONFIG, ENVIRONMENT, MODEL, rows, write
+from made_improve import made_improve, made_search
 from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.verbs import compare
+from lm_profiler.record.entry import collect, machine_of
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread
 from lm_profiler.usage_error import UsageError
 
@@ -185,3 +187,19 @@ def test_what_selftest_has_shown_of_the_machine_decides(
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "UNCLEAR"
     keep_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
+
+
+def test_a_folder_with_a_search_and_no_run_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_search(tmp_path / "search", made_improve())
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "lm_profiler: compare: A: expected runs, given none\n"
+
+
+def test_the_machine_is_that_of_the_first_run_that_knows_its_own(tmp_path: Path) -> None:
+    steps = rows({"forward": [0.01] * 10})
+    made = [write(tmp_path / str(at), steps, environment=of) for at, of in enumerate((None, ENVIRONMENT))]
+    entries = [entry for folder in made for entry in collect([folder]).entries]
+    assert machine_of(entries) == ENVIRONMENT
+    assert machine_of(entries[:1]) is None
