@@ -351,7 +351,7 @@ def _reason(entry: Entry) -> str:
 
 def _as_repeat(first: Run, other: Run) -> list[str]:
     """Return in what the surroundings of two repeats differ; in nothing else may they."""
-    passed_over = SEEDS | {"command"}  # which has the run's name, too
+    passed_over = SEEDS | {"program"}  # whose own words may hold a seed, too
     config = [each for each in in_config(first.record, other.record) if each.path not in passed_over]
     for difference in (*unlike(first.record, other.record), *config):
         raise UsageError(

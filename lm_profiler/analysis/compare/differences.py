@@ -38,10 +38,14 @@ def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
 
 
 def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """Options by their dotted path; the module's facts and the command where a run was not made from a config."""
+    """Options by their dotted path; of runs without a config the module's facts and the words of the program."""
     if a.config is None or b.config is None:
-        return _between(*({"module": run.model and run.model.model_dump(), "command": run.command} for run in (a, b)))
+        return _between(_without_config(a), _without_config(b))
     return _between(a.config, b.config)
+
+
+def _without_config(run: RunRecord) -> dict[str, Any]:
+    return {"module": run.model and run.model.model_dump(), "program": run.command.partition(" -- ")[2]}
 
 
 def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:

@@ -168,10 +168,11 @@ def test_without_a_config_the_module_tells_what_differs() -> None:
     assert [(d.path, d.b) for d in found.config] == [("module.precision", "bf16-mixed")]
 
 
-def test_without_a_config_the_command_tells_what_differs() -> None:
-    commands = ["run -- python train.py", "run -- python train.py --fault sleep"]
+def test_without_a_config_the_words_of_the_program_tell_what_differs() -> None:
+    programs = ["python train.py", "python train.py --fault sleep"]
+    commands = [f"python -m lm_profiler run --name={name} -- {of}" for name, of in zip("ab", programs, strict=True)]
     found = one_against_one(*({"config": None, "command": command} for command in commands))
-    assert [(d.path, d.a, d.b) for d in found.config] == [("command", *commands)]
+    assert [(d.path, d.a, d.b) for d in found.config] == [("program", *programs)]
 
 
 def test_an_option_that_one_config_lacks_differs() -> None:
