@@ -15,8 +15,7 @@ OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 def check_folder_name(name: object, log_dir: object) -> None:
     """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``, and for what is no text."""
     for option, given in (("name", name), ("log_dir", log_dir)):
-        text = str(given) if isinstance(given, (str, Path)) else "\n"
-        if not text.isprintable():
+        if not isinstance(given, (str, Path)) or not str(given).isprintable():
             raise UsageError(f"{option}: expected text that can be printed, given {str(given)[:100]!r}")
     path = Path(str(name))
     below = not path.is_absolute() and ".." not in path.parts and bool(path.parts)
