@@ -41,7 +41,7 @@ from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, W
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
 _MOST_LINES = 10_000  # that wait in memory where the disk is full
-_STATUS_S = 10.0
+_STATUS_S = 1.0  # as often as rows: 0.3 ms of this thread
 _RANKS_S = 30.0  # between two looks at the other ranks' reports
 _PAUSE_S = 5.0  # beyond the second after which this thread is woken: the process did not run
 _STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
@@ -59,6 +59,7 @@ class Handed(NamedTuple):
     collections: Sequence[GarbageCollection] = ()
     compilations: Sequence[TimedCompilation] | None = ()
     held_bytes: int | None = None
+    peak_bytes: int | None = None
     global_step: int = 0
     traced: Tracer | None = None  # has taken a trace
 
@@ -195,7 +196,7 @@ class WatchWriter:
         if handed.traced is not None:
             self._keep_trace(handed.traced)
         self._last, self._stalled = handed._replace(marks=()), ""
-        self._keep(first, ns, timed.seconds, held)
+        self._keep(first, ns, timed.seconds, handed)
         if handed.now_ns - self._written_ns >= _STATUS_S * 1e9:
             self._status(handed.now_ns)
         self._flush()
@@ -331,7 +332,7 @@ class WatchWriter:
             if self.options.traces and request is not None:
                 self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
 
-    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], held: int | None) -> None:
+    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], handed: Handed) -> None:
         """Write the steps as rows, and those of a thousand or more as a window."""
         if not len(ns):
             return
@@ -345,8 +346,8 @@ class WatchWriter:
             steps=len(ns),
             began_s=self._at_s(int(ns[0, 0])),
             seconds={part: files.Sketch.of(seconds[:, at]) for at, part in enumerate(TIMED) if seconds[:, at].any()},
-            held_bytes=held,
-            peak_bytes=held,
+            held_bytes=handed.held_bytes,
+            peak_bytes=handed.peak_bytes,
         )
         self._window = window if self._window is None else self._window.merged(window)
         if self._window.steps >= _WINDOW:

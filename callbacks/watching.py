@@ -166,6 +166,7 @@ class Watching:
                 with suppress(AttributeError):
                     bracket(logger, name, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
         self._writer.start()
+        self._spans.append(NamedSpan(self.ledger.last_ns, self.clock(), terms.INSTRUMENTS))
 
     def leave_epoch(self) -> None:
         self.part.run(lambda: self._phases.leave_epoch())
@@ -251,7 +252,10 @@ class Watching:
         timeline.went_outside.clear()
         timeline.saved.clear()
         passed_over, self._passed_over = self._passed_over, 0
-        seen = (*self._reader.take(), self._held_bytes(), self.trainer.global_step)
+        allocated, _, resident = self._probe.peaks()
+        self._probe.usage()  # discards the reading that the process's peak came from: steps read their own
+        peak = resident if allocated is None else allocated
+        seen = (*self._reader.take(), self._held_bytes(), peak, self.trainer.global_step)
         return Handed(now_ns, marks, passed_over, spans, *seen, traced)
 
     def _held_bytes(self) -> int | None:

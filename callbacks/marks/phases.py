@@ -132,11 +132,13 @@ class PhaseProfiler(Profiler):
                     except BaseException as error:
                         self._part.failed(error)
                     raise StopIteration
-                return
+                if not isinstance(successor := self.trainer.profiler, PhaseProfiler):
+                    return
+                timeline = successor.timeline  # this batch is the first of a run that is watched from here on
         try:
             timeline.note((at.DATA, timeline.clock()))
         except BaseException as error:
-            self._part.failed(error)
+            timeline.part.failed(error)
 
     def stop(self, action_name: str) -> None:
         timeline = self.timeline

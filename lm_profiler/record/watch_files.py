@@ -83,6 +83,7 @@ class WatchWindow(Part):
     seconds: dict[str, Sketch]  # of each of the parts of a step that took time, and of the step
     # the least memory that was seen between steps: the device's, else what the process keeps resident
     held_bytes: int | None = None
+    # the most by the end of the window: of the allocator since its last reset, else resident since the process began
     peak_bytes: int | None = None
 
     def merged(self, after: WatchWindow) -> WatchWindow:

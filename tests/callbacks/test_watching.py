@@ -36,6 +36,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import disjoint
 from lm_profiler.record.calls import WRONG_CALL
+from lm_profiler.record.parts import TIMED
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.watch_files import (
     STATUS,
@@ -63,9 +64,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def watcher(**options: Any) -> TrainingProfiler:
+def watcher(measure_steps: int = 3, **options: Any) -> TrainingProfiler:
     return TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3),
+        StageOptions(warmup_steps=1, measure_steps=measure_steps),
         MemoryOptions(steps=0),
         TraceOptions(steps=0),
         actions=ActionsOptions(steps=0),
@@ -202,6 +203,39 @@ def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.Mo
     monkeypatch.setattr(watching.Watching, "_step_ended", sleeping)
     train(Path(), [watcher()], max_steps=STEPS)
     assert 0.095 <= read_status(folder()).ledger["unexplained"] <= 0.14
+
+
+class Loaded(Tiny):
+    """Each batch takes 20 ms to load."""
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        def slowly(samples: list[torch.Tensor]) -> torch.Tensor:
+            time.sleep(0.02)
+            return torch.stack(samples)
+
+        return DataLoader(torch.randn(30, 4), batch_size=1, collate_fn=slowly)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stages", [4, 30])  # steps: an epoch has thirty
+def test_the_first_watched_step_has_its_batch(stages: int) -> None:
+    train(Path(), [watcher(stages - 1)], Loaded, max_steps=40)
+    rows = read_last_steps(folder())
+    assert rows["step"].tolist() == list(range(stages + 1, 41))
+    data_s = rows["seconds"][:, TIMED.index("data")]
+    assert data_s.min() >= 0.02
+    assert read_status(folder()).ledger["unexplained"] <= 0.02  # less than one batch that has no name
+
+
+def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
+    class Large(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if self.steps == 30:
+                torch.ones(2**26)  # 256 MiB, of which nothing is held at the step's end
+            return super().training_step(batch, batch_idx)
+
+    train(Path(), [watcher()], Large, max_steps=STEPS)
+    window = read_windows(folder())[-1]
+    assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
 
 
 class Fitted(Validated):
@@ -383,6 +417,7 @@ def test_a_killed_training_loses_a_second_of_its_rows_at_most(
     assert end(process) == -signal.SIGKILL
     last = read_last_steps(runs[0])[-1]
     assert killed_ns - last["begin_ns"] <= 1.5e9  # a second, and what a busy machine takes to write
+    assert last["step"] - read_status(runs[0]).steps <= 500  # of two hand-overs, in steps of 4 ms
     for verb in ("watch", "trace"):
         assert main([verb, str(runs[0])]) == WRONG_CALL
         assert "was killed" in capsys.readouterr().err

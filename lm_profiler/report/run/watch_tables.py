@@ -49,7 +49,9 @@ def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
         return [state]
     held = [each.held_bytes for each in windows if each.held_bytes is not None]
     since = f", {bytes_text(held[0])} in the first thousand steps" if len(windows) > 1 and held else ""
-    return [state, f"held between steps: {bytes_text(status.held_bytes)}{since}"]
+    peaks = [each.peak_bytes for each in windows if each.peak_bytes is not None]
+    peak = f"; peak by now: {bytes_text(max(peaks))}" if peaks else ""
+    return [state, f"held between steps: {bytes_text(status.held_bytes)}{since}{peak}"]
 
 
 def _ledger(status: WatchStatus) -> Table:
