@@ -25,9 +25,10 @@ from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.measure.boundary import said
+from lm_profiler.measure.boundary import said, try_or_note
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.collective_calls import flight_recorder, pending
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, ReadGpu, Reading, step_counters
 from lm_profiler.measure.device.ceilings import usable_bytes
@@ -277,7 +278,9 @@ class WatchWriter:
         if self._stalled or quiet_s < max(least_s):
             return
         self._stalled = where
-        self._tell_stall(where, quiet_s, self._line())
+        dump = flight_recorder(self.device.type) if self.world_size > 1 else None
+        waits = None if dump is None else try_or_note("flight recorder", lambda: pending(dump()), [])
+        self._tell_stall(where, quiet_s, ", ".join(filter(None, (self._line(), waits))) or None)
 
     def _tell_stall(self, where: str, seconds: float, cause: str | None) -> None:
         stands = {"at_s": self._at_s(self.clock()), "kind": "stall", "part": where, "now": seconds, "cause": cause}

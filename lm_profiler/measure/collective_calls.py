@@ -93,6 +93,12 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
             )
 
 
+def pending(entries: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None where all have."""
+    calls = (each for each in entries if not each.get("retired", True))
+    return next((f"{each['profiling_name']} number {each['collective_seq_id']}" for each in calls), None)
+
+
 def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
     """Return the wall clock minus ``clock``, from the closest of several readings."""
     readings = ((clock(), wall(), clock()) for _ in range(_TRIES))
