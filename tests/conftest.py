@@ -52,7 +52,7 @@ def pytest_testnodedown(node: Any) -> None:
     CHANGES.extend(getattr(node, "workeroutput", {}).get("changes", ()))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: Any) -> None:  # pytest 8 has no public name for its type
     for change in CHANGES:
         terminalreporter.write_line(f"\n{change}")
 
