@@ -30,7 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
     os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms to say which commit a run is of, in each process
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # as it is unless it is set, but for torch 2.10
     config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
 
 
