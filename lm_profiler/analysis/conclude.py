@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.binding import binding
+from lm_profiler.analysis.binding import RunFacts, binding
 from lm_profiler.analysis.evidence import Evidence, read_evidence
 from lm_profiler.analysis.hardware.roofline import (
     Dtype,
@@ -116,6 +116,9 @@ class RunSteps:
         if self.evidence.environment is None:
             raise ValueError("the machine is unknown")
         return self.evidence.environment
+
+    def facts(self, record: RunRecord) -> RunFacts:
+        return RunFacts(record, self.steps, self.model, self.evidence.device_idle, self.evidence.kernels)
 
     @property
     def devices(self) -> int:
@@ -304,10 +307,6 @@ def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"floors": floors, "details": beaten_floors(work, rates, took_s)}
 
 
-def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
-
-
 def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
     """Return where the mean step went, on one of ``devices``; None where FLOPs, peak or trace are unknown."""
     traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
@@ -356,14 +355,6 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"settings": asked.model_copy(update=figures)}
 
 
-def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    return {"verdict": binding(record, run.steps, run.model, run.evidence.device_idle, run.evidence.kernels)}
-
-
-def _savings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    return {"findings": findings_of(record)}
-
-
 # what is found, in the order in which findings need each other; a note on one that fails begins with its name
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
@@ -377,10 +368,10 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("who waits for whom", _ranks),
     ("rates", _rates),
     ("floors", _floors),
-    ("waterfall", _waterfall),
+    ("waterfall", lambda run, record, _: {"waterfall": waterfall_of(run.evidence, record, run.devices)}),
     ("settings", _settings),
-    ("findings", _savings),
-    ("verdict", _verdict),
+    ("findings", lambda run, record, _: {"findings": findings_of(record)}),
+    ("verdict", lambda run, record, _: {"verdict": binding(run.facts(record))}),
 )
 
 
