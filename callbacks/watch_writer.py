@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch import ledger as terms
 from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
-from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
+from lm_profiler.analysis.watch.rank_reports import RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
@@ -37,7 +37,7 @@ from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow, process_name
+from lm_profiler.record.watch_files import EVENTS, STEPS, WAITED_IN, WINDOWS, WatchEvent, WatchWindow, process_name
 
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
