@@ -18,7 +18,7 @@ from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import RecordError
 from lm_profiler.record.run_record import RunRecord, read_run
-from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
+from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import safe_name
 

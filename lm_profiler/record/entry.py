@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lm_profiler.record.improve import IMPROVE_FILE, ImproveRecord, read_improve
+from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord, read_improve
 from lm_profiler.record.run_record import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.secrets import masked_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
-from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
+from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
 UNFINISHED = "it is still running, or its process was killed"  # the reason of a run whose status is unfinished
 

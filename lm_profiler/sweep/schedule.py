@@ -20,7 +20,7 @@ from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RecordError, RunRecord, read_run
-from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
+from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout and stderr
