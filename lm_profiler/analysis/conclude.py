@@ -46,7 +46,7 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
-from lm_profiler.record.entry import UNFINISHED, Collection
+from lm_profiler.record.entry import UNFINISHED, Collection, Entry
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
 from lm_profiler.record.rank_ends import first_end, read_ends
@@ -57,9 +57,9 @@ from lm_profiler.record.run_record import (
     MemoryFacts,
     MemoryReading,
     Rates,
-    RecordError,
     RunRecord,
     Waterfall,
+    if_readable,
 )
 from lm_profiler.record.steps import Peaks, StepRow, StepTable
 from lm_profiler.record.text import ranks_text
@@ -411,15 +411,16 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
 
 def with_unfinished(runs: Collection) -> Collection:
     """``runs``, those that are unfinished with the figures of the steps that they finished."""
-    entries, problems = list(runs.entries), list(runs.problems)
-    for at, entry in enumerate(entries):
-        if entry.record is not None and entry.record.status == "unfinished":
-            try:
-                ended = as_its_ranks_ended(entry.record, entry.folder)
-                entries[at] = replace(entry, record=as_far_as_it_came(ended, entry.rows))
-            except RecordError as error:
-                problems.append(str(error))
+    problems = list(runs.problems)
+    entries = [if_readable(_so_far, entry, problems=problems) or entry for entry in runs.entries]
     return replace(runs, entries=entries, problems=problems)
+
+
+def _so_far(entry: Entry) -> Entry:
+    if entry.record is None or entry.record.status != "unfinished":
+        return entry
+    ended = as_its_ranks_ended(entry.record, entry.folder)
+    return replace(entry, record=as_far_as_it_came(ended, entry.rows))
 
 
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
