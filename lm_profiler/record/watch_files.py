@@ -246,14 +246,18 @@ def read_events(folder: Path) -> list[WatchEvent]:
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
     """Give slow steps in a pass that waits for all ranks, and have no cause of their own, the rank that came late."""
-    waits = lambda event: event.cause is None and event.part in WAITED_IN  # noqa: E731
-    late = {event.step: event for event in events if event.kind == "slow step" and not waits(event)}
-    return [
-        event.model_copy(update={"cause": f"waiting for rank {by.rank}"})
-        if event.kind == "slow step" and waits(event) and (by := late.get(event.step)) and by.rank != event.rank
-        else event
-        for event in events
-    ]
+
+    def waited(event: WatchEvent) -> bool:
+        return event.cause is None and event.part in WAITED_IN
+
+    late = {event.step: event.rank for event in events if event.kind == "slow step" and not waited(event)}
+    told = []
+    for event in events:
+        rank = late.get(event.step, event.rank)
+        if event.kind == "slow step" and waited(event) and rank != event.rank:
+            event = event.model_copy(update={"cause": f"waiting for rank {rank}"})
+        told.append(event)
+    return told
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
