@@ -28,7 +28,6 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     TrainingProfiler,
-    watch_writer,
     watching,
 )
 from lm_profiler.callbacks.exports import RunMetrics
@@ -43,7 +42,6 @@ STEPS = 60
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
-    monkeypatch.setattr(watch_writer, "_STATUS_S", 0.0)
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from lm_profiler.callbacks import (
     TraceOptions,
     TrainingProfiler,
     WatchOptions,
-    watch_writer,
     watching,
 )
 from lm_profiler.cli.main import main
@@ -58,7 +57,6 @@ STEPS = 60
 def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hand over after every millisecond, so that short runs do all that long ones do."""
     monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
-    monkeypatch.setattr(watch_writer, "_STATUS_S", 0.0)
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
