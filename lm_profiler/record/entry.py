@@ -122,8 +122,7 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
         value = value.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
     if isinstance(value, Mapping) and "class_path" in value:
         # Lightning's own classes have the names by which one gives them: DDPStrategy.
-        named = str(value["class_path"])
-        return named.rpartition(".")[2] if named.startswith("lightning.") else named
+        return re.sub(r"^lightning\..*\.", "", str(value["class_path"]))
     return value
 
 

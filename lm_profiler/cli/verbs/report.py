@@ -213,7 +213,9 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         shown = [*run_page(entries[0].record, folder), Table(above=remedies(entries))]
         return [*shown, *(table for _, tables in watched for table in tables)], problems
     if options.kernels:
-        traced, problems = _each(entries, _rank_0s_kernels, "table of kernels")
+        traced, problems = _each(
+            entries, lambda of: next(map(read_kernels, kernel_files(of)), None), "table of kernels"
+        )
         if kind not in formats.FOR_PROGRAMS:
             return _kernels_of_each(traced, len(entries) > 1), problems
         each_row = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
@@ -283,11 +285,6 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
 
 
 # -- kernels and allocations -------------------------------------------------------------------------------------------
-
-
-def _rank_0s_kernels(folder: Path) -> KernelTable | None:
-    files = kernel_files(folder)
-    return read_kernels(files[0]) if files else None
 
 
 def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool) -> list[Table]:

@@ -83,8 +83,7 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
-    config = config_of(entry)
-    return None if config is None else config.num_parameters(embedding)
+    return None if (config := config_of(entry)) is None else config.num_parameters(embedding)
 
 
 def config_of(entry: Entry) -> TransformerConfig | None:
