@@ -6,11 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip compiles in one process; afterwards it takes several. A file for another Python, of which there are some, is no fault.
 # Left out is what nobody here imports, three tenths of all: others' tests, and transformers' models but for the example's.
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 NOT_COMPILED = /tests/|/transformers/models/(?!auto|encoder_decoder|llama)
 COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true
-UV_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python
-DEV_INSTALL ?= $(PIP_INSTALL)
+# uv takes a third of pip's time, and is told where pip looks for wheels; where there is no uv, pip installs.
+WHEELS_AT = $${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)}
+WANTED ?= --constraint constraints.txt
+INSTALL = { $(PIP) --constraint constraints.txt uv && \
+	UV_FIND_LINKS="$(WHEELS_AT)" $(BIN)/uv pip install --quiet --python $(BIN)/python $(WANTED) $(1); } || $(PIP) $(WANTED) $(1)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
@@ -70,14 +73,14 @@ test-python:  ## pytest under another Python, in an environment of its own (PYTH
 
 # An old release may warn of what is newer than itself, so a warning is no error there.
 test-lowest:  ## pytest with the lowest versions that pyproject.toml allows (PYTHON=python3.10)
-	$(MAKE) unit VENV=.venv-lowest DEV_INSTALL='$$(UV_INSTALL) --resolution lowest-direct' \
+	$(MAKE) unit VENV=.venv-lowest WANTED='--resolution lowest-direct' \
 	  PYTEST_ARGS='-W default --disable-warnings $(PYTEST_ARGS)'
 
 test-newest:  ## pytest with the newest versions that pyproject.toml allows
-	$(MAKE) unit VENV=.venv-newest DEV_INSTALL='$$(UV_INSTALL)'
+	$(MAKE) unit VENV=.venv-newest WANTED=
 
 test-simulated-gpu:  ## the tests marked gpu on a simulated GPU (PYTHON=python3.12; torch with CUDA takes 6 GB)
-	$(MAKE) setup VENV=.venv-simulated-gpu DEV_INSTALL='$$(UV_INSTALL) torch==2.11.0 transformers nvidia-cuda-crt==13.0.* nvidia-cuda-cccl==13.0.*'
+	$(MAKE) setup VENV=.venv-simulated-gpu WANTED='torch==2.11.0 transformers nvidia-cuda-crt==13.0.* nvidia-cuda-cccl==13.0.*'
 	.venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu $(PYTEST_ARGS)
 	SIMULATED_GPU_COUNT=2 .venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu tests/callbacks/test_nccl_ranks.py tests/rehearse/test_ranks.py
 
@@ -117,12 +120,12 @@ $(BIN)/python:
 # An environment that uv made has no pip.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
-	$(PIP_INSTALL) --editable .
+	$(call INSTALL,--editable .)
 	@$(COMPILE)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
-	$(DEV_INSTALL) --editable '.[dev]'
+	$(call INSTALL,--editable '.[dev]')
 	@$(COMPILE)
 	@touch $@ $(INSTALLED)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.measure.device.environment import device_name
-from lm_profiler.record.improve import IMPROVED_CONFIG, read_improve
+from lm_profiler.record.improve_record import IMPROVED_CONFIG, read_improve
 from lm_profiler.record.run_record import read_run
 from lm_profiler.report.run.improve_table import headline, improve_table
 from lm_profiler.report.tables.formats import markdown

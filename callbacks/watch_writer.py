@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch import ledger as terms
 from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
-from lm_profiler.analysis.watch.rank_reports import WAITED_IN, RankReports
+from lm_profiler.analysis.watch.rank_reports import RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.measure.boundary import said
+from lm_profiler.measure.boundary import said, try_or_note
 from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.collective_calls import flight_recorder, pending
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, ReadGpu, Reading, step_counters
 from lm_profiler.measure.device.ceilings import usable_bytes
@@ -36,7 +37,7 @@ from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_as
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import EVENTS, STEPS, WINDOWS, WatchEvent, WatchWindow, process_name
+from lm_profiler.record.watch_files import EVENTS, STEPS, WAITED_IN, WINDOWS, WatchEvent, WatchWindow, process_name
 
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
@@ -277,7 +278,9 @@ class WatchWriter:
         if self._stalled or quiet_s < max(least_s):
             return
         self._stalled = where
-        self._tell_stall(where, quiet_s, self._line())
+        dump = flight_recorder(self.device.type) if self.world_size > 1 else None
+        waits = None if dump is None else try_or_note("flight recorder", lambda: pending(dump()), [])
+        self._tell_stall(where, quiet_s, ", ".join(filter(None, (self._line(), waits))) or None)
 
     def _tell_stall(self, where: str, seconds: float, cause: str | None) -> None:
         stands = {"at_s": self._at_s(self.clock()), "kind": "stall", "part": where, "now": seconds, "cause": cause}

@@ -32,7 +32,7 @@ from schemas import schemas
 
 from lm_profiler.analysis.conclude import FINDINGS
 from lm_profiler.cli import main as program
-from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.quantities import (
     FIGURES,
     LISTS,

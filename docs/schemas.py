@@ -18,12 +18,12 @@ from lm_profiler.analysis.compare.comparison import Comparison
 from lm_profiler.analysis.plan.planned import Plan
 from lm_profiler.cli.verbs.selftest import SelfTest
 from lm_profiler.record.files import Part
-from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.rank_ends import RankEnd
 from lm_profiler.record.run_record import RunRecord
-from lm_profiler.record.sweep import CellOutcome, SweepPlan
+from lm_profiler.record.sweep_files import CellOutcome, SweepPlan
 from lm_profiler.record.watch_files import Watched
 
 # the type of each kind of file, and of what verbs print with ``--format json``

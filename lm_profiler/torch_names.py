@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-TORCHS = "2.10 to 2.15"  # versions of torch that have these names, as tests have seen
+TORCHS = "2.11 to 2.15"  # versions of torch that have these names, as tests have seen
 
 
 class NameMissing(RuntimeError):
@@ -146,7 +146,7 @@ DEFAULT_STORE = PrivateName(f"{_C10D}._get_default_store", "messages between ran
 TIME_COLLECTIVES = PrivateName("ProcessGroup._enable_collectives_timing", "has NCCL time them", "durations unknown")
 FLIGHT_RECORDER = PrivateName("torch._C._distributed_c10d._dump_fr_trace", "when each was called", "arrivals unknown")
 NCCL_RECORDER = PrivateName(
-    "torch._C._distributed_c10d._dump_nccl_trace", "the same of NCCL", "arrivals unknown", "2.10 to 2.14"
+    "torch._C._distributed_c10d._dump_nccl_trace", "the same of NCCL", "arrivals unknown", "2.11 to 2.14"
 )
 
 # Planning: a process of its own, in which code of torch is replaced. Without one of these: the plan is unknown.

@@ -30,7 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
     os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms to say which commit a run is of, in each process
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # as it is unless it is set, but for torch 2.10
     config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
 
 
@@ -52,7 +51,7 @@ def pytest_testnodedown(node: Any) -> None:
     CHANGES.extend(getattr(node, "workeroutput", {}).get("changes", ()))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: Any) -> None:  # pytest 8 has no public name for its type
     for change in CHANGES:
         terminalreporter.write_line(f"\n{change}")
 

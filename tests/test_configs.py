@@ -16,7 +16,7 @@ from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run_record import MemoryLevels, read_run
-from lm_profiler.record.sweep import Cell
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.sweep.sweep_plan import SweepRequest, plan_of
 
 pytestmark = pytest.mark.usefixtures("no_rates")

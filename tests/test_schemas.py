@@ -23,10 +23,10 @@ from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
 from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep, watch
 from lm_profiler.record.entry import Entry, collect
-from lm_profiler.record.improve import read_improve
+from lm_profiler.record.improve_record import read_improve
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import Newer, Part, read_run
-from lm_profiler.record.sweep import read_plan
+from lm_profiler.record.sweep_files import read_plan
 from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.formats import lines

@@ -12,7 +12,7 @@ from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.parts import INPUT_PHASES, PHASES, WORKING_PHASES
-from lm_profiler.record.run_record import Bound, RunRecord, Verdict
+from lm_profiler.record.run_record import Bound, Verdict
 from lm_profiler.record.steps import StepRow
 
 # Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.
@@ -27,17 +27,16 @@ _CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation")  # fin
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What a run's steps and its trace show."""
+class RunFacts(Known):
+    """What a run's record, its steps and its trace show."""
 
-    known: Known  # its record
     rows: Sequence[StepRow]  # the measured steps, each the mean over the ranks, with the device's time
     model: StepModel  # of these
     device_idle: float | None = None  # share of marks at which the device had finished when the next phase came
     kernels: KernelTable | None = None  # of its trace
 
     def share(self, *parts: str) -> float:
-        return sum(self.known.mean_s(part) for part in parts) / self.known.step_s
+        return sum(self.mean_s(part) for part in parts) / self.step_s
 
     def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
         """Return the 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step.
@@ -53,7 +52,7 @@ class RunFacts:
     @property
     def utilisation(self) -> float | None:
         """The share of the machine's own ceiling that a step reaches, else of the datasheet's peak."""
-        use = self.known.record.utilisation
+        use = self.record.utilisation
         return None if use is None else use.hfu if use.of_ceiling is None else use.of_ceiling
 
     @property
@@ -65,23 +64,15 @@ class RunFacts:
         return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
 
 
-def binding(
-    record: RunRecord,
-    rows: Sequence[StepRow],
-    model: StepModel,
-    device_idle: float | None = None,
-    kernels: KernelTable | None = None,
-) -> Verdict | None:
+def binding(seen: RunFacts) -> Verdict | None:
     """Return what binds the run; None where no step was measured.
 
     A device that waits for data or for the host says nothing about its arithmetic, and one that communicates or waits
     for memory is no better off with more FLOP/s. Ranks that wait for one of them say nothing about themselves. So they
     are asked in this order. What a busy machine distorts is not said of one.
     """
-    known = Known(record)
-    if not rows or known.step_s <= 0.0:
+    if not seen.rows or seen.step_s <= 0.0:
         return None
-    seen = RunFacts(known, rows, model, device_idle, kernels)
     for ask in (_straggler, _input, _communication, _program, _host, _memory, _compute):
         verdict = ask(seen)
         if verdict is not None:
@@ -93,14 +84,14 @@ def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
     """Return ``verdict``, not certain where steps do not tell, or something else had what rates are held against."""
     distorted = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     few = seen.model.end - seen.model.first < FEWEST_VALUES
-    noisy = seen.known.record.steadiness is not None and seen.known.record.steadiness.word == "noisy"
+    noisy = seen.record.steadiness is not None and seen.record.steadiness.word == "noisy"
     open_ = verdict.or_bound_by is not None
-    unsure = few or open_ or (distorted and (seen.known.contended or noisy))
+    unsure = few or open_ or (distorted and (seen.contended or noisy))
     return verdict.model_copy(update={"certain": not unsure})
 
 
 def _straggler(seen: RunFacts) -> Verdict | None:
-    ranks = seen.known.record.ranks
+    ranks = seen.record.ranks
     if ranks is None or not ranks.finding.saves_s or not ranks.step_s:
         return None
     share = ranks.finding.saves_s / ranks.step_s
@@ -129,7 +120,7 @@ def _input(seen: RunFacts) -> Verdict | None:
 
 def _communication(seen: RunFacts) -> Verdict | None:
     """Judge what no compute hides: as the ranks say it, without their waiting, else by rank 0's trace."""
-    ranks = seen.known.record.ranks
+    ranks = seen.record.ranks
     share = None if seen.kernels is None else seen.kernels.communication_share
     if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
         share = sum(ranks.exposed_s.values()) / ranks.step_s
@@ -140,7 +131,7 @@ def _communication(seen: RunFacts) -> Verdict | None:
 
 def _program(seen: RunFacts) -> Verdict | None:
     """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
-    code = [of for of in seen.known.record.findings if of.name in _CODE and not of.may]
+    code = [of for of in seen.record.findings if of.name in _CODE and not of.may]
     longest = max(code, key=lambda of: of.share, default=None)
     if longest is None or longest.share < OTHER:
         return None
@@ -153,7 +144,7 @@ def _host(seen: RunFacts) -> Verdict | None:
     A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too.
     """
     idle, used = seen.idle_share, seen.utilisation
-    if not seen.known.on_device or (idle is None and used is None):
+    if not seen.on_device or (idle is None and used is None):
         return None  # host and device are one; or nothing tells waiting from working
     if (idle is not None and idle < _IDLE) or (used is not None and used >= _BUSY):
         return None
@@ -162,7 +153,7 @@ def _host(seen: RunFacts) -> Verdict | None:
         facts["marks"] = seen.device_idle
         launches = seen.device_idle >= _HOST
     else:
-        times = seen.known.record.time, seen.known.record.host_time
+        times = seen.record.time, seen.record.host_time
         facts["device_s"], facts["host_s"] = (
             sum(of[part].mean or 0.0 for part in WORKING_PHASES if part in of) for of in times
         )
@@ -179,11 +170,11 @@ def _memory(seen: RunFacts) -> Verdict | None:
 
 def _compute(seen: RunFacts) -> Verdict | None:
     share, used = seen.share(*WORKING_PHASES), seen.utilisation
-    if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.known.on_device else _WORKING):
+    if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.on_device else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
     low, high = seen.interval(share, WORKING_PHASES)
     facts = {"optimizer": seen.share("optimizer")}
-    if not seen.known.contended:
+    if not seen.contended:
         facts["utilisation"] = used
     return Verdict(bound_by="compute", share=share, share_low=low, share_high=high, because="compute", facts=facts)
 
@@ -192,7 +183,7 @@ def _nothing(seen: RunFacts) -> Verdict:
     """Return what stands out though nothing binds: time outside every phase, or how little of the machine is used."""
     outside, used = 1.0 - seen.share(*PHASES), seen.utilisation
     facts = {"working": seen.share(*WORKING_PHASES), "outside": outside}
-    because = "outside" if outside >= OTHER else "shared" if seen.known.contended else "unknown"
+    because = "outside" if outside >= OTHER else "shared" if seen.contended else "unknown"
     if because == "unknown" and used is not None:
         because, facts["utilisation"] = "small operators", used
     return Verdict(bound_by=None, share=None, because=because, facts=facts)

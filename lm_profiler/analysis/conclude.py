@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.binding import binding
+from lm_profiler.analysis.binding import RunFacts, binding
 from lm_profiler.analysis.evidence import Evidence, read_evidence
 from lm_profiler.analysis.hardware.roofline import (
     Dtype,
@@ -46,7 +46,7 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
-from lm_profiler.record.entry import UNFINISHED, Collection
+from lm_profiler.record.entry import UNFINISHED, Collection, Entry
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
 from lm_profiler.record.rank_ends import first_end, read_ends
@@ -57,9 +57,9 @@ from lm_profiler.record.run_record import (
     MemoryFacts,
     MemoryReading,
     Rates,
-    RecordError,
     RunRecord,
     Waterfall,
+    if_readable,
 )
 from lm_profiler.record.steps import Peaks, StepRow, StepTable
 from lm_profiler.record.text import ranks_text
@@ -116,6 +116,9 @@ class RunSteps:
         if self.evidence.environment is None:
             raise ValueError("the machine is unknown")
         return self.evidence.environment
+
+    def facts(self, record: RunRecord) -> RunFacts:
+        return RunFacts(record, self.steps, self.model, self.evidence.device_idle, self.evidence.kernels)
 
     @property
     def devices(self) -> int:
@@ -304,10 +307,6 @@ def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"floors": floors, "details": beaten_floors(work, rates, took_s)}
 
 
-def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
-
-
 def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
     """Return where the mean step went, on one of ``devices``; None where FLOPs, peak or trace are unknown."""
     traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
@@ -356,14 +355,6 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"settings": asked.model_copy(update=figures)}
 
 
-def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    return {"verdict": binding(record, run.steps, run.model, run.evidence.device_idle, run.evidence.kernels)}
-
-
-def _savings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    return {"findings": findings_of(record)}
-
-
 # what is found, in the order in which findings need each other; a note on one that fails begins with its name
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
@@ -377,10 +368,10 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("who waits for whom", _ranks),
     ("rates", _rates),
     ("floors", _floors),
-    ("waterfall", _waterfall),
+    ("waterfall", lambda run, record, _: {"waterfall": waterfall_of(run.evidence, record, run.devices)}),
     ("settings", _settings),
-    ("findings", _savings),
-    ("verdict", _verdict),
+    ("findings", lambda run, record, _: {"findings": findings_of(record)}),
+    ("verdict", lambda run, record, _: {"verdict": binding(run.facts(record))}),
 )
 
 
@@ -420,15 +411,16 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
 
 def with_unfinished(runs: Collection) -> Collection:
     """``runs``, those that are unfinished with the figures of the steps that they finished."""
-    entries, problems = list(runs.entries), list(runs.problems)
-    for at, entry in enumerate(entries):
-        if entry.record is not None and entry.record.status == "unfinished":
-            try:
-                ended = as_its_ranks_ended(entry.record, entry.folder)
-                entries[at] = replace(entry, record=as_far_as_it_came(ended, entry.rows))
-            except RecordError as error:
-                problems.append(str(error))
+    problems = list(runs.problems)
+    entries = [if_readable(_so_far, entry, problems=problems) or entry for entry in runs.entries]
     return replace(runs, entries=entries, problems=problems)
+
+
+def _so_far(entry: Entry) -> Entry:
+    if entry.record is None or entry.record.status != "unfinished":
+        return entry
+    ended = as_its_ranks_ended(entry.record, entry.folder)
+    return replace(entry, record=as_far_as_it_came(ended, entry.rows))
 
 
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:

@@ -32,7 +32,7 @@ from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.files import claim_run_dir, from_here, write_whole
+from lm_profiler.record.files import claim_run_dir, from_here, if_readable, write_whole
 from lm_profiler.record.rank_ends import RankEnd, first_end, read_ends
 from lm_profiler.record.run_record import (
     Environment,
@@ -117,9 +117,7 @@ class RunContext:
         own = None if self.profiler is None else self.profiler.record
         if own is not None or self.folder is None or not _has_final_record(self.folder):
             return own
-        with suppress(RecordError):
-            return read_run(self.folder)
-        return None
+        return if_readable(read_run, self.folder)
 
     def launched(self, **known: Any) -> None:
         """Add what has become known of the start of the run: fields of its ``Launch``."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from lm_profiler.improve.decision import Ran
 from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.files import RecordError
+from lm_profiler.record.files import if_readable
 from lm_profiler.record.run_record import RunRecord, read_run
-from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
+from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import safe_name
 
@@ -181,10 +181,7 @@ class Cells:
         if outcome is None or (outcome.status == "interrupted" and outcome.exit_code != -signal.SIGKILL):
             return None
         run = path / (outcome.run or cell.id)
-        try:
-            record = read_run(run)
-        except RecordError:
-            record = None
+        record = if_readable(read_run, run)
         if record is not None and "shared" in record.words:
             self.shared.add(cell.id)
         cut = outcome.status == "timeout" and self.left_s <= self.longest_s

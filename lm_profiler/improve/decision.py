@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.analysis.steps.statistics import finite
-from lm_profiler.record.improve import TriedVerdict
+from lm_profiler.record.improve_record import TriedVerdict
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 

@@ -32,7 +32,7 @@ from lm_profiler.improve.decision import (
     spread,
     takes_place_of,
 )
-from lm_profiler.record.improve import Ended
+from lm_profiler.record.improve_record import Ended
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 # share of all searches that may accept a change which does not make the step faster, where processes differ as they did

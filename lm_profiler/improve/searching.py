@@ -22,10 +22,10 @@ from lm_profiler.improve.search import Searcher
 from lm_profiler.improve.tolerance import checked_numbers
 from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import WRONG_CALL
-from lm_profiler.record.improve import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
+from lm_profiler.record.improve_record import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.quantities import counted, duration_text
-from lm_profiler.record.sweep import Cell, CellOutcome, read_outcome
+from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
 from lm_profiler.report.run.improve_table import saved_text, verdict_text
 from lm_profiler.sweep.display import LineDisplay
 from lm_profiler.sweep.schedule import Schedule, own_compile_cache

@@ -1,9 +1,8 @@
 """Reads torch's flight recorder: a ring buffer with every collective call of this process and its wall-clock time.
 
-It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. In torch
-2.10 it is on only where that variable is set before the first collective. On a GPU the host only enqueues, and the time
-of its call does not tell when the device gets there: NCCL is told to time its calls there, and waits of the computing
-stream are timed by ``StreamWaits``.
+It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. On a GPU
+the host only enqueues, and the time of its call does not tell when the device gets there: NCCL is told to time its
+calls there, and waits of the computing stream are timed by ``StreamWaits``.
 """
 
 from __future__ import annotations
@@ -91,6 +90,12 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
                 entry["time_created_ns"],
                 None if took_ms is None else round(took_ms * 1e6),
             )
+
+
+def pending(entries: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None where all have."""
+    calls = (each for each in entries if not each.get("retired", True))
+    return next((f"{each['profiling_name']} number {each['collective_seq_id']}" for each in calls), None)
 
 
 def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:

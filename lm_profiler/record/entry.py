@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from lm_profiler.record.improve import IMPROVE_FILE, ImproveRecord, read_improve
-from lm_profiler.record.run_record import Environment, RecordError, RunRecord, read_run
+from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord, read_improve
+from lm_profiler.record.run_record import Environment, RunRecord, if_readable, read_run
 from lm_profiler.record.secrets import masked_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
-from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
+from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
 UNFINISHED = "it is still running, or its process was killed"  # the reason of a run whose status is unfinished
 
@@ -148,13 +148,10 @@ class Collection:
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:
     """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
-    problems = []
+    problems = list[str]()
     for entry in entries:
         if entry.record is not None and any(entry.record.steps.values()):
-            try:
-                _ = entry.rows
-            except RecordError as error:
-                problems.append(str(error))
+            if_readable(getattr, entry, "rows", problems=problems)
     return problems
 
 
@@ -171,15 +168,13 @@ def collect(paths: Iterable[Path]) -> Collection:
     return search.collection
 
 
-R = TypeVar("R")
-
-
 class _Search:
     """A search in progress: its finds, the folders seen so far, and the links that it did not follow."""
 
     def __init__(self) -> None:
         self.collection = Collection()
         self._problems = self.collection.problems
+        self._read = partial(if_readable, problems=self._problems)
         self.links: list[Path] = []
         self._seen: set[str] = set()
 
@@ -224,13 +219,6 @@ class _Search:
                 entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
         self.collection.entries.extend(_with_siblings(entries))
         return True
-
-    def _read(self, reader: Callable[[Path], R], folder: Path) -> R | None:
-        try:
-            return reader(folder)
-        except RecordError as error:
-            self._problems.append(str(error))
-            return None
 
     def first_time(self, folder: Path) -> bool:
         """Return whether ``folder`` was not seen yet, by whatever name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -161,6 +161,7 @@ def json_of(record: Any, indent: int | None = None) -> str:
 
 
 P = TypeVar("P", bound=Part)
+T = TypeVar("T")
 
 
 def read_as(path: Path, form: type[P], what: str) -> P:
@@ -180,6 +181,16 @@ def read_as(path: Path, form: type[P], what: str) -> P:
         raise
     except ValueError as error:
         raise RecordError(f"{path}: not {what} of version {SCHEMA_VERSION}: {_why_not(error)}") from None
+
+
+def if_readable(read: Callable[..., T], *given: Any, problems: list[str] | None = None) -> T | None:
+    """Return what ``read`` returns; None where it raises RecordError, whose message is then added to ``problems``."""
+    try:
+        return read(*given)
+    except RecordError as error:
+        if problems is not None:
+            problems.append(str(error))
+        return None
 
 
 def _why_not(error: ValueError) -> str:

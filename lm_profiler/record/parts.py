@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 INPUT_PHASES = ("data", "transfer")  # what runs in these, or waits there, is due to the batch
 PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer")
 WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
@@ -23,6 +25,16 @@ MEANINGS = {
     "step": "from asking for the step's first batch to asking for the next step's",
     "forward_backward": "forward and backward added up within each step",
 }
+
+
+def lacked(there: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
+    """Return what a file of times, which has those that are ``there``, lacks; all readers refuse it for one.
+
+    What older files say of a new phase is decided here.
+    """
+    known = {*there}
+    return [part for part in expected if part not in known]
+
 
 # the display names of ``MEANINGS``
 WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}

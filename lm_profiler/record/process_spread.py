@@ -6,13 +6,13 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.run_record import Environment
 
 # processes of earlier self-tests that count beside those of the latest: what a machine was like long ago fades
@@ -40,9 +40,32 @@ ASSUMED_SPREAD = ProcessSpread(0.05)
 
 
 def cache_folder() -> Path:
-    """Where programs keep what they can find out again (XDG Base Directory Specification 0.8)."""
+    """Where programs keep what they can find out again (XDG Base Directory 0.8); without a home, nowhere."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "lm_profiler"
+    with suppress(RuntimeError):
+        return (given if given.is_absolute() else Path.home() / ".cache") / "lm_profiler"
+    return Path(os.devnull)
+
+
+class KeptFigures:
+    """Figures that can be found out again, in a file that is named by all on which they depend."""
+
+    def __init__(self, kind: str, depends_on: object, folder: Path | None = None) -> None:
+        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
+        self.path = (folder or cache_folder()) / f"{kind}-{digest}.json"
+
+    def read(self) -> dict[str, float]:
+        """Return the finite ones that are not negative; a file that cannot be read counts as absent."""
+        try:
+            kept = {name: float(value) for name, value in read_json(self.path).items()}
+        except (ValueError, TypeError, AttributeError):
+            return {}
+        return {name: value for name, value in kept.items() if 0.0 <= value < math.inf}
+
+    def keep(self, figures: Mapping[str, float]) -> None:
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, json.dumps(figures) + "\n")
 
 
 def spread_of(mean_steps_s: Sequence[float]) -> ProcessSpread | None:
@@ -56,13 +79,9 @@ def spread_of(mean_steps_s: Sequence[float]) -> ProcessSpread | None:
 
 def known_spread(machine: Environment | None) -> ProcessSpread:
     """What self-tests have shown of ``machine``; ``ASSUMED_SPREAD`` where there were none, or it is unknown."""
-    try:
-        kept = {} if machine is None else json.loads(_path(machine).read_bytes())
-        spread = ProcessSpread(float(kept["std"]), float(kept["freedom"]))
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError):  # no home, no file, or a damaged one
-        return ASSUMED_SPREAD
-    right = 0.0 <= spread.std < math.inf and 1.0 <= spread.freedom < math.inf
-    return ProcessSpread(max(spread.std, _LEAST), spread.freedom) if right else ASSUMED_SPREAD
+    kept = {} if machine is None else _of(machine).read()
+    std, freedom = kept.get("std"), kept.get("freedom", 0.0)
+    return ASSUMED_SPREAD if std is None or freedom < 1.0 else ProcessSpread(max(std, _LEAST), freedom)
 
 
 def keep_spread(machine: Environment, seen: ProcessSpread) -> ProcessSpread:
@@ -71,13 +90,9 @@ def keep_spread(machine: Environment, seen: ProcessSpread) -> ProcessSpread:
     weight = min(before.freedom, _MOST_KEPT) if before.learned else 0.0
     freedom = seen.freedom + weight
     both = ProcessSpread(math.sqrt((seen.freedom * seen.std**2 + weight * before.std**2) / freedom), freedom)
-    with suppress(OSError, RuntimeError):
-        path = _path(machine)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"std": both.std, "freedom": both.freedom}) + "\n")
+    _of(machine).keep({"std": both.std, "freedom": both.freedom})
     return both
 
 
-def _path(machine: Environment) -> Path:
-    what = json.dumps([machine.device_name, machine.cpu, machine.cpu_count])
-    return cache_folder() / f"processes-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
+def _of(machine: Environment) -> KeptFigures:
+    return KeptFigures("processes", [machine.device_name, machine.cpu, machine.cpu_count])

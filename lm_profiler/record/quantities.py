@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_t
 from lm_profiler.record.figure import *  # noqa: F403  # the registry is asked for them too
 from lm_profiler.record.figure import Figure, Place, Within, at
 from lm_profiler.record.files import Part
-from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.parts import *  # noqa: F403
 from lm_profiler.record.parts import MEANINGS, PARTS, TIMED, WORDS
 from lm_profiler.record.run_record import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord

@@ -24,6 +24,7 @@ from pydantic_core import core_schema
 
 from lm_profiler.record.calls import MissingExtra, require
 from lm_profiler.record.files import BEYOND, RecordError, read_plain, write_whole
+from lm_profiler.record.parts import lacked
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 
 # a value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say
@@ -235,7 +236,7 @@ def read_steps(path: Path, growing: bool = False) -> StepTable:
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(whole), encoding="utf-8", newline=""))
     try:
         header = tuple(next(reader, ()))
-        if set(STEP_COLUMNS) <= set(header):
+        if not lacked(header, STEP_COLUMNS):
             known = itemgetter(*map(header.index, STEP_COLUMNS))
             rows = (_row(known(fields), len(fields) - len(header)) for fields in reader)
             return StepTable.joined(StepTable.of(some) for some in iter(lambda: list(islice(rows, _AT_ONCE)), []))
@@ -368,8 +369,8 @@ def read_parquet(path: Path) -> StepTable:
 
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(read_plain(path)), read_dictionary=["stage"])
-        if missing_columns := set(STEP_COLUMNS) - set(file.schema_arrow.names):
-            raise RecordError(f"{path}: expected the columns of steps.csv too, given no {min(missing_columns)}")
+        if absent := lacked(file.schema_arrow.names, STEP_COLUMNS):
+            raise RecordError(f"{path}: expected the columns of steps.csv too, given no {absent[0]}")
         table = file.read(list(STEP_COLUMNS))
         stage = table.column("stage").combine_chunks()
         stages = np.asarray(stage.dictionary.to_pylist(), np.str_)[stage.indices.to_numpy()]

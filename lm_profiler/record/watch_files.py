@@ -165,6 +165,9 @@ class WatchStatus(Part):
         return steps_s / self.wall_s if self.wall_s else None
 
 
+# where ranks wait for each other: gradients are averaged in the one, sharded parameters are fetched in both
+WAITED_IN = ("forward", "backward")
+
 STEPS = "step: "  # how terms of the ledger begin that passed in steps
 
 MOST_TRACED = 100  # steps of one trace, whose events torch's profiler keeps in memory until its end
@@ -238,7 +241,23 @@ def read_events(folder: Path) -> list[WatchEvent]:
     files = [path for path in folder.glob("events*.jsonl") if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name)]
     events = (event for path in files for event in _lines(path, WatchEvent))
     latest = {(event.rank, event.kind, event.step, event.at_s): event for event in events}
-    return sorted(latest.values(), key=lambda event: event.at_s)
+    return _with_late_ranks(sorted(latest.values(), key=lambda event: event.at_s))
+
+
+def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
+    """Give slow steps in a pass that waits for all ranks, and have no cause of their own, the rank that came late."""
+
+    def waited(event: WatchEvent) -> bool:
+        return event.cause is None and event.part in WAITED_IN
+
+    late = {event.step: event.rank for event in events if event.kind == "slow step" and not waited(event)}
+    told = []
+    for event in events:
+        rank = late.get(event.step, event.rank)
+        if event.kind == "slow step" and waited(event) and rank != event.rank:
+            event = event.model_copy(update={"cause": f"waiting for rank {rank}"})
+        told.append(event)
+    return told
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:

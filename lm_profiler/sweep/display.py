@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import duration_text
-from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.record.sweep_files import Cell, CellOutcome
 from lm_profiler.record.text import printable
 from lm_profiler.sweep.schedule import OUTPUT_FILE, Watcher, last_lines
 

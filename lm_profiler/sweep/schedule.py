@@ -19,8 +19,8 @@ from lm_profiler.processes.child import how_ended
 from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import RecordError, RunRecord, read_run
-from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
+from lm_profiler.record.run_record import RunRecord, if_readable, read_run
+from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout and stderr
@@ -156,10 +156,7 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
     """Judge how the cell below the sweep's ``folder`` ended, and write its outcome, for TensorBoard's HPARAMS too."""
     own = folder / cell.id
     run = own / "version_0"  # the cell's folder was empty when it began
-    try:
-        record = read_run(run)
-    except RecordError:
-        record = None
+    record = if_readable(read_run, run)
     status, reason = _status(record, ended, own / OUTPUT_FILE)
     outcome = CellOutcome(
         cell=cell.id,

@@ -13,7 +13,7 @@ from pathlib import Path
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.secrets import holds_secret
-from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
+from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from lm_profiler.record.calls import check_folder_name, command_line, config_file
 from lm_profiler.record.run_record import Verb
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 Item = TypeVar("Item")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_facts import busy, line, made, owned, rows_of, thread
 
-from lm_profiler.analysis.binding import INPUT, binding
+from lm_profiler.analysis.binding import INPUT, RunFacts, binding
 from lm_profiler.analysis.savings import findings_of
 from lm_profiler.analysis.steps.summaries import model_of
 from lm_profiler.record.kernels import KernelTable, Rest
@@ -28,7 +28,7 @@ def bound(
     record = made(ms, noise=noise, **facts)
     record = record.model_copy(update={"findings": findings_of(record)})
     rows = rows_of(ms, noise=noise)
-    verdict = binding(record, rows, model_of(rows), facts.pop("device_idle", None), kernels)
+    verdict = binding(RunFacts(record, rows, model_of(rows), facts.pop("device_idle", None), kernels))
     assert verdict is not None
     return verdict
 
@@ -98,7 +98,7 @@ def test_equal_runs_near_a_third_do_not_contradict_each_other() -> None:
     said = []
     for seed in range(40):
         rows = rows_of({"data": 49.0}, noise=0.3, seed=seed)
-        found = binding(made({"data": 49.0}, noise=0.3, utilisation=use(0.5)), rows, model_of(rows))
+        found = binding(RunFacts(made({"data": 49.0}, noise=0.3, utilisation=use(0.5)), rows, model_of(rows)))
         said.append((found.bound_by, found.certain))
     certain = {bound_by for bound_by, sure in said if sure}
     assert len(certain) <= 1
@@ -125,10 +125,10 @@ def test_a_device_that_waits_for_launches_is_bound_by_the_host() -> None:
     idle = {"forward": {"busy_s": 0.1, "idle_s": 0.12, "overlap_s": 0.0, "kinds": {}}}
     record = made(device="cuda", utilisation=use(0.1))
     rows = rows_of()
-    found = binding(record, rows, model_of(rows), 0.8, kernels(phases=idle))
+    found = binding(RunFacts(record, rows, model_of(rows), 0.8, kernels(phases=idle)))
     assert (found.bound_by, found.facts["marks"]) == ("host", 0.8)
     assert found.facts["idle"] == pytest.approx(0.4)
-    assert binding(record, rows, model_of(rows), 0.2, kernels(phases=idle)).bound_by is None
+    assert binding(RunFacts(record, rows, model_of(rows), 0.2, kernels(phases=idle))).bound_by is None
 
 
 def test_kernels_that_wait_for_memory_bind() -> None:
@@ -153,5 +153,5 @@ def test_time_outside_every_phase_is_told() -> None:
 def test_without_steps_there_is_no_verdict() -> None:
     record = made()
     empty: RunRecord = record.model_copy(update={"time": {}})
-    assert binding(empty, [], model_of([])) is None
+    assert binding(RunFacts(empty, [], model_of([]))) is None
     assert np.isfinite(bound().facts["working"])

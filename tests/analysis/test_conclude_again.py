@@ -38,10 +38,11 @@ def test_the_evidence_of_thirty_steps_is_small(run: Path) -> None:
 def test_what_an_older_version_said_otherwise_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = read_run(run)
     assert now.steadiness is not None
-    old = now.model_copy(update={"steadiness": now.steadiness.model_copy(update={"cut": 7}), "findings": []})
+    cut = now.steadiness.cut + 7
+    old = now.model_copy(update={"steadiness": now.steadiness.model_copy(update={"cut": cut}), "findings": []})
     _, changes = concluded_again(run, RunRecord(**old.model_dump()))
     assert changes[0].field.split(".")[0] in ("steadiness", "findings[0]")
-    assert (7, now.steadiness.cut) in [(of.before, of.now) for of in changes if of.field == "steadiness.cut"]
+    assert (cut, now.steadiness.cut) in [(of.before, of.now) for of in changes if of.field == "steadiness.cut"]
     before = (run / "run.json").read_bytes()
     assert main(["report", str(run), "--again"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("the same")

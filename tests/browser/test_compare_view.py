@@ -22,7 +22,7 @@ from tab import MARKUP, Alone, OpenTab, Tab
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import MemoryFacts, MemoryReading
-from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
+from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.report.page.page import write_page
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.tables.table import Heading, Table, TableCell

@@ -11,7 +11,7 @@ from lm_profiler.improve.cells import CellCalls, RanCell
 from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import LoaderFacts, ModelFacts, RunRecord
-from lm_profiler.record.sweep import CellOutcome
+from lm_profiler.record.sweep_files import CellOutcome
 from tests.support.made_runs import made_record
 
 OK = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)

@@ -16,9 +16,9 @@ from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
 from lm_profiler.improve.cells import CellCalls, Cells, Interrupted
 from lm_profiler.improve.searching import Account, ImproveDisplay, search
-from lm_profiler.record.improve import ImproveRecord, read_improve
+from lm_profiler.record.improve_record import ImproveRecord, read_improve
 from lm_profiler.record.run_record import NumericsFacts
-from lm_profiler.record.sweep import Cell, CellOutcome, read_plan
+from lm_profiler.record.sweep_files import Cell, CellOutcome, read_plan
 from lm_profiler.sweep.schedule import OUTPUT_FILE, clear
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import made_plan

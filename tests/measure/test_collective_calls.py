@@ -20,6 +20,7 @@ from lm_profiler.measure.collective_calls import (
     drain_timed,
     flight_recorder,
     most_reductions,
+    pending,
     reduces_in_backward,
     ring_size,
     time_collectives,
@@ -244,3 +245,12 @@ def test_a_wrapper_that_can_finish_is_taken_to_begin_amid_backward_unless_it_say
     said: dict[str, object], expected: bool
 ) -> None:
     assert reduces_in_backward(SimpleNamespace(**said)) is expected
+
+
+def test_the_call_that_a_rank_waits_in() -> None:
+    # as gloo's ring has them while another rank does not come (torch 2.13)
+    ended = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "state": "scheduled", "retired": True}
+    waits = {"profiling_name": "gloo:broadcast", "collective_seq_id": 2, "state": "scheduled", "retired": False}
+    later = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 3, "state": "scheduled", "retired": False}
+    assert pending([ended, waits, later]) == "gloo:broadcast number 2"
+    assert pending([ended]) is None

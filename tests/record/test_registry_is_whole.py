@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 from whole_record import WHOLE, WHOLE_SEARCH
 
-from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.quantities import FIGURES, GROUPS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
 from lm_profiler.record.run_record import Part, RunRecord
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.run_record import Failure, RunRecord, Status
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep_files import Cell, SweepPlan
 
 CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x=1"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.record.improve import IMPROVE_FILE, Final, ImproveRecord, Numerics, Tried
+from lm_profiler.record.improve_record import IMPROVE_FILE, Final, ImproveRecord, Numerics, Tried
 
 
 def tried(name: str, a_ms: float | None, saved_ms: float | None, verdict: Any, **more: Any) -> Tried:

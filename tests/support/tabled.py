@@ -14,7 +14,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import Failure
 from lm_profiler.record.steps import StepRow, StepTable, write_steps
-from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
+from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 
 Steps = Sequence[tuple[float, float]]
 """Seconds of forward and backward, a pair a step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.record.sweep_files import Cell, CellOutcome
 
 
 class Told:

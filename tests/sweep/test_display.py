@@ -12,7 +12,7 @@ from by_hand import plan
 from rich.console import Console
 from stored_texts import assert_stored
 
-from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus
+from lm_profiler.record.sweep_files import Cell, CellOutcome, CellStatus
 from lm_profiler.sweep.display import Display, stage_of
 
 CELLS = plan("a[b]", "b", "c", "d").cells

@@ -13,7 +13,7 @@ from told import Told
 
 from lm_profiler.processes.fork_server import CellEnded, CellStarted
 from lm_profiler.record.run_record import Failure, Status
-from lm_profiler.record.sweep import read_outcome, read_outcomes
+from lm_profiler.record.sweep_files import read_outcome, read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, Ended, Schedule, memory_kills, record_outcome
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from by_hand import leave_record, plan
 
-from lm_profiler.record.sweep import PLAN_FILE, SweepPlan
+from lm_profiler.record.sweep_files import PLAN_FILE, SweepPlan
 from lm_profiler.sweep.schedule import Ended, clear, record_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of

@@ -17,7 +17,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.record.sweep_files import Cell, CellOutcome
 from lm_profiler.tensorboard.summary import write_hparams
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")

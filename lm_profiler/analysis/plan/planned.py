@@ -168,70 +168,6 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
     return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates, sent_s)
 
 
-# GiB, and the compute capability (NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number).
-# GiB are what the driver tells a process that there is (``cudaMemGetInfo``), which torch prints where memory runs out
-# ("GPU 0 has a total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
-# Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
-# DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO 6000,
-# MI300X and MI325X in other public logs. The rest is remembered, and yet to be cited. Drivers differ by 0.2: the least
-# is taken, rounded down. ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver keeps for
-# itself. On AMD's GPUs a run is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a
-# Hopper.
-_KNOWN: dict[str, tuple[float, tuple[int, int]]] = {
-    "NVIDIA GB300": (276.5, (10, 3)),
-    "NVIDIA B300 SXM6 AC": (267.6, (10, 3)),
-    "NVIDIA GB200": (184.3, (10, 0)),
-    "NVIDIA B200": (178.3, (10, 0)),
-    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": (94.9, (12, 0)),
-    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": (94.9, (12, 0)),
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": (94.9, (12, 0)),
-    "NVIDIA GeForce RTX 5090": (31.3, (12, 0)),
-    "NVIDIA GeForce RTX 5080": (15.4, (12, 0)),
-    "NVIDIA GeForce RTX 5070 Ti": (15.4, (12, 0)),
-    "NVIDIA GeForce RTX 5070": (11.4, (12, 0)),
-    "NVIDIA H100 80GB HBM3": (79.1, (9, 0)),
-    "NVIDIA H100 PCIe": (79.1, (9, 0)),
-    "NVIDIA H100 NVL": (93.0, (9, 0)),
-    "NVIDIA H800": (79.1, (9, 0)),
-    "NVIDIA H20": (95.0, (9, 0)),
-    "NVIDIA H200": (139.7, (9, 0)),
-    "NVIDIA H200 NVL": (139.7, (9, 0)),
-    "NVIDIA GH200 480GB": (94.5, (9, 0)),
-    "NVIDIA GH200 120GB": (94.5, (9, 0)),
-    "NVIDIA GH200 144G HBM3e": (134.1, (9, 0)),  # no report found: 144 * 10^9 bytes, the least that it can be
-    "NVIDIA L4": (22.0, (8, 9)),
-    "NVIDIA L40": (44.3, (8, 9)),
-    "NVIDIA L40S": (44.3, (8, 9)),
-    "NVIDIA RTX 6000 Ada Generation": (44.4, (8, 9)),  # with ECC; 47.5 without
-    "NVIDIA GeForce RTX 4090": (23.5, (8, 9)),
-    "NVIDIA GeForce RTX 4090 Laptop GPU": (15.6, (8, 9)),
-    "NVIDIA GeForce RTX 4080": (15.6, (8, 9)),
-    "NVIDIA GeForce RTX 4070 Ti": (11.6, (8, 9)),
-    "NVIDIA A100-SXM4-40GB": (39.3, (8, 0)),
-    "NVIDIA A100-PCIE-40GB": (39.3, (8, 0)),
-    "NVIDIA A100-SXM4-80GB": (79.1, (8, 0)),
-    "NVIDIA A100 80GB PCIe": (79.1, (8, 0)),
-    "NVIDIA A30": (23.5, (8, 0)),
-    "NVIDIA A40": (44.3, (8, 6)),
-    "NVIDIA A10": (21.9, (8, 6)),
-    "NVIDIA A10G": (21.9, (8, 6)),
-    "NVIDIA RTX A6000": (47.4, (8, 6)),
-    "NVIDIA GeForce RTX 3090": (23.5, (8, 6)),
-    "NVIDIA GeForce RTX 3090 Ti": (23.5, (8, 6)),
-    "NVIDIA GeForce RTX 3080": (9.7, (8, 6)),
-    "NVIDIA GeForce RTX 3070": (7.7, (8, 6)),
-    "NVIDIA GeForce RTX 2080 Ti": (10.7, (7, 5)),
-    "Tesla T4": (14.7, (7, 5)),
-    "Tesla V100-SXM2-16GB": (15.7, (7, 0)),
-    "Tesla V100-SXM2-32GB": (31.7, (7, 0)),
-    "Tesla V100-PCIE-16GB": (15.7, (7, 0)),
-    "Tesla V100-PCIE-32GB": (31.7, (7, 0)),
-    "Tesla V100S-PCIE-32GB": (31.7, (7, 0)),
-    "AMD Instinct MI300X": (191.6, (9, 4)),
-    "AMD Instinct MI325X": (255.6, (9, 4)),
-    "AMD Instinct MI355X": (287.9, (9, 5)),
-}
-
 # the compute capability that is planned for where it is unknown: no GPU gives its libraries larger workspaces
 ANY_GPU = (9, 0)
 
@@ -265,17 +201,17 @@ def capacity(given: str) -> Capacity:
         UsageError: none is (``4090``, ``a100 80gb`` are), or several that differ in memory or speed; it names them.
     """
     wanted = _words(given)
-    rows = {name: row for row in ROWS for name in row.names if name in _KNOWN}
+    rows = {name: row for row in ROWS for name in row.names if row.gib is not None}
     named = [name for name in rows if _words(name) - _BRANDS == wanted - _BRANDS]
     own = wanted - _BRANDS
     meant = named or [
         name for name in rows if own and wanted <= _words(name) and not (_words(name) - wanted) & _OTHER_PRODUCT
     ]
-    if len({(_KNOWN[name], rows[name].tf32, rows[name].bfloat16, rows[name].float16) for name in meant}) > 1:
+    if len({(row.gib, row.gpu, row.tf32, row.bfloat16, row.float16) for row in map(rows.__getitem__, meant)}) > 1:
         raise UsageError(f"device: expected one GPU, given {given[:100]!r}, which may be {_listed(meant)}")
     if meant:
-        gib, gpu = _KNOWN[meant[0]]
-        return Capacity(meant[0], int(gib * (1 << 30)), gpu=gpu)
+        row = rows[meant[0]]
+        return Capacity(meant[0], int((row.gib or 0) * (1 << 30)), gpu=row.gpu)
     alike = {name: _alike(given, name) for name in rows}
     near = sorted((name for name in rows if alike[name] >= _NEAR), key=lambda name: -alike[name])
     hint = f"did you mean {', '.join(near[:3])}?" if near else "or say --memory 80GiB"

@@ -21,6 +21,7 @@ from lm_profiler.record.run_record import (
     Throughput,
     TimeSummary,
     Utilisation,
+    if_readable,
 )
 from lm_profiler.record.steps import StepRow, StepTable
 
@@ -234,13 +235,8 @@ def cut_anew(
     Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
     figures of unlike numbers of steps would stand side by side.
     """
-    cuts, problems = [], []
-    for entry in entries:
-        for setting in settings:
-            try:
-                cuts.append(_cut(entry, Cut(setting, count)))
-            except RecordError as error:
-                problems.append(str(error))
+    problems, asked = list[str](), [(entry, Cut(setting, count)) for entry in entries for setting in settings]
+    cuts = [cut for each in asked if (cut := if_readable(_cut, *each, problems=problems)) is not None]
     return cuts, list(dict.fromkeys(problems))
 
 
@@ -281,16 +277,14 @@ def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation 
 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return those of ``entries`` that have steps to cut, and a line on each other."""
-    good, problems = [], []
-    for entry in entries:
-        try:
-            if entry.record is not None and entry.record.steps and _recorded(entry):
-                good.append(entry)
-            else:
-                problems.append(f"{entry.folder}: no steps to cut ({entry.status})")
-        except RecordError as error:
-            problems.append(str(error))
-    return good, problems
+    problems = list[str]()
+    return [entry for entry in entries if if_readable(_has_steps, entry, problems=problems)], problems
+
+
+def _has_steps(entry: Entry) -> bool:
+    if entry.record is not None and entry.record.steps and _recorded(entry):
+        return True
+    raise RecordError(f"{entry.folder}: no steps to cut ({entry.status})")
 
 
 def _too_few(entry: Entry, warmup: int | None, asked: int | None, there: int) -> str:

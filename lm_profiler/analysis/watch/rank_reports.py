@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.watch_files import WatchEvent, WatchStatus
+from lm_profiler.record.watch_files import WAITED_IN, WatchEvent, WatchStatus
 
 SILENT_S = 60.0
 _FEWEST = 20  # steps of each rank between two comparisons
 _LATE = 0.05  # of the step: what a late rank costs the others at least
 _CHRONIC, _AGAIN = 3, 120  # comparisons in a row in which a rank is late; and until that is told again
-# where ranks wait for each other: gradients are averaged in the one, sharded parameters are fetched in both
-WAITED_IN = ("forward", "backward")
 
 
 @dataclass(eq=False)

@@ -101,31 +101,11 @@ def _pointwise(given: Sequence[Operand], read: int) -> int:
     return read + elements * max(one.item or 0 for one in some)
 
 
-def _only_written(given: Sequence[Operand], _: int) -> int:
-    return given[0].bytes
-
-
-def _only_read(_: Sequence[Operand], read: int) -> int:
-    return read
-
-
-def _moved(_: Sequence[Operand], read: int) -> int:
-    return 2 * read
-
-
-def _like_first(given: Sequence[Operand], read: int) -> int:
-    return read + given[0].bytes
-
-
 def _looked_up(given: Sequence[Operand], _: int) -> int:
     """Return the bytes of an embedding: only the rows of the table that are asked for."""
     table, indices = given[0], given[-1]
     row = table.elements // max(table.shape[0], 1) if table.shape else 1
     return 2 * indices.elements * row * (table.item or 0) + indices.bytes
-
-
-def _gathered(given: Sequence[Operand], _: int) -> int:
-    return 2 * given[1].elements * (given[0].item or 0) + given[1].bytes
 
 
 def _updated(states: int) -> _Rule:
@@ -138,6 +118,11 @@ def _updated(states: int) -> _Rule:
     return rule
 
 
+_only_written: _Rule = lambda given, _: given[0].bytes  # noqa: E731
+_only_read: _Rule = lambda _, read: read  # noqa: E731
+_moved: _Rule = lambda _, read: 2 * read  # noqa: E731
+_like_first: _Rule = lambda given, read: read + given[0].bytes  # noqa: E731
+
 _BY_NAME: dict[str, _Rule] = {
     **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"), _only_written),
     **dict.fromkeys(("copy_", "_local_scalar_dense"), _only_read),  # where it is copied to is an argument
@@ -146,7 +131,7 @@ _BY_NAME: dict[str, _Rule] = {
     "_fused_sgd_": _updated(states=0),  # with momentum there is one
     "native_dropout": lambda given, read: read + given[0].bytes + given[0].elements,
     **dict.fromkeys(("embedding", "index_select"), _looked_up),
-    "gather": _gathered,
+    "gather": lambda given, _: 2 * given[1].elements * (given[0].item or 0) + given[1].bytes,
     "embedding_dense_backward": _only_read,
     "nll_loss_forward": lambda given, _: given[1].bytes,
     "nll_loss_backward": lambda given, _: given[1].bytes,

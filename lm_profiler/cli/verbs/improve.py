@@ -28,9 +28,9 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.processes.fork_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
+from lm_profiler.record.improve_record import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.run_record import RecordError, RunRecord
-from lm_profiler.record.sweep import SweepPlan
+from lm_profiler.record.sweep_files import SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS, made_plan

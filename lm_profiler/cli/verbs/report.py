@@ -16,7 +16,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
-from lm_profiler.record.run_record import RecordError
+from lm_profiler.record.run_record import RecordError, if_readable
 from lm_profiler.report.pictures.over_time import memory_timelines, named
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
@@ -157,13 +157,11 @@ def _again(runs: Collection) -> tuple[Collection, list[Table]]:
     """Conclude the runs anew; return them with a table of changes for each. Runs without evidence stay as they are."""
     entries, tables = [], []
     for entry in runs.entries:
-        try:
-            if entry.record is not None and entry.record.status != "unfinished":
-                record, changes = concluded_again(entry.folder, entry.record)
-                entry = replace(entry, record=record)
-                tables.append(changes_table(entry.folder, changes))
-        except RecordError as error:
-            runs.problems.append(str(error))
+        if entry.record is not None and entry.record.status != "unfinished":
+            again = if_readable(concluded_again, entry.folder, entry.record, problems=runs.problems)
+            if again is not None:
+                entry = replace(entry, record=again[0])
+                tables.append(changes_table(entry.folder, again[1]))
         entries.append(entry)
     return replace(runs, entries=entries), tables
 

@@ -23,7 +23,7 @@ from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.sweep import Cell
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.rows import raw_rows, repeats_together, rows
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule

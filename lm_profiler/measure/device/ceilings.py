@@ -7,12 +7,9 @@ when all timing is over and the peaks are read. The CPU uses ``torch.get_num_thr
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 
 import torch
@@ -21,8 +18,7 @@ from torch import Tensor
 from lm_profiler.measure.clocks.stream import Stopwatch
 from lm_profiler.measure.device.environment import cpu_name, device_name, float32_matmul_precision
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.record.files import read_json, write_whole
-from lm_profiler.record.process_spread import cache_folder
+from lm_profiler.record.process_spread import KeptFigures
 
 AGREE = 0.8  # two readings agree if the smaller is at least this share of the larger
 
@@ -218,14 +214,14 @@ def known_ceiling(
     without a new reading. A file that cannot be read or written counts as absent.
     """
     of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
-    path = _path("ceiling", device, of, folder)
-    rate, kept = _readings(path, "flops_per_s", lambda: probe(device, dtype), clock())
+    file = _kept("ceiling", device, of, folder)
+    rate, kept = _readings(file, "flops_per_s", lambda: probe(device, dtype), clock())
     if rate is None or kept is None:
         return rate
     if not _agree(rate, kept):
         say(
             f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
-            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {path}"
+            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {file.path}"
         )
         return None
     return max(rate, kept)
@@ -241,49 +237,31 @@ def known_copy_rate(
 
     They need not agree: bandwidth gives the least time of a phase, and other users of the machine can only slow a copy.
     """
-    path = _path("bandwidth", device, {}, folder)
-    rate, kept = _readings(path, "bytes_per_s", lambda: probe(device), clock())
+    file = _kept("bandwidth", device, {}, folder)
+    rate, kept = _readings(file, "bytes_per_s", lambda: probe(device), clock())
     return rate if rate is None else max(rate, kept or 0.0)
 
 
-def _path(kind: str, device: torch.device, of: Mapping[str, str], folder: Path | None) -> Path | None:
-    """Return the file of a reading, named by all on which it depends; None where there is no home folder."""
+def _kept(kind: str, device: torch.device, of: Mapping[str, str], folder: Path | None) -> KeptFigures:
     where = {"device": device_name(device), "cpu": cpu_name()}
-    what = {**where, "threads": torch.get_num_threads(), "torch": torch.__version__, **of}
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    try:
-        return (folder or cache_folder()) / f"{kind}-{digest}.json"
-    except RuntimeError:
-        return None
+    return KeptFigures(kind, {**where, "threads": torch.get_num_threads(), "torch": torch.__version__, **of}, folder)
 
 
 def _readings(
-    path: Path | None, key: str, probe: Callable[[], float | None], now_s: float
+    kept: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float
 ) -> tuple[float | None, float | None]:
     """Return the rate of now and the kept one; keep the better of them, and the time if they agree."""
-    kept = None if path is None else _read(path, key)
-    agreed_s = None if path is None or kept is None else _read(path, _AGREED)
+    known = kept.read()
+    before, agreed_s = known.get(key) or None, known.get(_AGREED)
     # A time in the future means that the clock was set back: read anew.
-    if agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
-        return kept, kept
+    if before is not None and agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
+        return before, before
     rate = probe()
-    if path is not None and rate is not None:
-        agrees = kept is not None and _agree(rate, kept)
-        if agrees or kept is None or rate > kept:
-            with suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                content = {key: max(rate, kept or 0.0)} | ({_AGREED: now_s} if agrees else {})
-                write_whole(path, json.dumps(content) + "\n")
-    return rate, kept
+    agrees = rate is not None and before is not None and _agree(rate, before)
+    if rate is not None and (agrees or before is None or rate > before):
+        kept.keep({key: max(rate, before or 0.0)} | ({_AGREED: now_s} if agrees else {}))
+    return rate, before
 
 
 def _agree(a: float, b: float) -> bool:
     return min(a, b) >= AGREE * max(a, b)
-
-
-def _read(path: Path, key: str) -> float | None:
-    try:
-        kept = float(read_json(path)[key])
-    except (ValueError, TypeError, KeyError):
-        return None
-    return kept if isfinite(kept) and kept > 0 else None

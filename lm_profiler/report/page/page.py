@@ -17,7 +17,7 @@ import numpy as np
 
 from lm_profiler.record.entry import Collection, Entry
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.report.page import views
 from lm_profiler.report.tables.table import Table
 

@@ -18,7 +18,7 @@ import numpy as np
 from lm_profiler.analysis.ranks.slowness import fast_ranks
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines
 from lm_profiler.record.quantities import GROUPS, PARTS, TERMS, TIMED, TIMES, Place, bytes_text, counted, term_title

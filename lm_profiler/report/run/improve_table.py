@@ -9,7 +9,7 @@ from shlex import quote
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.figure import digits_of, ms_text
 from lm_profiler.record.files import from_here
-from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
+from lm_profiler.record.improve_record import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 

@@ -127,7 +127,8 @@ def _parts(of: Steadiness) -> str:
     if of.odd_s:
         parts.append((of.odd_s, "odd steps"))
     total = sum(seconds for seconds, _ in parts)
-    return f"step: {total * 1e3:.4g} ms = {' + '.join(f'{seconds * 1e3:.4g} {name}' for seconds, name in parts)}"
+    terms = " ".join(f"{'+-'[seconds < 0]} {abs(seconds) * 1e3:.4g} {name}" for seconds, name in parts)
+    return f"step: {total * 1e3:.4g} ms = {terms.removeprefix('+ ')}"
 
 
 def _words(steadiness: Steadiness) -> str:

@@ -20,7 +20,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, bytes_text
 from lm_profiler.record.run_record import RecordError, Status
 from lm_profiler.record.secrets import masked_line
-from lm_profiler.record.sweep import CellStatus
+from lm_profiler.record.sweep_files import CellStatus
 from lm_profiler.report.tables import table_columns
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
 from lm_profiler.report.tables.table_columns import COLUMNS, FACTS, Column, column, figures, preset_of

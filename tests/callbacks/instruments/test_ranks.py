@@ -139,7 +139,7 @@ def test_without_a_recorder_the_waiting_is_unknown() -> None:
     assert "flight recorder" in said
 
 
-@pytest.mark.parametrize("room", [0, 40])  # switched off; as torch 2.10 has it where nobody switched it on
+@pytest.mark.parametrize("room", [0, 40])  # switched off; on, and without an entry
 def test_a_recorder_that_is_off_is_told_so(room: int) -> None:
     rank = Rank(40)
     rank.watch.rank, rank.arrivals.room = 0, room

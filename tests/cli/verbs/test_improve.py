@@ -15,7 +15,7 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.verbs.improve import config_text
 from lm_profiler.improve.decision import Checked, Ran
 from lm_profiler.improve.search import FEWEST_RUNS, Searcher
-from lm_profiler.record.improve import read_improve
+from lm_profiler.record.improve_record import read_improve
 from tests.support.made_improve import made_improve
 
 OWN = """

@@ -22,7 +22,7 @@ from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.record.run_record import read_run
-from lm_profiler.record.sweep import CellOutcome, read_outcomes
+from lm_profiler.record.sweep_files import CellOutcome, read_outcomes
 from lm_profiler.sweep.sweep_folder import SweepFolder
 
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")

@@ -9,7 +9,7 @@ import pytest
 from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
 from stored_texts import assert_stored
 
-from lm_profiler.record.improve import Final, Numerics
+from lm_profiler.record.improve_record import Final, Numerics
 from lm_profiler.report.run.improve_table import improve_table, numerics_text, saved_text, way_texts
 from lm_profiler.report.tables.formats import lines
 

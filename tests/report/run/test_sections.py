@@ -15,7 +15,7 @@ from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
 from lm_profiler.record.run_record import MOMENTS, OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
-from lm_profiler.report.run.verdict import odd_text
+from lm_profiler.report.run.verdict import odd_text, step_lines
 from lm_profiler.report.tables.formats import lines, render
 
 
@@ -158,3 +158,12 @@ def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> N
     assert len(list_table(record, "odd_steps").headings) == 5
     assert not list_table(record, "step_counters").rows
     assert odd_text(record.odd_steps[0]).endswith("in other")
+
+
+@pytest.mark.parametrize("odd_s, told", [(0.002, "119.4 ms = 117.4 level + 2"), (-0.002, "115.4 ms = 117.4 level - 2")])
+def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told: str) -> None:
+    steadiness = made_record().steadiness
+    assert steadiness is not None
+    of = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
+    record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=of)})
+    assert step_lines(record) == [f"step: {told} odd steps"]

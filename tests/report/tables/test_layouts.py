@@ -11,7 +11,7 @@ from tabled import run
 from lm_profiler.analysis.steps.summaries import cut_anew
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading, Steadiness
-from lm_profiler.record.sweep import Cell
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
 from lm_profiler.report.tables.layouts import blocks, devices, modes, names, warmups, wide
 from lm_profiler.report.tables.table_columns import COLUMNS

@@ -14,7 +14,7 @@ from tabled import run
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Failure, MemoryFacts, MemoryReading, PlannedMemory
-from lm_profiler.record.sweep import Cell
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.rows import best_checkpoints, remedies
 
 COMMAND = "python -m lm_profiler fit --config a.yaml"

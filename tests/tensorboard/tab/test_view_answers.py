@@ -9,7 +9,7 @@ from made_runs import made_entry
 from served import Get, write_trace
 
 from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
-from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan
+from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan
 from lm_profiler.report.tables.table_columns import COLUMNS
 
 TABLE = KernelTable(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lm_profiler.record.run_record import Newer, Part, RecordError, Verb, read_as
+from lm_profiler.record.run_record import Newer, Part, Verb, if_readable, read_as
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
@@ -58,10 +58,7 @@ def read_plan(folder: Path) -> SweepPlan:
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
     """Return how one cell of the sweep in ``folder`` ended; None where it has no outcome that can be read."""
-    try:
-        return read_as(folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
-    except RecordError:
-        return None
+    return if_readable(read_as, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
