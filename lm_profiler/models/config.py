@@ -117,7 +117,7 @@ def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
     """Return other meanings of a size, or, where it was ``named`` and other options give dimensions, those."""
     size, own = options.get("size", ""), [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
     told = f"size {size}: only its name; other options give {', '.join(own)}"
-    return [told] * named if own else other_meanings([size])
+    return [told] * (named and size in PRESETS) if own else other_meanings([size])
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:

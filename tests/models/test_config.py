@@ -105,6 +105,7 @@ def test_a_size_whose_dimensions_other_options_give_is_not_said_to_be_that_model
     [line] = size_lines(given, named=True)
     assert "1600" not in line
     assert line.endswith("d_model 64, num_layers 2")
+    assert size_lines(given | {"size": "huge"}, named=True) == []  # which is refused
     assert size_lines(given, named=False) == []  # a config of its own, such as demo
     assert size_lines({"size": "xl", "d_model": None}, named=True) == other_meanings(["xl"])
 
