@@ -177,7 +177,9 @@ class OptionsReader(Generic[T]):
         kind = self._kind_of(name)
         if _is(kind, tuple):
             return len(get_args(kind))
-        return 0 if kind is bool else MANY if _is(kind, Sequence) and get_args(kind)[0] in (int, Path) else 1
+        # Texts could be the verb's own words, where it has any.
+        several = _is(kind, Sequence) and (get_args(kind)[0] in (int, Path) or not self._words)
+        return 0 if kind is bool else MANY if several else 1
 
     def _prepared(self, arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
         """Return a word for the parser for each option, the path of the file, and the words that are options of fit."""

@@ -17,7 +17,6 @@ from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run_record import PlannedMemory
-from lm_profiler.rehearse.strategies import SHARDED
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again for the largest batch where it is refused
@@ -61,8 +60,6 @@ def _refused(cli: ProfilerCLI) -> str | None:
 
 
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
-    if isinstance(cli.trainer.strategy, SHARDED):
-        return None, PlannedMemory(unknown="the module is split over devices")
     planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S, fresh=not cli.is_ours))
     if isinstance(planned, Unplanned):
         return None, PlannedMemory(unknown=planned.reason)

@@ -34,7 +34,7 @@ from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, Options
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
-from lm_profiler.models.config import other_meanings
+from lm_profiler.models.config import size_lines
 from lm_profiler.models.transformer import check_attention
 from lm_profiler.record.calls import check_folder_name, command_line
 from lm_profiler.record.run_record import Verb
@@ -115,7 +115,7 @@ class ProfilerCLI(OptionsCLI):
         skip_teardown(trainer)
         model = self._get(self.config, "model")
         if model is not None and str(model.class_path).startswith("lm_profiler.") and trainer.is_global_zero:
-            for line in other_meanings([model.init_args.get("size", "")]):
+            for line in size_lines(model.init_args, named="model.size" in self.call.overrides):
                 say(line)
         self._claim_folder(trainer)
 

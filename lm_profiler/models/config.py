@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from lm_profiler.usage_error import expect, expect_one_of
 
+DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names somebody else's
 
 
@@ -34,7 +35,7 @@ class TransformerConfig:
     checkpoint_every: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
+        for name in (*DIMENSIONS, "vocab_size", "rope_theta"):
             expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
         divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE turns pairs"
         expect(self.d_model % (2 * self.num_heads) == 0, "num_heads", divisor, self.num_heads)
@@ -110,6 +111,13 @@ def other_meanings(sizes: Iterable[str]) -> list[str]:
         for name in dict.fromkeys(sizes)
         if name in told
     ]
+
+
+def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
+    """Return other meanings of a size, or, where it was ``named`` and other options give dimensions, those."""
+    size, own = options.get("size", ""), [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
+    told = f"size {size}: only its name; other options give {', '.join(own)}"
+    return [told] * (named and size in PRESETS) if own else other_meanings([size])
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:

@@ -120,7 +120,10 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
             return None
         inner = value.get("init_args")  # a class with arguments, as jsonargparse writes it
         value = value.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
-    return value.get("class_path", value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping) and "class_path" in value:
+        # Lightning's own classes have the names by which one gives them: DDPStrategy.
+        return re.sub(r"^lightning\..*\.", "", str(value["class_path"]))
+    return value
 
 
 def _typed(given: str) -> Any:

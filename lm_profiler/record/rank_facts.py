@@ -176,6 +176,9 @@ class Ranks(Part):
         "communication", "ms", "time of a traced step in which collectives go on, waiting included",
         place=Place.TABLE, default=None,
     )  # fmt: skip
+    communication_share: float | None = figure(
+        "share of communication", "%", "that time / the traced step's", default=None
+    )
     exposed_communication_s: float | None = figure(
         "exposed communication", "ms", "of that, what no compute of the same rank hides", place=Place.TABLE,
         default=None,

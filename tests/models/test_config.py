@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lm_profiler.models.config import PRESETS, TransformerConfig, other_meanings, preset
+from lm_profiler.models.config import PRESETS, TransformerConfig, other_meanings, preset, size_lines
 from lm_profiler.usage_error import UsageError
 
 
@@ -98,6 +98,16 @@ def test_only_a_plain_name_that_changed_its_meaning_is_told_and_once() -> None:
     assert {"1600/6400/48/25", "2560/10240/32/32:", "--model.size=cs336-2026/xl"} < set(line.replace(";", "").split())
     [line] = other_meanings(["2.7B"])
     assert "called xl: --model.size=cs336-2026/xl" in line
+
+
+def test_a_size_whose_dimensions_other_options_give_is_not_said_to_be_that_model() -> None:
+    given = {"size": "xl", "d_model": 64, "d_ff": None, "num_layers": 2}
+    [line] = size_lines(given, named=True)
+    assert "1600" not in line
+    assert line.endswith("d_model 64, num_layers 2")
+    assert size_lines(given | {"size": "huge"}, named=True) == []  # which is refused
+    assert size_lines(given, named=False) == []  # a config of its own, such as demo
+    assert size_lines({"size": "xl", "d_model": None}, named=True) == other_meanings(["xl"])
 
 
 @pytest.mark.parametrize("every", [(0,), (13,), (4, 13), (2, 2), (2, 4)], ids=str)

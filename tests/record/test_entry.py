@@ -11,7 +11,7 @@ from stored_texts import assert_stored
 from tabled import write, write_sweep
 
 from lm_profiler.analysis.conclude import with_unfinished
-from lm_profiler.record.entry import collect
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import Failure, RecordError, read_run
 from lm_profiler.report.tables.table_columns import column
@@ -136,6 +136,16 @@ def test_the_reason_of_a_refusal_does_not_say_twice_that_it_is_one(tmp_path: Pat
     [entry] = collect([tmp_path]).entries
     assert entry.reason.count("memory") == 1
     assert "refused" not in entry.reason
+
+
+def test_a_class_of_lightnings_has_the_name_by_which_it_is_given(tmp_path: Path):
+    ours = "lm_profiler.training.data_parallel.FlatDDP"
+    classes = {"lightning.pytorch.strategies.DDPStrategy": "DDPStrategy", ours: ours}
+    for path, shown in classes.items():
+        strategy = {"class_path": path, "init_args": {"bucket_cap_mb": 10}}
+        record = read_run(write(tmp_path / shown)).model_copy(update={"config": {"trainer": {"strategy": strategy}}})
+        entry = Entry(tmp_path, record)
+        assert (entry.option("trainer.strategy"), entry.option("trainer.strategy.bucket_cap_mb")) == (shown, 10)
 
 
 def test_of_a_sweep_whose_plan_is_damaged_the_runs_are_kept(tmp_path: Path):

@@ -111,6 +111,7 @@ def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] 
     if (seen := traced.communication) is not None:
         a_step = 1e-9 / seen.steps
         fields["communication_s"], fields["exposed_communication_s"] = seen.ns * a_step, seen.exposed_ns * a_step
+        fields["communication_share"] = seen.share
         fields["collectives"] = [
             CollectiveFigures(name=name, calls=calls / seen.steps, seconds=ns * a_step, exposed_s=exposed_ns * a_step)
             for name, calls, ns, exposed_ns in seen.by_name

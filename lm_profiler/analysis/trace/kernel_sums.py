@@ -149,6 +149,7 @@ class Communication:
     steps: int
     ns: int
     exposed_ns: int
+    share: float  # of those steps
     by_name: Sequence[CollectiveTime]
 
 
@@ -165,9 +166,8 @@ def communication_of(work: TracedWork) -> Communication | None:
         for name in dict.fromkeys(names.tolist())
         for of in [names == name]
     ]
-    return Communication(
-        len(work.packed.steps), int((right - left).sum()), int(_exposed_ns(work, left, right).sum()), by_name
-    )
+    ns, exposed = int((right - left).sum()), int(_exposed_ns(work, left, right).sum())
+    return Communication(len(work.packed.steps), ns, exposed, ns / (work.end - work.begin), by_name)
 
 
 def collective_calls(work: TracedWork) -> list[Range]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
@@ -12,14 +12,13 @@ from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
 from lm_profiler.cli.verbs.shared import format_of, runs_below, tell_github, writable, write, write_text
 from lm_profiler.measure.boundary import say
-from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run_record import RecordError, if_readable
-from lm_profiler.report.pictures.over_time import named
-from lm_profiler.report.pictures.plots import KINDS, TIMELINE, save_plot, save_timelines
+from lm_profiler.report.pictures.over_time import memory_timelines, named
+from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
@@ -30,7 +29,7 @@ from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmups, wide
 from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
 from lm_profiler.report.tables.table import Heading, Table, TableCell
-from lm_profiler.report.tables.table_columns import Column, columns_named, every_column
+from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_named, config_of, every_column
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\
@@ -195,12 +194,12 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
     with writable(output):
         if plot == TIMELINE:
             told, problems = _each(entries, read_timelines, "memory timeline")
-            names = [str(entry.folder) if len(told) > 1 else "" for entry, _ in told]
-            known = zip(names, told, strict=True)
-            save_timelines({t: of for name, (_, one) in known for t, of in named(one, name).items()}, output)
+            several = len(told) > 1
+            of_runs = {t: of for entry, one in told for t, of in named(one, str(entry.folder) * several).items()}
+            save_figure(partial(memory_timelines, of_runs), output)
             return problems, True
         elif entries:
-            save_plot(plot, entries, output, by)
+            save_figure(partial(draw, plot, entries, by), output)
     return [], bool(entries)
 
 
@@ -212,9 +211,10 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
         shown = [*run_page(entries[0].record, folder), Table(above=remedies(entries))]
         return [*shown, *(table for _, tables in watched for table in tables)], problems
     if options.kernels:
-        traced, problems = _each(entries, _rank_0s_kernels, "table of kernels")
-        by_run = kind not in formats.FOR_PROGRAMS
-        if by_run:
+        traced, problems = _each(
+            entries, lambda of: next(map(read_kernels, kernel_files(of)), None), "table of kernels"
+        )
+        if kind not in formats.FOR_PROGRAMS:
             return _kernels_of_each(traced, len(entries) > 1), problems
         each_row = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
         return _flat(each_row), problems
@@ -285,28 +285,19 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
 # -- kernels and allocations -------------------------------------------------------------------------------------------
 
 
-def _rank_0s_kernels(folder: Path) -> KernelTable | None:
-    files = kernel_files(folder)
-    return read_kernels(files[0]) if files else None
-
-
 def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool) -> list[Table]:
     """Return each run's kernel tables for people; with ``several`` runs, each is headed by its folder."""
     tables = []
     for entry, kernels in traced:
-        forward = None if entry.record is None else entry.record.time.get("forward")
-        first, *rest = kernel_tables(kernels, None if forward is None else forward.mean, _head_width(entry))
-        tables += [replace(first, above=[*[str(entry.folder)] * several, *first.above]), *rest]
+        forward_s, config = COLUMNS["forward_s"].get(entry), config_of(entry)
+        of_run = kernel_tables(kernels, forward_s, None if config is None else config.head_dim)
+        tables += _headed(of_run, *[str(entry.folder)] * several)
     return tables
 
 
-def _head_width(entry: Entry) -> int | None:
-    """Return the numbers in a query of one head; None for a module that is not ours."""
-    given = {field.name: entry.option(f"model.{field.name}") for field in fields(TransformerConfig)}
-    try:
-        return preset(entry.option("model.size"), **given).head_dim
-    except (TypeError, UsageError):
-        return None
+def _headed(tables: Iterable[Table], *lines: str) -> list[Table]:
+    first, *rest = tables
+    return [replace(first, above=[*lines, *first.above]), *rest]
 
 
 def _flat(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
@@ -318,19 +309,15 @@ def _flat(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def _allocations_of_each(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
     """Return the tables of each timeline for people, headed by the run's folder."""
-    tables = []
-    for entry, timelines in told:
-        for timeline in timelines:
-            first, *rest = allocation_tables(timeline)
-            tables += [replace(first, above=["", str(entry.folder), *first.above]), *rest]
-    return tables
+    each = ((str(entry.folder), allocation_tables(timeline)) for entry, timelines in told for timeline in timelines)
+    return [table for folder, tables in each for table in _headed(tables, "", folder)]
 
 
 def _allocations_of_all(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
-    each = [(entry, timeline) for entry, timelines in told for timeline in timelines]
     each_row = [
         {"folder": str(entry.folder), "source": timeline.source, "which": which, **of.model_dump()}
-        for entry, timeline in each
+        for entry, timelines in told
+        for timeline in timelines
         for which, rows in (("at_peak", timeline.largest), ("saved", timeline.saved))
         for of in rows
     ]

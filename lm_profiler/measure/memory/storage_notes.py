@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.memory.causes import pieces
-from lm_profiler.measure.user_code import package_of
+from lm_profiler.measure.user_code import OURS, package_of
 from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.text import short_path
@@ -276,7 +276,7 @@ def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> 
         if entry is None:
             notes.told(*mark)
         elif entry["action"] == "alloc":
-            notes.made(entry["addr"], _size(entry), _site(entry["frames"]))
+            notes.made(entry["addr"], _rounded(entry["size"]), _site(entry["frames"]))
         else:
             notes.freed(entry["addr"])
     return notes.timeline("measured")
@@ -293,12 +293,8 @@ def _alive_before(segments: Iterable[Any], device: int, history: Iterable[Mappin
         if entry["action"] == "alloc":
             alive.pop(entry["addr"], None)
         else:
-            alive[entry["addr"]] = _size(entry)
+            alive[entry["addr"]] = _rounded(entry["size"])
     return alive
-
-
-def _size(entry: Mapping[str, Any]) -> int:
-    return _rounded(entry["size"])
 
 
 def _rounded(size: int) -> int:
@@ -308,6 +304,8 @@ def _rounded(size: int) -> int:
 def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
     """Return the innermost function as the operator, and the innermost line of the user's code."""
     known = [frame for frame in frames if frame["filename"] != "??"]
+    while known[1:] and package_of(known[1]["filename"]) == OURS:  # torch is called by our own counting of FLOPs
+        known = known[2:]
     line = next((of for of in known if not package_of(of["filename"])), None)
     return Site(
         operator=known[0]["name"] if known else None,

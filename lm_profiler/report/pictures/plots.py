@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures import drawing
 from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, grouped, new_figure, wrapped
-from lm_profiler.report.pictures.over_time import memory_timelines, overlap
+from lm_profiler.report.pictures.over_time import overlap
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
 from lm_profiler.report.tables.rows import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
-from lm_profiler.usage_error import UsageError, expect, expect_one_of
+from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,17 +32,6 @@ SUFFIXES = (".png", ".svg", ".pdf", ".html")
 # Without a date equal figures make equal files.
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_profiler</title></head>{}</html>\n'
-
-
-def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = None) -> None:
-    """Draw ``entries`` against ``by``, an option or a fact (None: one that varies), into ``path``."""
-    expect_one_of(KINDS, "plot", kind)
-    save_figure(lambda: draw(kind, entries, by), path)
-
-
-def save_timelines(timelines: Mapping[str, MemoryTimeline], path: Path) -> None:
-    """Draw the memory ``timelines``, each under its name, side by side into ``path``."""
-    save_figure(lambda: memory_timelines(timelines), path)
 
 
 def check_picture(path: Path) -> None:
@@ -69,8 +57,7 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
-    if not entries:
-        raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
+    """Draw ``entries`` against ``by``, an option or a fact (None: one that varies)."""
     if kind in ("phases", "overlap"):
         return (phases if kind == "phases" else overlap)(grouped(entries, by))
     figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}

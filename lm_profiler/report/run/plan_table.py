@@ -151,6 +151,7 @@ def _shape(of: Allocation) -> str:
 
 
 def made_by(of: Allocation) -> str:
-    """Return the tensor's name, or the operator with the module and the line that called it."""
+    """Return the tensor's name, or the operator with the module and the line that called it, or at least the phase."""
     operator = (of.name or "").removeprefix("aten.").removesuffix(".default")
-    return ", ".join(filter(None, (operator, of.module, of.line))) or "unknown"
+    unknown = f"unknown, in {of.phase}" if of.phase else "unknown"
+    return ", ".join(filter(None, (operator, of.module, of.line))) or unknown

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lm_profiler.analysis.steps.summaries import Steps, steps_after
+from lm_profiler.models.config import DIMENSIONS
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import TimeSummary
@@ -16,7 +17,7 @@ from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables import rows as merged
 from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
-from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
+from lm_profiler.report.tables.table_columns import COLUMNS, Column, column, parameters, preset_of
 
 _STEP = TIMES["step"]
 
@@ -34,11 +35,10 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
         [*(fact_cell(group, of) for of in down), *(value_cell(cells.get((*row, *key), ()), value) for key in columns)]
         for row, group in rows.items()
     ]
-    shown = heading(value, []).title
-    how = ": mean [95 % interval]" if value.quantity else ""
+    how = ": mean [95 % interval]" * any(cell.low is not None for row in body for cell in row)
     if any(len(group) > 1 for group in cells.values()):
         how = f": {merged.HOW_MERGED}"
-    return Table(headings, body, [shown + how], merged.notes(list(cells.values()), [*down, *across]))
+    return Table(headings, body, [heading(value, []).title + how], merged.notes(list(cells.values()), [*down, *across]))
 
 
 def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
@@ -71,9 +71,14 @@ def model_name(entry: Entry) -> str:
     return f"{size} ({', '.join(own)})" if own else str(size)
 
 
+def _telling(entries: Sequence[Entry]) -> list[Column]:
+    """Return the facts that tell ``entries`` apart, but for those of how they went."""
+    return [of for of in merged.apart_by(merged.alone(entries)) if of.group != COLUMNS["steadiness"].group]
+
+
 def names(entries: Sequence[Entry]) -> list[str]:
     """Return a name for each entry: its model, the other facts that tell it apart, and its run if they do not."""
-    apart = [of for of in merged.apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
+    apart = [of for of in _telling(entries) if of.name not in _OF_MODEL]
     facts = ([merged.told(of, of.get(entry)) for of in apart] for entry in entries)
     labels = [", ".join(filter(None, [model_name(of), *told])) for of, told in zip(entries, facts, strict=True)]
     alike = Counter(labels)
@@ -98,36 +103,38 @@ _HELD = {
     "back mem": "backward_added_bytes",
 }
 _PASSES = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
-_WORDS = ("device", "compile", "model", "dtype", "verb", "status")  # columns of words
+_DTYPES = {"64-true": "float64", "32-true": "float32", "16-true": "float16", "bf16-true": "bfloat16"}
+_WORDS = ("device", "compile", "model", "dtype", "status")  # columns of words
+_OF_WIDE = (*_OF_MODEL, "device", "batch_size", "compile", "context_length", "precision", "warmup_steps")
 
 
 def wide(entries: Sequence[Entry]) -> Table:
     """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
     # Repeats are rows of their own, and so are training and the forward pass alone, and each cut of the steps.
+    each = merged.alone(entries)
     types = device_names(entries)
     # Attention alone has a width and no size.
     alone = all(COLUMNS["size"].get(of) is None and COLUMNS["d_model"].get(of) is not None for of in entries)
-    told = ["verb"] * (len({entry.verb for entry in entries}) > 1)
-    told += ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
+    told = [of for of in _telling(entries) if of.name not in (*_OF_WIDE, *["attention"] * alone)]
+    cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
     repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
     statistics = [(name, part, of) for part, name in _PASSES.items() for of in ("avg", "std")]
     seconds = {f"{name} {of} (sec)": f"{part}{'_std' * (of == 'std')}_s" for name, part, of in statistics}
-    times = {title: _figure(name, "{:.6g}".format) for title, name in seconds.items()}
     columns: dict[str, CellOf] = {
         "device": lambda entry: _word(types[COLUMNS["device"].get(entry)]),
         "batch_size": _fact("batch_size"),
         "compile": lambda entry: _word(COLUMNS["compile"].get(entry)),  # as a frame prints it: True, not true
         "model": lambda entry: _word(fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)),
         **{name: _fact(name) for name in [*["d_model"] * alone, "context_length"]},
-        "dtype": _fact("precision"),
-        **{name: _fact(name) for name in told},
-        **times,
+        "dtype": lambda entry: _word(_DTYPES.get(given := COLUMNS["precision"].get(entry), given)),
+        **{name: _fact(name) for name in [*(of.name for of in told), *cut]},
+        **{title: _figure(name, "{:.6g}".format) for title, name in seconds.items()},
         **({title: _figure(name, _mib) for title, name in _HELD.items()} if alone else {}),
         "status": lambda entry: TableCell(entry.status, merged.WORDS.get(entry.status, entry.status)),
         **{name: _fact(name) for name in repeat},
     }
-    headings = [Heading(title, title, title not in _WORDS) for title in columns]
-    each = [[entry] for entry in entries]
+    words = [*_WORDS, *(of.name for of in told if not heading(of, each).figures)]
+    headings = [Heading(title, title, title not in words) for title in columns]
     body = [[cell_of(entry) for cell_of in columns.values()] for entry in entries]
     return Table(headings, body, below=merged.notes(each, merged.called(naming(each))))
 
@@ -137,12 +144,14 @@ def _word(value: object) -> TableCell:
 
 
 def _fact(name: str) -> CellOf:
-    return lambda entry: fact_cell([entry], COLUMNS[name])
+    return lambda entry: fact_cell([entry], column(name))
 
 
 def _figure(name: str, show: Callable[[float], str]) -> CellOf:
     def cell_of(entry: Entry) -> TableCell:
-        value = COLUMNS[name].get(entry)
+        # The forward pass alone is no time of both passes.
+        runs = not name.startswith("forward_backward") or COLUMNS["backward_s"].get(entry) is not None
+        value = COLUMNS[name].get(entry) if runs else None
         return TableCell(value, "" if value is None else show(value))
 
     return cell_of
@@ -203,8 +212,8 @@ _NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameter
 
 def modes(entries: Sequence[Entry]) -> Table:
     """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
-    each = [[entry] for entry in entries]
-    told = [of for of in merged.apart_by(each) if of.group != COLUMNS["steadiness"].group and of not in _NOT_OF_MODES]
+    each = merged.alone(entries)
+    told = [of for of in _telling(entries) if of not in _NOT_OF_MODES]
     repeat = [COLUMNS["repeat"]] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
     down = list(dict.fromkeys((COLUMNS["size"], COLUMNS["parameters"], *told, *repeat)))
     rows = list(by_facts(entries, down).values())

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
+from lm_profiler.models.config import DIMENSIONS
 from lm_profiler.record.calls import command_line
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, bytes_text
@@ -22,13 +23,13 @@ from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.sweep_files import CellStatus
 from lm_profiler.report.tables import table_columns
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
-from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, FACTS, Column, column, figures, preset_of
+from lm_profiler.report.tables.table_columns import COLUMNS, FACTS, Column, column, figures, preset_of
 from lm_profiler.usage_error import UsageError
 
 Merged = Sequence[Entry]  # the entries of one row: at least one
 
 HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
-WORDS = {"oom": "OOM"}
+WORDS = {"oom": "OOM", "refused": "OOM (planned)"}
 _STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
 
 
@@ -223,8 +224,9 @@ def label(group: Merged, apart: Sequence[Column]) -> str:
 
 
 def told(of: Column, value: Any) -> str:
-    """Return a fact on its own: numbers and truth values come with their title."""
-    return fact_text(value) if value is None or isinstance(value, str) else f"{of.title} {fact_text(value)}"
+    """Return a fact on its own: numbers, truth values and ``none`` come with their title."""
+    bare = isinstance(value, str) and value != "none"
+    return fact_text(value) if value is None or bare else f"{of.title} {fact_text(value)}"
 
 
 def fact_cell(group: Merged, of: Column) -> TableCell:

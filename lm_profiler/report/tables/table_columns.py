@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.analysis.compare.differences import flat
-from lm_profiler.models.config import PRESETS, TransformerConfig, preset
+from lm_profiler.models.config import DIMENSIONS, PRESETS, TransformerConfig, preset
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.parts import full_name
 from lm_profiler.record.quantities import GROUPS, MEMORY, QUANTITIES, TIMES, Place, Quantity, overview
@@ -83,14 +83,16 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
+    return None if (config := config_of(entry)) is None else config.num_parameters(embedding)
+
+
+def config_of(entry: Entry) -> TransformerConfig | None:
+    """Return the dimensions of our own model; None for somebody else's, or where they do not fit together."""
     given = {name: entry.option(f"model.{name}") for name in (*DIMENSIONS, "vocab_size")}
     try:
-        return preset(entry.option("model.size"), **given).num_parameters(embedding)
-    except (TypeError, ValueError):  # no size, one of somebody else's model, or dimensions that do not fit together
+        return preset(entry.option("model.size"), **given)
+    except (TypeError, ValueError):
         return None
-
-
-DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
 def _option(name: str, title: str, path: str, meaning: str) -> Column:

@@ -75,5 +75,6 @@ def test_the_record_has_seconds_of_a_step_and_nothing_without_collectives() -> N
     figures = communication_figures(traced_of(of(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))))
     assert figures["communication_s"] == pytest.approx(200e-6)
     assert figures["exposed_communication_s"] == pytest.approx(100e-6)
+    assert figures["communication_share"] == pytest.approx(200 / 1000)
     [row] = figures["collectives"]
     assert (row.name, row.calls, row.seconds) == ("all_reduce", 1.0, pytest.approx(200e-6))

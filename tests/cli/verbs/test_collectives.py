@@ -12,7 +12,7 @@ from lm_profiler.cli.surroundings import say_who_shares
 
 def test_every_collective_is_timed_checked_and_drawn(tmp_path: Path) -> None:
     table, picture = tmp_path / "collectives.json", tmp_path / "bandwidth.svg"
-    options = ["--sizes", "10KB,0.1MB", "--repeats", "6", f"--output={table}", f"--plot={picture}"]
+    options = ["--sizes", "10KB", "0.1MB", "--repeats", "6", f"--output={table}", f"--plot={picture}"]
     assert main(["collectives", *options]) == 0
     rows = json.loads(table.read_text())
     assert [(row["collective"], row["size_bytes"]) for row in rows] == [

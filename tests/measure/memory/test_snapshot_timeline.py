@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.counts import flops
 from lm_profiler.measure.memory.storage_notes import MarksHeard, SeenTensor, timeline_of
 
 WEIGHT, GRADIENT, STATE, HIDDEN, SCRATCH, OLD = (n << 20 for n in range(1, 7))
@@ -85,6 +86,17 @@ def test_a_history_is_told_by_cause_with_the_lines_that_asked(heard: MarksHeard)
     moments = timeline.moments()
     assert moments["before_optimizer"] == moments["after_optimizer"]
     assert moments["before_optimizer"].gradients == 1024
+
+
+def test_what_counts_operators_is_not_what_made_a_tensor(heard: MarksHeard) -> None:
+    counting = [("/site-packages/torch/_ops.py", "__call__"), (flops.__file__, "__torch_dispatch__")] * 2
+    ours = [{"filename": file, "line": 1, "name": name} for file, name in counting]
+    snapshot = made_snapshot()
+    history = snapshot["device_traces"][0]
+    history[4]["frames"], history[5]["frames"] = ours + FRAMES, ours  # of backward's thread there is no more
+    scratch, *others = timeline_of(snapshot, 0, heard).largest
+    hidden = next(of for of in others if of.cause == "activations")
+    assert (hidden.line, hidden.name, scratch.name) == ("model.py:42", "linear", None)
 
 
 def test_without_a_step_or_a_history_there_is_none(heard: MarksHeard) -> None:

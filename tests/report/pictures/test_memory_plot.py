@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from lm_profiler.record.memory_timeline import HELD
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
 from lm_profiler.report.pictures.over_time import memory_timelines, named
-from lm_profiler.report.pictures.plots import save_timelines
+from lm_profiler.report.pictures.plots import save_figure
 from lm_profiler.usage_error import UsageError
 
 
@@ -41,7 +41,7 @@ def test_two_stand_side_by_side_to_one_scale() -> None:
 @pytest.mark.parametrize("suffix, begins", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".html", b"<!doctype html>")])
 def test_equal_timelines_make_equal_files(tmp_path: Path, suffix: str, begins: bytes) -> None:
     for name in "ab":
-        save_timelines(named([made_timeline()]), tmp_path / f"{name}{suffix}")
+        save_figure(lambda: memory_timelines(named([made_timeline()])), tmp_path / f"{name}{suffix}")
     content = (tmp_path / f"a{suffix}").read_bytes()
     assert content.startswith(begins)
     assert content == (tmp_path / f"b{suffix}").read_bytes()

@@ -1,7 +1,8 @@
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.plan.planned import Capacity, Planned, planned_floors
-from lm_profiler.report.run.plan_table import plan_table
+from lm_profiler.record.memory_timeline import Allocation
+from lm_profiler.report.run.plan_table import made_by, plan_table
 
 CASES = {
     "it fits": (Planned({"forward": 9 << 30}, {}), False),
@@ -18,3 +19,9 @@ def test_what_is_planned_stands_beside_what_the_device_has_as_stored() -> None:
         device = Capacity("NVIDIA H100", 80 << 30, is_free)
         said[case] = plan_table(planned, None, device, planned_floors(planned, device.name)).below[0]
     assert_stored("report/plan", said)
+
+
+def test_an_allocation_of_which_nothing_else_is_known_has_its_phase() -> None:
+    unknown = Allocation(bytes=1, cause="rest", phase="backward")
+    assert made_by(unknown) == "unknown, in backward"
+    assert made_by(unknown.model_copy(update={"name": "aten.mm.default", "line": "a.py:1"})) == "mm, a.py:1"

@@ -10,10 +10,11 @@ from tabled import run
 
 from lm_profiler.analysis.steps.summaries import cut_anew
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading, Steadiness
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import blocks, devices, modes, warmups, wide
+from lm_profiler.report.tables.layouts import blocks, devices, modes, names, warmups, wide
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
@@ -74,9 +75,10 @@ def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it(
     [row] = devices([trained, alone]).rows
     assert [cell.text for cell in row[-2:]] == ["50.0ms", "600.0ms"]
     found = wide([trained, alone]).records()
-    assert [(row["verb"], row["fwd avg (sec)"], row["back avg (sec)"]) for row in found] == [
-        ("fit", pytest.approx(0.2), pytest.approx(0.4)),
-        ("validate", pytest.approx(0.05), None),
+    passes = ("fwd avg (sec)", "back avg (sec)", "fwd & back avg (sec)", "fwd & back std (sec)")
+    assert [(row["verb"], *(row[of] for of in passes)) for row in found] == [
+        ("fit", *map(pytest.approx, (0.2, 0.4, 0.6, 0.08**0.5))),
+        ("validate", pytest.approx(0.05), None, None, None),
     ]
 
 
@@ -88,8 +90,31 @@ def test_wide():
     assert lines[0] == [*titles, *passes, "status"]
     assert [cell[-1] for cell in lines[1]] == [*"-:--:-", *"::::::", "-"]  # figures stand to the right
     figures = ["0.2", "0.141421", "0.4", "0.141421", "0.6", "0.282843"]
-    assert lines[2] == ["cuda", "4", "False", "small", "512", "32-true", *figures, "ok"]
-    assert lines[3] == ["cuda", "4", "True", "xl", "512", "32-true", *[""] * 6, "OOM"]
+    assert lines[2] == ["cuda", "4", "False", "small", "512", "float32", *figures, "ok"]
+    assert lines[3] == ["cuda", "4", "True", "xl", "512", "float32", *[""] * 6, "OOM"]
+
+
+def test_wide_has_a_column_for_all_that_tells_its_rows_apart():
+    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0, attention="math")
+    table = wide([both, full])
+    facts = [(row["optimizer"], row["attention"]) for row in table.records()]
+    assert facts == [("none", "sdpa"), ("adamw", "math")]
+    assert [of.figures for of in table.headings if of.name in ("optimizer", "attention")] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "precision, shown", [("bf16-true", "bfloat16"), ("16-true", "float16"), ("bf16-mixed", "bf16-mixed")]
+)
+def test_wide_names_the_dtype_and_says_where_it_is_mixed(precision: str, shown: str):
+    assert wide([run("a", STEPS, precision=precision)]).records()[0]["dtype"] == shown
+
+
+def test_how_steady_a_run_was_is_no_part_of_its_name():
+    steady, noisy = run("a", STEPS), run("b", STEPS, size="xl")
+    found = Steadiness(word="noisy", lag1=None, cut=0, bias_of_mean=None)
+    noisy = replace(noisy, record=noisy.record.model_copy(update={"steadiness": found}))
+    assert COLUMNS["steadiness"].get(noisy) == "noisy"
+    assert names([steady, noisy]) == ["small", "xl"]
 
 
 def test_wide_tells_repeats_apart():
@@ -149,10 +174,11 @@ def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_
     assert [cell.text for cell in text[-3:]] == ["1,000.00 ± 141.42", "5,000.00 ± 282.84", "10,000.00 ± 282.84"]
 
 
-def test_a_mode_that_did_not_fit_says_so_in_its_cell_and_sizes_are_rows():
-    died = run("d", failed=("oom", "no memory left"), size="xl")
+@pytest.mark.parametrize("status, word", [("oom", "OOM"), ("refused", "OOM (planned)")])
+def test_a_mode_that_did_not_fit_says_so_in_its_cell_and_sizes_are_rows(status: str, word: str):
+    died = run("d", failed=(status, "no memory left"), size="xl")
     table = modes([of_mode("a", 1.0, 0.1, verb="validate", size="xl"), died, of_mode("b", 1.0, 1.0)])
-    assert [[cell.text for cell in row][-1] for row in table.rows] == ["2,000.00 ± 282.84", "OOM"]
+    assert [[cell.text for cell in row][-1] for row in table.rows] == ["2,000.00 ± 282.84", word]
     assert table.rows[1][-3].value == pytest.approx(1.0)
 
 
