@@ -212,12 +212,12 @@ def _device(options: Options) -> Capacity:
     return Capacity(device_name(device), free, is_free=True, gpu=gpu_of(device))
 
 
-def size_bytes(text: str, option: str, example: str) -> int:
-    """Return the bytes that the value ``text`` of ``option`` says; raise UsageError where it is no size."""
+def size_bytes(text: str, option: str, example: str, most: int = _MOST_BYTES) -> int:
+    """Return the bytes that ``text``, the value of ``option``, says; UsageError: it is no size up to ``most``."""
     read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
     unit = None if read is None else _SIZES.get(read[2].casefold())
-    if read is None or unit is None or not 1 <= float(read[1]) * unit <= _MOST_BYTES:
-        raise UsageError(f"{option}: expected a size such as {example}, at most 1024TiB, given {text[:100]!r}")
+    if read is None or unit is None or not 1 <= float(read[1]) * unit <= most:
+        raise UsageError(f"{option}: expected a size such as {example}, at most {most >> 40}TiB, given {text[:100]!r}")
     return int(float(read[1]) * unit)
 
 
