@@ -252,10 +252,12 @@ class Watching:
         timeline.went_outside.clear()
         timeline.saved.clear()
         passed_over, self._passed_over = self._passed_over, 0
-        allocated, _, resident = self._probe.peaks()
+        held, (allocated, _, resident) = self._held_bytes(), self._probe.peaks()
         self._probe.usage()  # discards the reading that the process's peak came from: steps read their own
         peak = resident if allocated is None else allocated
-        seen = (*self._reader.take(), self._held_bytes(), peak, self.trainer.global_step)
+        if peak is not None and held is not None:
+            peak = max(peak, held)  # Linux may raise a process's peak later
+        seen = (*self._reader.take(), held, peak, self.trainer.global_step)
         return Handed(now_ns, marks, passed_over, spans, *seen, traced)
 
     def _held_bytes(self) -> int | None:

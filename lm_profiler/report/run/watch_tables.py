@@ -77,7 +77,8 @@ def _ranks(ranks: Sequence[WatchStatus]) -> Table:
     rows = []
     for status in ranks:
         since = f"silent since {_clock(silent[status.rank])} in {status.phase}" if status.rank in silent else None
-        rows.append([str(status.rank), f"{status.steps:,}", "ended" if status.ended else since or status.phase])
+        now = since or (f"killed, last in {status.phase}" if is_gone(status.process) else status.phase)
+        rows.append([str(status.rank), f"{status.steps:,}", "ended" if status.ended else now])
     return text_table(("rank", "steps", "now"), rows)
 
 

@@ -85,6 +85,17 @@ def test_a_run_that_does_not_go_on(
     assert not request_file(tmp_path, 0).exists()
 
 
+def test_a_rank_that_was_killed_is_told_beside_those_that_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(tmp_path, silent={}, ended=True)
+    read_status(tmp_path, 1).model_copy(update={"ended": False, "process": GONE}).write(tmp_path / "watch.rank1.json")
+    main(["watch", str(tmp_path)])
+    shown = capsys.readouterr().out.splitlines()
+    ranks = [line.split()[2:] for line in shown if line.endswith(("ended", "backward"))]
+    assert ranks == [["ended"], ["killed,", "last", "in", "backward"]]
+
+
 def test_a_run_of_this_process_goes_on(tmp_path: Path) -> None:
     elsewhere = f"another-machine {os.getpid()} 0"
     for name in (process_name(), elsewhere, ""):
