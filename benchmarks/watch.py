@@ -48,7 +48,7 @@ from lm_profiler.callbacks import (
     WatchOptions,
 )
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters

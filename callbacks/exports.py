@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions
-from lm_profiler.measure.clocks.steps import TimedSteps
+from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import RunRecord

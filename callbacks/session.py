@@ -18,8 +18,8 @@ from lm_profiler.callbacks.instruments.watches import StepWatch
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks.steps import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.tape import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import BetweenSteps, StepCounters

@@ -26,7 +26,7 @@ from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.measure.boundary import said, try_or_note
-from lm_profiler.measure.clocks.steps import ChunkReader, TimedSteps
+from lm_profiler.measure.clocks.tape import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collective_calls import flight_recorder, pending
 from lm_profiler.measure.counts.recompiles import TimedCompilation

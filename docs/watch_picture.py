@@ -22,7 +22,7 @@ from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import watch_writer
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.report.run.watch_tables import watch_tables
 from lm_profiler.report.tables.formats import lines

@@ -18,8 +18,8 @@ import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, RankTimeline, comes_ns
 from lm_profiler.callbacks.instruments.instrument import Instrument
-from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.tape import StepMarks
 from lm_profiler.measure.collective_calls import (
     Arrivals,
     CollectiveCall,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.callbacks.marks.namespaces import STEPS, nearest, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]

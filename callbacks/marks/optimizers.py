@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 

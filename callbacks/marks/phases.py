@@ -19,7 +19,7 @@ from lm_profiler.callbacks.marks.actions import NOTHING, Actions, Both
 from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 
 _DRY = 1000  # batches in a row without a step, times those of a step, that show that a loader has nothing to train on

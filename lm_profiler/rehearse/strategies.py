@@ -31,7 +31,7 @@ from torch import Tensor
 
 from lm_profiler.callbacks.instruments.work import bytes_of_batch
 from lm_profiler.callbacks.marks.batches import Samples
-from lm_profiler.measure.clocks.steps import OUTSIDE
+from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld

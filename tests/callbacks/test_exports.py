@@ -31,7 +31,7 @@ from lm_profiler.callbacks import (
     watching,
 )
 from lm_profiler.callbacks.exports import RunMetrics
-from lm_profiler.measure.clocks.steps import TimedSteps
+from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.watch_files import read_last_steps, read_status
 from lm_profiler.usage_error import UsageError
 

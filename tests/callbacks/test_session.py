@@ -18,7 +18,7 @@ from lm_profiler.callbacks.instruments.watches import StepWatch, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.record.steps import Peaks

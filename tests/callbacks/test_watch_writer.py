@@ -13,7 +13,7 @@ from lm_profiler.analysis.watch.ledger import EPOCH_TURN, VALIDATION, Ledger
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import WatchOptions, watch_writer
 from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
-from lm_profiler.measure.clocks import steps as at
+from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import Reading
 from lm_profiler.record.watch_files import WatchEvent, read_events, read_status

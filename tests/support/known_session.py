@@ -15,7 +15,7 @@ from lm_profiler.callbacks.instruments.watches import StepWatch, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.clocks.steps import DATA, END
+from lm_profiler.measure.clocks.tape import DATA, END
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.peaks import ProcessProbe

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from lm_profiler.callbacks.instruments.sent_step import shape_of
-from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.copies.module_copies import ModuleCopy, undisturbed
 from lm_profiler.measure.counts.flops import StepFlops

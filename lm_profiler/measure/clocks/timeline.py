@@ -1,7 +1,7 @@
 """Takes marks on two clocks and writes them to a tape.
 
 A mark says what happens at its instant, mostly which part of the step begins or ends. So the parts of a step add up to
-the step by construction, on each clock. ``steps`` reads the tape later.
+the step by construction, on each clock. ``tape`` reads it later.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import DATA, END, FAIL, FORWARD, LEAVE, OTHER, OUTSIDE, TapeReading
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.tape import DATA, END, FAIL, FORWARD, LEAVE, OTHER, OUTSIDE, TapeReading
 
 
 @dataclass(eq=False)

@@ -32,7 +32,7 @@ from torch.utils import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from lm_profiler.measure.boundary import comes_from_outside, said
-from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run_record import Flops

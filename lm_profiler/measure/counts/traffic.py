@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
+from lm_profiler.measure.clocks.tape import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause, tensors_in
 from lm_profiler.measure.memory.saved_tensors import SavedTensors

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE
+from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE
 from lm_profiler.measure.memory.saved_tensors import SavedTensors
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import MemoryCauses, MemoryLevels

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from lm_profiler.measure.clocks.steps import OUTSIDE
+from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.clocks.steps import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.measure.user_code import OURS, package_of
 from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline

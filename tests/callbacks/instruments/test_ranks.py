@@ -13,8 +13,8 @@ from flight_ring import Ring
 from lm_profiler.callbacks.instruments import ranks
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.tape import BACKWARD, DATA, OTHER, StepMarks
 from lm_profiler.measure.collective_calls import Stand, StreamWaits
 
 pytestmark = pytest.mark.usefixtures("no_rates")

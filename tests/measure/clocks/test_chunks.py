@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sleepy_loop import MadeUpDevice
 
-from lm_profiler.measure.clocks import steps as at
-from lm_profiler.measure.clocks.steps import ChunkReader
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.tape import ChunkReader
 from lm_profiler.measure.clocks.timeline import Timeline
 
 PLAIN = [at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.CLIPPED,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from lm_profiler.measure.clocks.steps import DATA, END, FORWARD, LEAVE
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
+from lm_profiler.measure.clocks.tape import DATA, END, FORWARD, LEAVE
 from lm_profiler.measure.clocks.timeline import Timeline
 
 

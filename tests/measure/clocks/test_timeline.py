@@ -8,8 +8,8 @@ import sys
 import pytest
 from fake_device import Clock, FakeStream
 
-from lm_profiler.measure.clocks import steps as at
-from lm_profiler.measure.clocks.steps import OUTSIDE, StepMarks
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.tape import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.record.quantities import PARTS, TIMED
 

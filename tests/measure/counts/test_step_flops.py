@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 from warm import end, start
 
-from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER
+from lm_profiler.measure.clocks.tape import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import FlopCounter, StepFlops, UncountableError
 from lm_profiler.models.config import TransformerConfig

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.clocks.steps import BACKWARD, CLIP, DATA, END, FORWARD, LEAVE, OPTIMIZER, ZERO_GRAD
+from lm_profiler.measure.clocks.tape import BACKWARD, CLIP, DATA, END, FORWARD, LEAVE, OPTIMIZER, ZERO_GRAD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lm_profiler.measure.clocks.steps import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
+from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.clocks.steps import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.clocks.tape import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.measure.memory.saved_tensors import SavedTensors

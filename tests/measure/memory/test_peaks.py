@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lm_profiler.measure.clocks import steps as at
-from lm_profiler.measure.clocks.steps import OUTSIDE
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks, ProcessProbe, available_bytes, probe_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import Peaks

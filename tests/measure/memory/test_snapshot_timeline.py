@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.measure.clocks.steps import BACKWARD, DATA, END, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.clocks.tape import BACKWARD, DATA, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts import flops
 from lm_profiler.measure.memory.storage_notes import MarksHeard, SeenTensor, timeline_of
 
