@@ -183,7 +183,7 @@ def end(ranks: int) -> None:
     """Print what bringing together takes at the end, all ranks in this process and the store on this machine."""
     from torch.distributed import TCPStore
 
-    from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, step_figures
+    from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of, rank_medians, step_figures
     from lm_profiler.callbacks.gather import Exchange
     from lm_profiler.callbacks.instruments.instrument import Measured
 
@@ -207,7 +207,8 @@ def end(ranks: int) -> None:
     at = step("all other ranks send", at)
     merged = StepTable.of(first.gather(own).rows)
     at = step("rank 0 receives and joins", at)
-    step_figures(mean_over_ranks(merged.of_stages("measure").timed, ranks))
+    means = mean_over_ranks(merged.of_stages("measure").timed, ranks)
+    step_figures(means, model_of(means))
     rank_medians(merged.of_stages("measure"))
     at = step("means, medians, summaries", at)
     with tempfile.TemporaryDirectory() as top:
