@@ -27,7 +27,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test setup lint format type imports docs unit renew test-python
-.PHONY: test-lowest test-newest test-simulated-gpu test-browser wheel bench gpu
+.PHONY: test-lowest test-newest test-simulated-gpu test-browser chromium wheel bench gpu
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -35,10 +35,10 @@ help:  ## list the targets
 demo: $(INSTALLED)  ## set up, then profile a small model on this machine (ARGS="--model.size=small")
 	$(BIN)/python -m lm_profiler fit --config configs/demo.yaml $(ARGS)
 
-test: $(INSTALLED_DEV)  ## set up, then every check that CI runs
+# The browser's tests run beside the others: one of pytest's processes does them, and no core waits for a page meanwhile.
+test: $(INSTALLED_DEV) chromium  ## set up, then every check that CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint type imports docs
-	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory test-browser
+	@$(MAKE) --no-print-directory unit PYTEST_ARGS="--override-ini=norecursedirs=.* $(PYTEST_ARGS)"
 
 setup: $(INSTALLED_DEV)  ## create .venv and install the package and the tools into it
 
@@ -86,11 +86,13 @@ test-simulated-gpu:  ## the tests marked gpu on a simulated GPU (PYTHON=python3.
 
 CHROMIUM = command -v chromium || command -v chromium-browser
 
-test-browser: $(INSTALLED_DEV)  ## the TensorBoard tab in a real Chromium (SCREENSHOTS=folder keeps pictures)
+chromium:
 	@{ $(CHROMIUM); } >/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && sudo= || sudo="sudo -n"; \
 	  echo "installing Chromium"; $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; } || { \
 	  echo "make test-browser needs Chromium: install your system's package, for Debian: apt-get install chromium" >&2; exit 1; }
+
+test-browser: $(INSTALLED_DEV) chromium  ## the TensorBoard tab in a real Chromium (SCREENSHOTS=folder keeps pictures)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/browser
 
 wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dist/

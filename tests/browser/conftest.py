@@ -1,12 +1,11 @@
 """A real TensorBoard over a real run, in a real Chromium that reaches nothing but this machine.
 
 Not part of a plain ``pytest``: ``make test-browser``. Screenshots of 1280 × 800 go to the folder that the environment
-variable SCREENSHOTS names, if it does.
+variable SCREENSHOTS names, if it does. Chromium, TensorBoard and playwright's event loop end with the package.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from made_runs import made_entry
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 from tab import MARKUP, Alone, OpenTab, Tab
@@ -32,28 +32,26 @@ ROOT = HERE.parents[1]
 PATIENCE_MS = 60_000  # a condition is waited for as long as a slow machine may need
 expect.set_options(timeout=PATIENCE_MS)
 LOCAL_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1"
+HEIGHT = 800
 OURS = "iframe[src*='name=lm_profiler']"
 TINY = ["--model.num_layers=1", "--data.context_length=32", "--trainer.accelerator=cpu"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds a real run, ``demo/version_0``, and one made by hand, on a GPU, that is named to do harm."""
-    folder, base = tmp_path_factory.mktemp("logs"), tmp_path_factory.getbasetemp()
-    # What is trained once, side by side processes of pytest-xdist share: the parent of theirs is the session's.
-    trained = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
-    with trained.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not trained.exists():
-            command = [sys.executable, "-m", "lm_profiler", "fit", "--config", "configs/demo.yaml"]
-            options = [*TINY, f"--log_dir={trained}"]
-            subprocess.run([*command, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    shutil.copytree(trained / "demo", folder / "demo")
+    folder = tmp_path_factory.mktemp("logs")
+    done = warm.run(
+        *("-m", "lm_profiler", "fit", "--config", "configs/demo.yaml", *TINY, f"--log_dir={folder}"),
+        folder=ROOT,
+        rates=True,
+    )
+    assert done.returncode == 0, done.stderr
     made_entry(folder / MARKUP, name=MARKUP)
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tensorboard(logdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a TensorBoard over ``logdir``."""
     said = tmp_path_factory.mktemp("tensorboard") / "stderr"
@@ -74,7 +72,7 @@ def _address(process: subprocess.Popen[bytes], said: Path, patience_s: float = 9
     pytest.fail(f"TensorBoard did not start: {said.read_text()}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     """The system's Chromium."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -86,13 +84,13 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def kept(chromium: Browser, tensorboard: str) -> Callable[[str, int], Page]:
-    """A window of a theme and a width, with TensorBoard in it, all of which takes four times as long as our tab."""
+@pytest.fixture(scope="package")
+def kept(chromium: Browser, tensorboard: str) -> Callable[[str], Page]:
+    """A window of a theme, with TensorBoard in it, all of which takes four times as long as our tab."""
 
     @cache
-    def open_(theme: str, width: int) -> Page:
-        page = _context(chromium, theme, width).new_page()
+    def open_(theme: str) -> Page:
+        page = _context(chromium, theme).new_page()
         page.goto(f"{tensorboard}/#lm_profiler")
         page.locator(OURS).wait_for()
         return page
@@ -100,8 +98,8 @@ def kept(chromium: Browser, tensorboard: str) -> Callable[[str, int], Page]:
     return open_
 
 
-def _context(chromium: Browser, theme: str, width: int) -> BrowserContext:
-    context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+def _context(chromium: Browser, theme: str) -> BrowserContext:
+    context = chromium.new_context(color_scheme=theme)
     context.set_default_timeout(PATIENCE_MS)
     return context
 
@@ -139,12 +137,13 @@ def heard(tensorboard: str) -> Iterator[Callable[[Page], None]]:
 
 
 @pytest.fixture
-def open_tab(kept: Callable[[str, int], Page], heard: Callable[[Page], None], tensorboard: str) -> Iterator[OpenTab]:
+def open_tab(kept: Callable[[str], Page], heard: Callable[[Page], None], tensorboard: str) -> Iterator[OpenTab]:
     """Opens the tab, as it is when TensorBoard has just come to it."""
     pages: list[Page] = []
 
     def open_(theme: str = "light", width: int = 1280) -> Tab:
-        page = kept(theme, width)
+        page = kept(theme)
+        page.set_viewport_size({"width": width, "height": HEIGHT})
         pages.append(page)
         element = page.locator(OURS).element_handle()
         frame, address = element.content_frame(), f"{tensorboard}/{element.get_attribute('src')}"
@@ -169,8 +168,9 @@ def new_page(chromium: Browser, heard: Callable[[Page], None]) -> Iterator[Calla
     contexts: list[BrowserContext] = []
 
     def open_(theme: str = "light", width: int = 1280) -> Page:
-        contexts.append(_context(chromium, theme, width))
+        contexts.append(_context(chromium, theme))
         page = contexts[-1].new_page()
+        page.set_viewport_size({"width": width, "height": HEIGHT})
         heard(page)
         return page
 
@@ -179,13 +179,13 @@ def new_page(chromium: Browser, heard: Callable[[Page], None]) -> Iterator[Calla
         context.close()
 
 
-@pytest.fixture(scope="session")
-def kept_alone(chromium: Browser) -> Callable[[str, int], Page]:
-    """An empty window of a theme and a width; in it plotly, of the same file, is compiled once."""
-    return cache(lambda theme, width: _context(chromium, theme, width).new_page())
+@pytest.fixture(scope="package")
+def kept_alone(chromium: Browser) -> Callable[[str], Page]:
+    """An empty window of a theme; in it plotly, of the same file, is compiled once."""
+    return cache(lambda theme: _context(chromium, theme).new_page())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the page of each test stands in turn."""
     return tmp_path_factory.mktemp("page") / "page.html"
@@ -193,13 +193,14 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page(
-    kept_alone: Callable[[str, int], Page], heard: Callable[[Page], None], logdir: Path, page_file: Path
+    kept_alone: Callable[[str], Page], heard: Callable[[Page], None], logdir: Path, page_file: Path
 ) -> OpenTab:
     """Writes the page of all runs below the log folder, as it is now, and opens the file, as if for the first time."""
 
     def open_(theme: str = "light", width: int = 1280) -> Tab:
         write_page(with_unfinished(collect([logdir])), page_file)
-        page = kept_alone(theme, width)
+        page = kept_alone(theme)
+        page.set_viewport_size({"width": width, "height": HEIGHT})
         if page.url.startswith("file:"):  # another test has left it there
             page.evaluate("localStorage.clear()")
             page.goto("about:blank")
