@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -154,6 +154,8 @@ class Tracer(Instrument):
         tracing.start()
         if tracing.profiler is not None:
             tracing.profiler.acc_events = False  # torch would parse all events for it, and nobody reads them
+            with suppress(AttributeError):  # before torch 2.13 it makes them all the same, 800 bytes each
+                tracing.profiler.experimental_config.trace_only = not self.options.with_stack
         self._undo.callback(tracing.stop)
         self._profile = tracing
         opened = ExitStack()
