@@ -127,16 +127,14 @@ def _kernels(packed: Packed, calls: Sequence[TracedCall], begin: int, end: int) 
 
 
 def _operators(packed: Packed, calls: Iterator[TracedCall], begin: int, end: int) -> Iterator[Piece]:
-    names, phase_at = packed.names, phase_finder(packed.phases)
-    for call in calls:
-        if call.correlation is not None or not begin <= call.start <= end:
+    names, given, phase_at = packed.names, packed.inputs, phase_finder(packed.phases)
+    for start, length, called, caller, module, number, inputs, own, again, correlation in calls:
+        if correlation is not None or not begin <= start <= end:
             continue
-        name, phase, inputs = names[call.name] or "", phase_at(call.start), packed.inputs[call.inputs]
-        kind, use = _work_of(name, call.own < call.length, phase)
-        of = (kind, name, name, names[call.module], phase, call.number, inputs)
-        yield Piece(
-            call.start, call.start + call.length, call.start, use, *of, call.own, names[call.operator], call.again
-        )
+        name, phase = names[called] or "", phase_at(start)
+        kind, use = _work_of(name, own < length, phase)
+        inside = (names[module], phase, number, given[inputs], own, names[caller], again)
+        yield Piece(start, start + length, start, use, kind, name, name, *inside)
 
 
 @lru_cache(maxsize=4096)

@@ -283,7 +283,8 @@ def walk(packed: Packed) -> Iterator[TracedCall]:
     for number, (start, length, thread, what, value, more) in enumerate(packed.host()):
         stack = stacks[thread]
         while stack and stack[-1].end <= start:
-            yield from _close(stack)
+            if call := _close(stack):
+                yield call
         inner = stack[-1] if stack else nobody
         # Operators are asked for first: nine in ten events are one.
         if what == _OPERATOR:
@@ -302,16 +303,18 @@ def walk(packed: Packed) -> Iterator[TracedCall]:
             yield TracedCall(start, length, more, *outside, correlation=value)
     for stack in stacks.values():
         while stack:
-            yield from _close(stack)
+            if call := _close(stack):
+                yield call
 
 
-def _close(stack: list[_Open]) -> Iterator[TracedCall]:
+def _close(stack: list[_Open]) -> TracedCall | None:
     """End the innermost range: its caller, if any, has spent that time in a child. A module's range is no call."""
     over = stack.pop()
     length = over.end - over.start
     is_operator = over.what == _OPERATOR
     if stack:
         stack[-1].children += length if is_operator else over.children
-    if is_operator:
-        outside = over.caller, over.module, over.number, over.inputs
-        yield TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again)
+    if not is_operator:
+        return None
+    outside = over.caller, over.module, over.number, over.inputs
+    return TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again)
