@@ -84,10 +84,13 @@ class TracedWork:
 
     def by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
-        left = end - begin
+        left, phases = end - begin, self.packed.phases
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
-        for at in range(first, len(self.packed.phases)):  # a slice would copy all later phases for each of many gaps
-            start, stop, name = self.packed.phases[at]
+        for at in range(first, len(phases)):  # a slice would copy all later phases for each of many gaps
+            start, stop, name = phases[at]
+            if start <= begin and end <= stop:  # as nearly all
+                yield name, left
+                return
             if start >= end:
                 break
             inside = min(end, stop) - max(begin, start)

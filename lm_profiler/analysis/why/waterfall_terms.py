@@ -212,8 +212,10 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
     """Return what one call of each operator gets whose lists were too long for the trace: all parameters or a part."""
-    inputs = {(piece.operator or "", piece.call): piece.inputs for piece, _ in traced.of("memory")}
-    calls = Counter(operator for (operator, _), given in inputs.items() if given is not None and is_cut(given))
+    inputs = {id(piece.inputs): piece.inputs for piece, _ in traced.of("memory")}  # equal ones are one object
+    cut = {key for key, given in inputs.items() if given is not None and is_cut(given)}
+    called = {(piece.operator or "", piece.call) for piece, _ in traced.of("memory") if id(piece.inputs) in cut}
+    calls = Counter(operator for operator, _ in called)
     elements = step.lists.elements
     return {
         operator: step.lists._replace(elements=None if elements is None else elements * traced.steps // count)
