@@ -26,7 +26,7 @@ _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 
 # An operator's event as the profiler writes it, nine in ten of all: to match it takes an eighth of decoding it.
 _OPERATOR_EVENT = re.compile(
-    r'\{\s*"ph": "X",\s*"cat": "cpu_op",\s*("name": "[^"]*",\s*"pid": [^,]*,\s*"tid": [^,]*),\s*"ts": ([^,]*),\s*'
+    r'[\s,]*\{\s*"ph": "X",\s*"cat": "cpu_op",\s*("name": "[^"]*",\s*"pid": [^,]*,\s*"tid": [^,]*),\s*"ts": ([^,]*),\s*'
     r'"dur": ([^,]*),\s*"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
 )
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
@@ -52,13 +52,12 @@ def _decoded(file: TextIO) -> Iterator[Event]:
         text += _more(file, text)
     decode, text, at = json.JSONDecoder().raw_decode, text[begin.end() :], 0
     while True:
+        while match := _OPERATOR_EVENT.match(text, at):
+            yield match
+            at = match.end()
         at = _BETWEEN_EVENTS.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty string, too
         if text.startswith("]", at):
             break
-        if match := _OPERATOR_EVENT.match(text, at):
-            yield match
-            at = match.end()
-            continue
         try:
             event, at = decode(text, at)
         except json.JSONDecodeError:  # as a rule the event's end is not read yet
@@ -175,7 +174,7 @@ class Packed:
         try:
             (thread, name), inputs = self._callers[caller], self._given[given]
         except KeyError:
-            event = json.loads(match[0])
+            event = json.loads(match[0].lstrip(", \t\r\n"))
             if "attention" in event["name"]:  # its values count, which stand before
                 return self._take(event)
             thread, name = self._callers[caller] = self._threads[event["pid"], event["tid"]], self._numbers[event["name"]]
