@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import marshal
 import re
 import zlib
 from array import array
@@ -31,7 +30,6 @@ _OPERATOR_EVENT = re.compile(
 )
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
 _CHUNK = 1 << 16  # characters that are read at once
-
 
 Event = Mapping[str, Any] | re.Match[str]  # as the profiler wrote it; or a match of ``_OPERATOR_EVENT``
 
@@ -121,10 +119,8 @@ class Packed:
         self.gathers: list[Range] = []
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
-        self._shapes: dict[bytes, int] = {}
-        # what stands in a file for an operator, whose numbers these are: of thread and name, and of what it is given
-        self._callers: dict[str, tuple[int, int]] = {}
-        self._given: dict[str, int] = {}
+        self._callers: dict[str, tuple[int, int]] = {}  # numbers of thread and name, by the text of both in the file
+        self._given: dict[str, int] = {}  # numbers of inputs, by their text
         self._inputs: list[Inputs | None] = []
         self._host = array("q")  # thread, what, value, inputs or name of a call; the next event's
         self._spans = array("d")  # their start and length, in microseconds
@@ -141,10 +137,7 @@ class Packed:
             self.steps = [of for of in self.steps if bisect_left(begun, of.start) < bisect_left(begun, of.end)]
         self.names: list[str | None] = [*self._numbers, None]
         self.inputs: list[Inputs | None] = [*self._inputs, None]
-
-    @property
-    def has_device(self) -> bool:
-        return len(self._device) > 0
+        self.has_device = len(self._device) > 0
 
     def window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
@@ -176,8 +169,10 @@ class Packed:
         except KeyError:
             event = json.loads(match[0].lstrip(", \t\r\n"))
             if "attention" in event["name"]:  # its values count, which stand before
-                return self._take(event)
-            thread, name = self._callers[caller] = self._threads[event["pid"], event["tid"]], self._numbers[event["name"]]
+                self._take(event)
+                return
+            thread, name = self._threads[event["pid"], event["tid"]], self._numbers[event["name"]]
+            self._callers[caller] = thread, name
             inputs = self._given[given] = self._inputs_of(event)
         self._spans.extend((float(ts), float(dur)))
         self._host.extend((thread, _OPERATOR, name, inputs))
@@ -221,11 +216,8 @@ class Packed:
             return -1
         values = arguments.get("Concrete Inputs") if "attention" in event["name"] else None
         given = (arguments["Input Dims"], arguments.get("Input type"), values)
-        # Lists cannot be keys. Version 0 writes equal ones alike, whichever objects they share; repr takes longer.
-        key = marshal.dumps(given, 0)
-        number = self._shapes.get(key)
-        if number is None:
-            number = self._shapes[key] = len(self._inputs)
+        number = self._given.setdefault(repr(given), len(self._inputs))
+        if number == len(self._inputs):
             self._inputs.append(Inputs(*(field or () for field in given)))
         return number
 
@@ -282,8 +274,7 @@ def walk(packed: Packed) -> Iterator[TracedCall]:
     for number, (start, length, thread, what, value, more) in enumerate(packed.host()):
         stack = stacks[thread]
         while stack and stack[-1].end <= start:
-            if call := _close(stack):
-                yield call
+            yield from _close(stack)
         inner = stack[-1] if stack else nobody
         # Operators are asked for first: nine in ten events are one.
         if what == _OPERATOR:
@@ -302,11 +293,10 @@ def walk(packed: Packed) -> Iterator[TracedCall]:
             yield TracedCall(start, length, more, *outside, correlation=value)
     for stack in stacks.values():
         while stack:
-            if call := _close(stack):
-                yield call
+            yield from _close(stack)
 
 
-def _close(stack: list[_Open]) -> TracedCall | None:
+def _close(stack: list[_Open]) -> Sequence[TracedCall]:
     """End the innermost range: its caller, if any, has spent that time in a child. A module's range is no call."""
     over = stack.pop()
     length = over.end - over.start
@@ -314,6 +304,6 @@ def _close(stack: list[_Open]) -> TracedCall | None:
     if stack:
         stack[-1].children += length if is_operator else over.children
     if not is_operator:
-        return None
+        return ()
     outside = over.caller, over.module, over.number, over.inputs
-    return TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again)
+    return (TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again),)
