@@ -117,7 +117,7 @@ def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] 
             for name, calls, ns, exposed_ns in seen.by_name
         ]
     exposed_ns: Counter[str] = Counter()
-    for piece, own in traced.of("communication") if traced.on_device else ():
+    for piece, own in traced.by_use["communication"] if traced.on_device else ():
         exposed_ns[piece.phase] += round(own)
     if exposed_ns:
         waits = waiting_s or {}

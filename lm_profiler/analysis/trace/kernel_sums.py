@@ -87,7 +87,7 @@ def _busy_and_idle(work: TracedWork, end: int) -> tuple[Counter[str], Counter[st
     busy, idle = Counter[str](), Counter[str]()
     for piece, own in zip(pieces, shared_out(starts, ends, [0] * len(pieces), work.begin, end).tolist(), strict=True):
         busy[piece.phase] += own
-    ended_by = {piece.start: piece.phase for piece in reversed(pieces)}
+    ended_by = {piece.start: piece.phase for piece in reversed(pieces)} if work.on_device else {}
     for first, last in zip(*(side.tolist() for side in gaps_between(starts, ends, work.begin, end)), strict=True):
         if work.on_device:
             idle[ended_by.get(last, NO_PHASE)] += last - first

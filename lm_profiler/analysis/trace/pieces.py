@@ -84,10 +84,13 @@ class TracedWork:
 
     def by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
-        left = end - begin
+        left, phases = end - begin, self.packed.phases
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
-        for at in range(first, len(self.packed.phases)):  # a slice would copy all later phases for each of many gaps
-            start, stop, name = self.packed.phases[at]
+        for at in range(first, len(phases)):  # a slice would copy all later phases for each of many gaps
+            start, stop, name = phases[at]
+            if start <= begin and end <= stop:  # as nearly all
+                yield name, left
+                return
             if start >= end:
                 break
             inside = min(end, stop) - max(begin, start)
@@ -127,16 +130,14 @@ def _kernels(packed: Packed, calls: Sequence[TracedCall], begin: int, end: int) 
 
 
 def _operators(packed: Packed, calls: Iterator[TracedCall], begin: int, end: int) -> Iterator[Piece]:
-    names, phase_at = packed.names, phase_finder(packed.phases)
-    for call in calls:
-        if call.correlation is not None or not begin <= call.start <= end:
+    names, given, phase_at = packed.names, packed.inputs, phase_finder(packed.phases)
+    for start, length, called, caller, module, number, inputs, own, again, correlation in calls:
+        if correlation is not None or not begin <= start <= end:
             continue
-        name, phase, inputs = names[call.name] or "", phase_at(call.start), packed.inputs[call.inputs]
-        kind, use = _work_of(name, call.own < call.length, phase)
-        of = (kind, name, name, names[call.module], phase, call.number, inputs)
-        yield Piece(
-            call.start, call.start + call.length, call.start, use, *of, call.own, names[call.operator], call.again
-        )
+        name, phase = names[called] or "", phase_at(start)
+        kind, use = _work_of(name, own < length, phase)
+        inside = (names[module], phase, number, given[inputs], own, names[caller], again)
+        yield Piece(start, start + length, start, use, kind, name, name, *inside)
 
 
 @lru_cache(maxsize=4096)

@@ -108,23 +108,16 @@ class Traced:
     on_device: bool
     communication: Communication | None = None
 
-    def of(self, use: Use) -> Sequence[Weighed]:
-        return self._by_use[use]
-
-    def seconds(self, use: Use) -> float:
-        """Return the seconds of one step that went to ``use``."""
-        return self._seconds[use]
-
     @cached_property
-    def _by_use(self) -> Mapping[Use, list[Weighed]]:
+    def by_use(self) -> Mapping[Use, list[Weighed]]:
         by_use: dict[Use, list[Weighed]] = {use: [] for use in get_args(Use)}
         for weighed in self.pieces:
             by_use[weighed[0].use].append(weighed)
         return by_use
 
-    @cached_property
-    def _seconds(self) -> Mapping[Use, float]:
-        return {use: sum(own for _, own in some) * 1e-9 / self.steps for use, some in self._by_use.items()}
+    def seconds(self, use: Use) -> float:
+        """Return the seconds of one step that went to ``use``."""
+        return sum(own for _, own in self.by_use[use]) * 1e-9 / self.steps
 
 
 def traced_of(work: TracedWork) -> Traced:

@@ -98,7 +98,7 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     clock = 0.0
     if step.clock_share:
         clock = min(max(ideal / step.clock_share - ideal, 0.0), whole - repeated - ideal)
-    parts = floored(traced.of("products"), lambda piece: _at_peak(piece, step))
+    parts = floored(traced.by_use["products"], lambda piece: _at_peak(piece, step))
     usual = ideal / whole if whole else 0.0  # where shapes are unknown
     floors = [(piece, own, own * usual if floor is None else floor) for piece, own, floor in parts]
     at_peak = [(piece, floor) for piece, _, floor in floors]
@@ -116,7 +116,7 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms of all other kernels: what moving their bytes takes, and what they take longer."""
     lists = _lists_of_a_call(step, traced)
-    parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step, lists))
+    parts = floored(traced.by_use["memory"], lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
     beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
     unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
@@ -151,10 +151,10 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
     for_input = step.input_s - sum(step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES)
     waited = min(max(for_input - copies, 0.0), idle - in_gaps)
     waiting_s = in_calls + in_gaps
-    copied = _term("input", copies, list(traced.of("input")), traced)
+    copied = _term("input", copies, list(traced.by_use["input"]), traced)
     unseen = [Gap(1, "data", "not while traced")] * traced.steps
     return [
-        _term("communication", exchanged - in_calls, list(traced.of("communication")), traced),
+        _term("communication", exchanged - in_calls, list(traced.by_use["communication"]), traced),
         Term(name="waiting", seconds=waiting_s, phases=by_phase(step.waiting_s.items(), waiting_s)),
         _gap_term("gaps", min(idle - in_gaps - waited, seen), elsewhere, traced),
         _together(copied, _gap_term("input", waited, at_input or unseen, traced)),
@@ -212,8 +212,10 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
     """Return what one call of each operator gets whose lists were too long for the trace: all parameters or a part."""
-    inputs = {(piece.operator or "", piece.call): piece.inputs for piece, _ in traced.of("memory")}
-    calls = Counter(operator for (operator, _), given in inputs.items() if given is not None and is_cut(given))
+    inputs = {id(piece.inputs): piece.inputs for piece, _ in traced.by_use["memory"]}  # equal ones are one object
+    cut = {key for key, given in inputs.items() if given is not None and is_cut(given)}
+    called = {(piece.operator or "", piece.call) for piece, _ in traced.by_use["memory"] if id(piece.inputs) in cut}
+    calls = Counter(operator for operator, _ in called)
     elements = step.lists.elements
     return {
         operator: step.lists._replace(elements=None if elements is None else elements * traced.steps // count)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.analysis.trace.walk import trace_events
+from lm_profiler.analysis.trace.walk import Packed, trace_events
 
 
 def event(number: int) -> dict[str, object]:
@@ -64,3 +64,39 @@ def test_half_a_trace_is_refused(tmp_path: Path, cut: str) -> None:
         path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"t\.json\.gz: not a whole trace: "):
         list(trace_events(path))
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).with_name("traces").glob("*.json.gz")), ids=lambda of: of.name)
+def test_an_operator_that_is_matched_says_what_it_says_decoded(path: Path) -> None:
+    with gzip.open(path) as file:
+        decoded = Packed(json.load(file)["traceEvents"])
+    matched = Packed(trace_events(path))
+    assert list(matched.host()) == list(decoded.host())
+    assert list(matched.device()) == list(decoded.device())
+    assert (matched.names, matched.inputs) == (decoded.names, decoded.inputs)
+    assert (matched.steps, matched.phases) == (decoded.steps, decoded.phases)
+
+
+@pytest.mark.parametrize("name", ["aten::op", r"a \"name\", {\n} é", "aten::attention"])
+@pytest.mark.parametrize(
+    "given", ["", '"Concrete Inputs": ["True", "\\"Input Dims\\": [1]"], "Input Dims": [[8], []], ', '"a": {}, ']
+)
+def test_what_stands_in_an_operators_event_does_not_change_what_it_is(tmp_path: Path, name: str, given: str) -> None:
+    one = f"""
+  {{
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": {json.dumps(name)},
+    "pid": 1,
+    "tid": "a",
+    "ts": 4405555032661.477,
+    "dur": 0.25
+    ,
+    "args": {{
+      "External id": 1,{given}"Ev Idx": 3
+    }}
+  }}"""
+    text = f'{{"traceEvents": [{one},{one}]}}'
+    read, decoded = Packed(trace_events(written(tmp_path / "t.json.gz", text))), Packed(json.loads(text)["traceEvents"])
+    assert list(read.host()) == list(decoded.host())
+    assert (read.names, read.inputs) == (decoded.names, decoded.inputs)

@@ -83,7 +83,7 @@ def test_every_nanosecond_of_the_window_is_one_uses(path: Path) -> None:
     work, begin, end = wanted(events)
     traced = traced_of(traced_work(Packed(events)))
     names = {(piece.name, piece.start): piece.use for piece, _ in traced.pieces}
-    told = Counter({use: sum(own for piece, own in traced.of(use)) for use in ORDER})
+    told = Counter({use: sum(own for piece, own in traced.by_use[use]) for use in ORDER})
     told["nothing"] = sum(gap.ns for gap in traced.gaps)
     assert end - begin == told.total()
     uses = [(ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]), names.get((e["name"], ns(e["ts"])), "")) for e in work]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import resource
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lm_profiler.analysis.trace.walk import trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.record.kernels import kernels_file, read_kernels
@@ -29,6 +31,7 @@ TRACED = 3
 
 
 exported: list[torch.profiler.profile] = []  # the profiler of ``profiled``
+made: list[int] = []  # how many objects of events torch had then
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
 
     def noted(self: torch.profiler.profile, path: str) -> None:
         exported.append(self)
+        made.append(len(self.profiler.kineto_results.events()))
         export(self, path)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,6 +51,17 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
 
 def test_the_events_in_memory_are_let_go_once_they_are_written(profiled: TrainingProfiler) -> None:
     assert [each.profiler for each in exported] == [None]
+
+
+def test_torch_makes_no_objects_of_events_that_nobody_reads(profiled: TrainingProfiler) -> None:
+    before_2_13 = not hasattr(torch.profiler._ExperimentalConfig(), "trace_only")
+    assert made == [0] or before_2_13
+
+
+def test_operators_are_written_as_the_reader_matches_them(profiled: TrainingProfiler) -> None:
+    read = list(trace_events(profiled.folder / "trace" / "rank0.pt.trace.json.gz"))
+    assert any(isinstance(each, re.Match) for each in read)
+    assert not any(each.get("cat") == "cpu_op" for each in read if not isinstance(each, re.Match))
 
 
 @pytest.fixture(scope="module")
