@@ -91,6 +91,7 @@ class WatchWriter:
     metrics: RunMetrics | None = None  # what monitoring gets
     publish: Callable[[], object] | None = None  # writes the metrics' file
     gpu: ReadGpu | None = None  # reads clock and throttle reasons of the rank's GPU
+    cpu_clock: Callable[[], float] = time.process_time  # the process's CPU seconds
     asked: int = 0
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
@@ -148,7 +149,7 @@ class WatchWriter:
 
     def _loop(self) -> None:
         while True:
-            handed, asked_ns, cpu_s = None, self.clock(), time.process_time()
+            handed, asked_ns, cpu_s = None, self.clock(), self.cpu_clock()
             with suppress(Empty):
                 handed = self._queue.get(timeout=1.0)
                 if handed is None:
@@ -256,7 +257,7 @@ class WatchWriter:
         """
         now_ns = self.clock()
         seconds = (now_ns - asked_ns) * 1e-9 - 1.0
-        if seconds < _PAUSE_S or time.process_time() - cpu_s > seconds / 2:  # it ran, and only this thread did not
+        if seconds < _PAUSE_S or self.cpu_clock() - cpu_s > seconds / 2:  # it ran, and only this thread did not
             return
         where = self._where()
         self._paused.append((f"{STEPS}{where}" if where in PARTS else where, seconds))

@@ -7,9 +7,11 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import compared
@@ -21,13 +23,13 @@ from warm import run
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
-from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep, watch
+from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.improve_record import read_improve
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import Newer, Part, read_run
 from lm_profiler.record.sweep_files import read_plan
-from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines
+from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines, request_file
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.formats import lines
 from lm_profiler.report.tables.link_table import LinkFigures
@@ -177,6 +179,13 @@ def made_run(folder: Path, scale: float) -> Entry:
     return collect([compared.write(folder, compared.rows({"forward": steps}), time=parts)]).entries[0]
 
 
+def traces_once_asked(folder: Path, kernels: str) -> None:
+    """Do what the training in ``folder`` would do."""
+    while not request_file(folder, 0).exists():
+        time.sleep(0.01)
+    (folder / "trace/rank0.step9.kernels.json").write_text(kernels)
+
+
 def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
     """A call of ``verb`` in ``folder``, in which nothing is trained: what would be measured is made up."""
     run = str(STORED / "0.2/tiny/version_0")
@@ -194,7 +203,7 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         append_lines(folder / EVENTS, [WatchEvent(step=4, kind="level", part="data", now=0.2, against=0.1)])
         table = (Path(run) / "trace/rank0.kernels.json").read_text()
         (folder / "trace").mkdir()
-        patch.setattr(watch.time, "sleep", lambda _: (folder / "trace/rank0.step9.kernels.json").write_text(table))
+        Thread(target=traces_once_asked, args=(folder, table), daemon=True).start()
         return [str(folder)]
     if verb == "collectives":
         rows = [LinkFigures("gloo", 2, "broadcast", 10, [1e-3] * 9), LinkFigures("gloo", 2, "broadcast", 20, [], "no")]

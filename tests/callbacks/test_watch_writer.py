@@ -25,12 +25,12 @@ S = 1_000_000_000
 class Standing(WatchWriter):
     """The writer of rank 5 of 8, by a clock that the test sets, which looks once a second."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cpu_s: float = 0.0) -> None:
         self.now_ns = S
         timeline = Timeline(lambda: self.now_ns)
         super().__init__(
             folder, 5, 8, timeline, WatchedRun(), Ledger(0), WatchOptions(), print, torch.device("cpu"),
-            place=TrainingPosition(),
+            place=TrainingPosition(), cpu_clock=lambda: cpu_s,
         )  # fmt: skip
         self._last = Handed(S)
 
@@ -115,10 +115,8 @@ def test_a_step_that_stalled_gives_what_is_beyond_the_usual(tmp_path: Path) -> N
     assert watch_writer._STALL_S == 60.0
 
 
-def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    used_s = 3.0
-    monkeypatch.setattr(watch_writer.time, "process_time", lambda: used_s)
-    writer = Standing(tmp_path)
+def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path) -> None:
+    writer = Standing(tmp_path, cpu_s=3.0)
     in_backward(writer)
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + 31 * S
     writer._look_for_pause(asked_ns, 1.0)  # two seconds of work
@@ -132,11 +130,8 @@ def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("seconds, cpu_s", [(31, 20.0), (4, 0.0)])
-def test_a_thread_that_had_to_wait_is_no_pause(
-    seconds: int, cpu_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch_writer.time, "process_time", lambda: cpu_s)
-    writer = Standing(tmp_path)
+def test_a_thread_that_had_to_wait_is_no_pause(seconds: int, cpu_s: float, tmp_path: Path) -> None:
+    writer = Standing(tmp_path, cpu_s)
     in_backward(writer)
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + seconds * S
     writer._look_for_pause(asked_ns, 0.0)

@@ -80,7 +80,9 @@ def run(options: Options) -> int:
         raise UsageError(str(error)) from None
 
 
-def _watch(folder: Path, sleep: Callable[[float], None] = time.sleep) -> int:
+def _watch(
+    folder: Path, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+) -> int:
     over = _over(read_status(folder))
     if over or not sys.stdout.isatty():
         for table in watch_tables(folder):
@@ -94,7 +96,7 @@ def _watch(folder: Path, sleep: Callable[[float], None] = time.sleep) -> int:
         while True:
             shown = [line for table in watch_tables(folder) for line in (*lines(table, console.width, True), "")]
             live.update(Text.from_ansi("\n".join(shown)), refresh=True)
-            status, now_s = read_status(folder), time.monotonic()
+            status, now_s = read_status(folder), clock()
             if over := _over(status):
                 say(f"{folder}: the training {over}")
                 return OK if status.ended else WRONG_CALL
@@ -163,7 +165,7 @@ class AskOptions:
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
 
 
-def run_trace(options: AskOptions) -> int:
+def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) -> int:
     """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
     expect_one_of(ranks_watched(folder), "rank", options.rank)
@@ -181,7 +183,7 @@ def run_trace(options: AskOptions) -> int:
         raise UsageError(f"RUN: expected a folder that can be written to, given {folder} ({error.strerror})") from None
     deadline_s = time.monotonic() + options.patience_s
     while time.monotonic() < deadline_s:
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
         if new := sorted(set(_tables(folder, options.rank)) - before):
             say(f"traced: {new[0]}")
             _show(read_kernels(new[0]), options.format)

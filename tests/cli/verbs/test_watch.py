@@ -152,9 +152,9 @@ def test_a_training_that_reports_no_more_is_not_watched_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr(watch, "_APART_S", 0.01)
-    monkeypatch.setattr(watch, "_SILENT_S", 0.05)
-    assert main(["watch", str(left(tmp_path))]) == FAILED
+    slept_s: list[float] = []
+    assert watch._watch(left(tmp_path), slept_s.append, lambda: sum(slept_s)) == FAILED
+    assert sum(slept_s) == 60.0
     assert "no report" in capsys.readouterr().err
 
 
@@ -162,8 +162,6 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr(watch, "_APART_S", 0.01)
-    monkeypatch.setattr(watch, "_SILENT_S", 2.0)
     left(tmp_path)
     status, files = read_status(tmp_path), {path.name for path in tmp_path.iterdir()}
     looks = [0, 0]
@@ -182,9 +180,7 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
 
 
 @pytest.mark.parametrize("rank, code", [(0, FAILED), (1, OK)])
-def test_a_trace_of_another_rank_is_no_answer(
-    rank: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_of_another_rank_is_no_answer(rank: int, code: int, tmp_path: Path) -> None:
     def rank_1_is_traced(_: float) -> None:
         (tmp_path / "trace").mkdir(exist_ok=True)
         table = KernelTable(
@@ -193,8 +189,8 @@ def test_a_trace_of_another_rank_is_no_answer(
         )  # fmt: skip
         table.write(tmp_path / "trace" / "rank1.step9.kernels.json")
 
-    monkeypatch.setattr(watch.time, "sleep", rank_1_is_traced)
-    assert main(["trace", str(left(tmp_path)), "--rank", str(rank), "--patience_s", "0.2"]) == code
+    options = watch.AskOptions(run=left(tmp_path), rank=rank, patience_s=0.2)
+    assert watch.run_trace(options, rank_1_is_traced) == code
 
 
 def test_nobody_takes_the_request(tmp_path: Path) -> None:
