@@ -38,7 +38,10 @@ INTERPRETER = child.interpreter
 CONTEXT = multiprocessing.get_context("forkserver")
 util.get_temp_dir()  # its socket goes there: a test that has its own tempdir, a long path, must not be the first to ask
 CONTEXT.set_forkserver_preload(
-    ["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.rehearse.sent"]
+    [
+        *("torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.rehearse.sent"),
+        *("lm_profiler.callbacks.attachment", "attrs", "tensorboard.plugins.hparams.summary_v2"),  # of each run
+    ]
 )
 _SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
