@@ -21,7 +21,7 @@ from warm import run
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
-from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep, watch
+from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.improve_record import read_improve
 from lm_profiler.record.quantities import TIMES
@@ -194,7 +194,7 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         append_lines(folder / EVENTS, [WatchEvent(step=4, kind="level", part="data", now=0.2, against=0.1)])
         table = (Path(run) / "trace/rank0.kernels.json").read_text()
         (folder / "trace").mkdir()
-        patch.setattr(watch.time, "sleep", lambda _: (folder / "trace/rank0.step9.kernels.json").write_text(table))
+        patch.setattr("time.sleep", lambda _: (folder / "trace/rank0.step9.kernels.json").write_text(table))
         return [str(folder)]
     if verb == "collectives":
         rows = [LinkFigures("gloo", 2, "broadcast", 10, [1e-3] * 9), LinkFigures("gloo", 2, "broadcast", 20, [], "no")]

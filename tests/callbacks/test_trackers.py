@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from wandb.proto.wandb_internal_pb2 import Record
 
-from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer, watching
+from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer
 from lm_profiler.callbacks.trackers import Tracker, figures
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.watch_files import read_windows
@@ -113,8 +113,8 @@ def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     assert Path(last.log_dir, "metrics.csv").exists()
 
 
+@pytest.mark.usefixtures("hands_over_often")
 def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
     monkeypatch.setattr(watch_writer, "_WINDOW", 20)
     lines = CSVLogger(tmp_path / "csv")
     callbacks = profiling_callbacks(

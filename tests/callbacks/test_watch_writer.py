@@ -117,7 +117,7 @@ def test_a_step_that_stalled_gives_what_is_beyond_the_usual(tmp_path: Path) -> N
 
 def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used_s = 3.0
-    monkeypatch.setattr(watch_writer.time, "process_time", lambda: used_s)
+    monkeypatch.setattr("time.process_time", lambda: used_s)
     writer = Standing(tmp_path)
     in_backward(writer)
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + 31 * S
@@ -135,7 +135,7 @@ def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path, monkeyp
 def test_a_thread_that_had_to_wait_is_no_pause(
     seconds: int, cpu_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_writer.time, "process_time", lambda: cpu_s)
+    monkeypatch.setattr("time.process_time", lambda: cpu_s)
     writer = Standing(tmp_path)
     in_backward(writer)
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + seconds * S

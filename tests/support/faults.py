@@ -173,6 +173,11 @@ def fault(place: Place, error: BaseException, time: int = 1) -> Iterator[list[st
         yield raised
 
 
+def breaks(function: Callable[..., object], error: BaseException | None = None) -> Any:
+    """Raise ``error``, or a KeyError, where ours calls this ``function`` of ours for the first time, in this thread."""
+    return fault((function.__code__, None), KeyError("gone") if error is None else error)
+
+
 @contextmanager
 def _tracing(call: Any) -> Iterator[None]:
     before = sys.gettrace()

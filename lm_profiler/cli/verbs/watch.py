@@ -80,7 +80,7 @@ def run(options: Options) -> int:
         raise UsageError(str(error)) from None
 
 
-def _watch(folder: Path, sleep: Callable[[float], None] = time.sleep) -> int:
+def _watch(folder: Path, sleep: Callable[[float], None] = time.sleep, silent_s: float = _SILENT_S) -> int:
     over = _over(read_status(folder))
     if over or not sys.stdout.isatty():
         for table in watch_tables(folder):
@@ -100,10 +100,10 @@ def _watch(folder: Path, sleep: Callable[[float], None] = time.sleep) -> int:
                 return OK if status.ended else WRONG_CALL
             if status.written_s != heard[0]:
                 heard = status.written_s, now_s  # by this machine's clock: the training's may differ
-            elif now_s - heard[1] >= _SILENT_S:
+            elif now_s - heard[1] >= silent_s:
                 break
             sleep(_APART_S)
-    say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not come here")
+    say(f"{folder}: no report for {duration_text(silent_s)}: the training was killed, or its files do not come here")
     return FAILED
 
 

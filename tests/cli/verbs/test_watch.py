@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -141,9 +142,7 @@ def test_a_training_that_reports_no_more_is_not_watched_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr(watch, "_APART_S", 0.01)
-    monkeypatch.setattr(watch, "_SILENT_S", 0.05)
-    assert main(["watch", str(left(tmp_path))]) == FAILED
+    assert watch._watch(left(tmp_path), sleep=lambda _: time.sleep(0.01), silent_s=0.05) == FAILED
     assert "no report" in capsys.readouterr().err
 
 
@@ -151,8 +150,6 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr(watch, "_APART_S", 0.01)
-    monkeypatch.setattr(watch, "_SILENT_S", 2.0)
     left(tmp_path)
     status, files = read_status(tmp_path), {path.name for path in tmp_path.iterdir()}
     looks = [0, 0]
@@ -164,17 +161,16 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
         time.sleep(0.01)
 
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(watch._watch, tmp_path, sleep=partial(sleep, number=number)) for number in (0, 1)]
+        looking = [partial(watch._watch, tmp_path, partial(sleep, number=number), 2.0) for number in (0, 1)]
+        ends = [pool.submit(each) for each in looking]
     assert [end.result() for end in ends] == [OK, OK]
     assert max(looks) == 50
     assert {path.name for path in tmp_path.iterdir()} == files  # who watches leaves nothing
 
 
 @pytest.mark.parametrize("rank, code", [(0, FAILED), (1, OK)])
-def test_a_trace_of_another_rank_is_no_answer(
-    rank: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rank_1_is_traced(_: float) -> None:
+def test_a_trace_of_another_rank_is_no_answer(rank: int, code: int, tmp_path: Path) -> None:
+    def rank_1_is_traced() -> None:
         (tmp_path / "trace").mkdir(exist_ok=True)
         table = KernelTable(
             source="operators", steps=1, window_s=1.0, phases={}, rows=[], rest=Rest(rows=0, count=0, total_s=0.0),
@@ -182,8 +178,11 @@ def test_a_trace_of_another_rank_is_no_answer(
         )  # fmt: skip
         table.write(tmp_path / "trace" / "rank1.step9.kernels.json")
 
-    monkeypatch.setattr(watch.time, "sleep", rank_1_is_traced)
-    assert main(["trace", str(left(tmp_path)), "--rank", str(rank), "--patience_s", "0.2"]) == code
+    left(tmp_path)
+    later = threading.Timer(0.1, rank_1_is_traced)
+    later.start()
+    assert main(["trace", str(tmp_path), "--rank", str(rank), f"--patience_s={60 if code == OK else 1.0}"]) == code
+    later.join()
 
 
 def test_nobody_takes_the_request(tmp_path: Path) -> None:
