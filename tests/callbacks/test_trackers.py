@@ -33,8 +33,9 @@ pytestmark = [pytest.mark.usefixtures("no_rates"), pytest.mark.filterwarnings("i
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "PATIENCE_S", 300.0)  # a busy machine is no fault of a tracker
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no fault of a tracker."""
+    monkeypatch.setattr(trackers, "PATIENCE_S", getattr(request, "param", 300.0))
 
 
 def fitted(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
@@ -82,10 +83,10 @@ class Blocking(CSVLogger):
 NOW = threading.Event()  # the server answers again
 
 
+@pytest.mark.parametrize("patient", [0.1], indirect=True)
 def test_logger_that_blocks_is_told_once_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trackers, "PATIENCE_S", 0.1)
     last = CSVLogger(tmp_path / "b")
     profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), last)
     NOW.set()
