@@ -7,12 +7,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 SUPPORT = Path(__file__).parent / "support"
 sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose simulations tests use
@@ -86,7 +87,7 @@ def forked_interpreters() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "interpreter", warm.interpreter)
-        patch.setattr(rank_group, "get_context", lambda kind: warm.CONTEXT)
+        patch.setattr(rank_group, "get_context", warm.context)
         yield
 
 
@@ -116,3 +117,24 @@ def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearse no run before it starts: that takes a process and some seconds each."""
     monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
+
+
+@pytest.fixture
+def no_weights() -> Iterator[None]:
+    """Fail where this process, but no child of it, builds weights."""
+    own = os.getpid()
+
+    def fail(module: torch.nn.Module, name: str, weight: object) -> None:
+        if os.getpid() == own:
+            pytest.fail("weights were built")
+
+    hook = register_module_parameter_registration_hook(fail)
+    yield
+    hook.remove()
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Tells how many bytes are free, for runs that are planned before they start, on however busy a machine."""
+    monkeypatch.setattr("lm_profiler.cli.preflight.LIMIT_S", 600.0)
+    return lambda of: monkeypatch.setattr("lm_profiler.cli.preflight.available_bytes", of)

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.cli import preflight
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader, read_config
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models.config import PRESETS
-from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run_record import MemoryLevels, read_run
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.sweep.sweep_plan import SweepRequest, plan_of
@@ -29,13 +27,8 @@ REFERENCE = [f"{size}_{precision}" for size in PRESETS if "/" not in size for pr
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_weights: None) -> Any:
     """Reads a config and builds everything but the weights; nothing runs."""
-
-    def no_weights(*args: Any, **kwargs: Any) -> None:
-        pytest.fail("weights were built")
-
-    monkeypatch.setattr(Transformer, "__init__", no_weights)
     monkeypatch.setattr("lightning.pytorch.Trainer.fit", lambda *args, **kwargs: None)
 
     def read(file: Path) -> ProfilerCLI:
@@ -127,11 +120,8 @@ def test_attention_alone_holds_q_k_and_v_then_what_is_saved_then_the_gradients(t
     assert not record.notes
 
 
-def test_attention_that_would_take_the_machine_down_is_refused(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight, "available_bytes", lambda device: 64 << 30)
-    monkeypatch.setattr(preflight, "LIMIT_S", 600.0)
+def test_attention_that_would_take_the_machine_down_is_refused(tmp_path: Path, capsys: Any, free: Any) -> None:
+    free(lambda device: 64 << 30)
     config = f"--config={CONFIGS / 'attention.yaml'}"
     longer = ["--model.attention=math", "--data.context_length=1000000"]
     assert main(["fit", config, f"--log_dir={tmp_path}", *longer]) == 2

@@ -263,7 +263,7 @@ def leave_group() -> None:
         distributed.destroy_process_group()
 
 
-def end_ranks(trainer: Trainer | None, ask: bool = False) -> None:
+def end_ranks(trainer: Trainer | None, ask: bool = False, leaving_s: float = _LEAVING_S) -> None:
     """Wait for the ranks that Lightning started, which are told to end if ``ask``; kill those that do not end."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "gloo":
         leave_group()  # who waits for this rank sees that it has gone; NCCL would wait for the others
@@ -271,7 +271,7 @@ def end_ranks(trainer: Trainer | None, ask: bool = False) -> None:
     processes = getattr(launcher, "procs", [])
     children = list(processes)
     processes.clear()  # otherwise Lightning's observer kills this process too once one of them fails
-    until = time.monotonic() + (_ASKED_S if ask else _LEAVING_S)
+    until = time.monotonic() + (_ASKED_S if ask else leaving_s)
     try:
         for child in children if ask else ():
             child.terminate()

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from faults import Manual, Place, Tiny, assert_same_weights, fault, places, profiler, some, train
+from faults import Manual, Place, Tiny, assert_same_weights, breaks, fault, places, profiler, some, train
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
 from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -166,28 +167,20 @@ def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
     assert ours.record.status == "ok"
 
 
-def test_training_goes_on_where_the_instruments_are_to_leave_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lm_profiler.callbacks.session.Session.step_ended", lambda self: {}["gone"])
+def test_training_goes_on_where_the_instruments_are_to_leave_it(tmp_path: Path) -> None:
     ours = profiler(stop_when_done=False)
-    module = train(tmp_path, [ours], max_steps=12)
+    with breaks(Session.step_ended):
+        module = train(tmp_path, [ours], max_steps=12)
     assert module.steps == 12
     assert ours.record is not None
     assert ours.record.failure is not None
     assert (ours.record.status, ours.record.failure.phase) == ("failed", "instruments")
 
 
-def test_measuring_until_sure_ends_where_nobody_measures_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(session: Session) -> int:
-        session.steps += 1
-        return session.schedule.left - session.steps if session.steps < 3 else {}["gone"]
-
-    monkeypatch.setattr(Session, "step_ended", gone)
+def test_measuring_until_sure_ends_where_nobody_measures_any_more(tmp_path: Path) -> None:
     ours = profiler(until_ci=0.005, max_steps=500)
-    module = train(tmp_path, [ours], max_steps=600)
+    with fault((Session.step_ended.__code__, None), KeyError("gone"), 3):
+        module = train(tmp_path, [ours], max_steps=600)
     assert 3 < module.steps < 20
 
 
@@ -203,13 +196,10 @@ def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
     assert said == [0, 0]  # asked after steps 1 and 5 alone, as everybody
 
 
-def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(self: object, code: int) -> None:
-        raise OSError("no such probe")
-
-    monkeypatch.setattr("lm_profiler.measure.memory.causes.HoldingsReader.__call__", gone)
+def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path) -> None:
     ours = profiler()
-    train(tmp_path, [ours])
+    with breaks(HoldingsReader.__call__, OSError("no such probe")):
+        train(tmp_path, [ours])
     assert ours.record is not None
     assert ours.record.status == "ok"
     assert ours.record.time["step"].n == 3

@@ -28,20 +28,14 @@ from lm_profiler.callbacks import (
     StageOptions,
     TraceOptions,
     TrainingProfiler,
-    watching,
 )
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.watch_files import read_last_steps, read_status
 from lm_profiler.usage_error import UsageError
 
-pytestmark = pytest.mark.usefixtures("no_rates")
+pytestmark = pytest.mark.usefixtures("no_rates", "hands_over_often")
 STEPS = 60
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
 
 
 @pytest.fixture

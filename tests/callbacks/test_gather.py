@@ -250,12 +250,11 @@ def test_no_more_is_read_than_ranks_send() -> None:
         unpacked(b" " * (gather.MOST_BYTES + 1), 1)
 
 
-def test_measurements_too_large_to_be_sent_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "MOST_BYTES", 100)
+def test_measurements_too_large_to_be_sent_are_told_at_once() -> None:
     store = torch.distributed.HashStore()
     first, second = (Exchange(store, rank, 2, patience_s=60.0) for rank in (0, 1))
     second._run = first._run
-    second.gather(measured(1, 7))
+    second.gather(replace(measured(1, 7), notes=["x" * gather.MOST_BYTES]))
     merged = first.gather(measured(0, 5))
     assert merged.ranks_heard == 1
     assert "rank 1" in merged.notes[-1]

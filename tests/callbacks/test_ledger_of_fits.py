@@ -27,7 +27,6 @@ from lm_profiler.callbacks import (
     TraceOptions,
     TrainingProfiler,
     WatchOptions,
-    watching,
 )
 from lm_profiler.record.watch_files import read_status
 
@@ -231,14 +230,13 @@ KINDS: dict[str, Kind] = {
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clock(monkeypatch: pytest.MonkeyPatch, hands_over_often: None) -> Iterator[None]:
     def saved(*_: Any, **__: Any) -> None:
         pass_s(SAVE_S)
         save(*_, **__)
 
     save = TorchCheckpointIO.save_checkpoint
     monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", saved)
-    monkeypatch.setattr(watching, "_HAND_NS", 20_000_000)
     monkeypatch.setattr(timer, "time", types.SimpleNamespace(monotonic=lambda: CLOCK.ns * 1e-9))
     yield
     sys.setprofile(None)

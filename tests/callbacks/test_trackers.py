@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from wandb.proto.wandb_internal_pb2 import Record
 
-from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer, watching
+from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer
 from lm_profiler.callbacks.trackers import Tracker, figures
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.watch_files import read_windows
@@ -33,8 +33,9 @@ pytestmark = [pytest.mark.usefixtures("no_rates"), pytest.mark.filterwarnings("i
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "PATIENCE_S", 300.0)  # a busy machine is no fault of a tracker
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no fault of a tracker."""
+    monkeypatch.setattr(trackers, "PATIENCE_S", getattr(request, "param", 300.0))
 
 
 def fitted(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
@@ -82,10 +83,10 @@ class Blocking(CSVLogger):
 NOW = threading.Event()  # the server answers again
 
 
+@pytest.mark.parametrize("patient", [0.1], indirect=True)
 def test_logger_that_blocks_is_told_once_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trackers, "PATIENCE_S", 0.1)
     last = CSVLogger(tmp_path / "b")
     profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), last)
     NOW.set()
@@ -113,8 +114,8 @@ def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     assert Path(last.log_dir, "metrics.csv").exists()
 
 
+@pytest.mark.usefixtures("hands_over_often")
 def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
     monkeypatch.setattr(watch_writer, "_WINDOW", 20)
     lines = CSVLogger(tmp_path / "csv")
     callbacks = profiling_callbacks(

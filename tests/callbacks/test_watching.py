@@ -49,14 +49,12 @@ from lm_profiler.record.watch_files import (
 )
 from lm_profiler.usage_error import UsageError
 
-pytestmark = pytest.mark.usefixtures("no_rates")
+pytestmark = pytest.mark.usefixtures("no_rates", "hands_over_often")
 STEPS = 60
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hand over after every millisecond, so that short runs do all that long ones do."""
-    monkeypatch.setattr(watching, "_HAND_NS", 1_000_000)
+def signals_as_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)

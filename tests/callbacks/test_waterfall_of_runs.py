@@ -10,12 +10,15 @@ from typing import Any, get_args
 import pytest
 import torch
 import warm
+from faults import breaks
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.collect import lists_of
+from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 from lm_profiler.record.run_record import RunRecord, TermName, Waterfall, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -89,35 +92,35 @@ def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
 
 
-def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waterfall_that_fails_is_a_note(tmp_path: Path) -> None:
     """While the trace is read Python does not look for reference cycles: each search would take 0.3 s beside torch."""
     looks_for_cycles = []
 
-    def broken(packed: Any) -> None:
-        looks_for_cycles.append(gc.isenabled())
-        raise KeyError("ts")
+    class Broken(KeyError):
+        """Made where it is raised."""
 
-    monkeypatch.setattr("lm_profiler.callbacks.collect.traced_of", broken)
-    record = run(Sleeper(), tmp_path)
+        def __init__(self) -> None:
+            super().__init__("ts")
+            looks_for_cycles.append(gc.isenabled())
+
+    with breaks(traced_of, Broken):
+        record = run(Sleeper(), tmp_path)
     assert (record.status, record.waterfall) == ("ok", None)
     assert record.verdict is not None
-    assert any(note.startswith("waterfall unknown") and "KeyError" in note for note in record.notes)
+    assert any(note.startswith("waterfall unknown") and "Broken" in note for note in record.notes)
     assert looks_for_cycles == [False]
     assert gc.isenabled()
 
 
 @pytest.mark.gpu
-def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path) -> None:
     """Held against what the card is measured to do, where no sheet is known."""
-    from lm_profiler.callbacks import collect
-    from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
-
-    monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
-    monkeypatch.setattr(collect, "known_copy_rate", copy_rate)
+    card = torch.device("cuda", 0)
     model = LanguageModel(d_model=512, d_ff=2048, num_layers=2, num_heads=8, vocab_size=10_000)
     data = FakeTokens(context_length=512, batch_size=8, vocab_size=10_000)
     profiler = instruments(3, 20, memory=1, trace=3)
-    trainer_with([profiler], tmp_path, accelerator="gpu", precision="bf16-mixed").fit(model, data)
+    with warm.with_rates(matmul_ceiling(card, torch.bfloat16), copy_rate(card)):
+        trainer_with([profiler], tmp_path, accelerator="gpu", precision="bf16-mixed").fit(model, data)
     record = read_run(profiler.folder)
     fall = record.waterfall
     assert fall is not None, record.notes

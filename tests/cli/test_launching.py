@@ -234,11 +234,10 @@ def test_a_rank_that_is_killed_is_a_failure_however_it_was_started(strategy: str
     assert "SIGKILL" in record.failure.message
 
 
-def test_ranks_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_context, "_LEAVING_S", 0.1)
+def test_ranks_that_do_not_end_are_ended() -> None:
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     started = SimpleNamespace(procs=[rank])
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=started))
-    run_context.end_ranks(trainer)
+    run_context.end_ranks(trainer, leaving_s=0.1)
     assert rank.returncode == -signal.SIGKILL
     assert started.procs == []

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from faults import breaks
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
-from lm_profiler.cli import preflight
+from lm_profiler.cli import preflight, rehearse
 from lm_profiler.cli.main import main
-from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import RunRecord, read_run
 
@@ -69,25 +69,17 @@ class NeverMade(DependsOnValues):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preflight, "LIMIT_S", 600.0)
 
 
 @pytest.fixture
-def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda size: monkeypatch.setattr(preflight, "available_bytes", lambda device: size)
+def available(free: Callable[[Any], None]) -> Callable[[int], None]:
+    return lambda size: free(lambda device: size)
 
 
 @pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    own, make = os.getpid(), Transformer.__init__
-
-    def made(*args: Any, **kwargs: Any) -> None:
-        if os.getpid() == own:
-            pytest.fail("weights were built")
-        make(*args, **kwargs)
-
-    monkeypatch.setattr(Transformer, "__init__", made)
-    return
+def no_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for none, which takes more rehearsals."""
+    monkeypatch.setattr(preflight, "_remedies", lambda cli, room: ((), ()))
 
 
 def last_run(name: str = "tiny") -> RunRecord:
@@ -138,12 +130,12 @@ def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehe
     factor: int,
     available: Callable[[int], None],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preflight, "ask", lambda *args, **given: pytest.fail("rehearsed"))
     needs = factor * 4 * TINY_PARAMETERS
     available(needs - 1)
-    assert main(["fit", "--config=tiny.yaml", *more]) == 2
+    with breaks(rehearse.ask) as rehearsed:
+        assert main(["fit", "--config=tiny.yaml", *more]) == 2
+    assert rehearsed == []
     (line,) = capsys.readouterr().err.splitlines()
     assert f"given {bytes_text(needs)} without activations (parameters {bytes_text(4 * TINY_PARAMETERS)}, " in line
     assert f"; {bytes_text(needs // 2)} with --trainer.precision=bf16-true" in line
@@ -162,7 +154,10 @@ def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where
 
 
 def test_what_is_said_to_fit_does_and_one_more_does_not(
-    available: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    available: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     available(400_000)
     assert main(["fit", "--config=tiny.yaml"]) == 2
@@ -170,16 +165,14 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(
     batch = int(option.removeprefix("--data.batch_size="))
     own, fit = os.getpid(), Trainer.fit
     monkeypatch.setattr(Trainer, "fit", lambda *args, **given: None if os.getpid() == own else fit(*args, **given))
-    monkeypatch.setattr(preflight, "_remedies", lambda cli, room: ((), ()))  # which are more rehearsals
+    request.getfixturevalue("no_remedies")
     available(360_000)  # of 400,000 nine tenths may be filled
     assert main(["fit", "--config=tiny.yaml", option]) == 0
     assert main(["fit", "--config=tiny.yaml", f"--data.batch_size={batch + 1}"]) == 2
 
 
-def test_the_check_can_be_left_out_and_asks_for_less_without_training(
-    available: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight, "_remedies", lambda cli, room: ((), ()))
+@pytest.mark.usefixtures("no_remedies")
+def test_the_check_can_be_left_out_and_asks_for_less_without_training(available: Callable[[int], None]) -> None:
     available(1000)
     assert main(["fit", "--config=tiny.yaml", "--check_memory=false"]) == 0
     assert last_run().planned is None
@@ -225,10 +218,12 @@ def _made_here_alone(own: int) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize("strategy, asked", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])
-def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_device_is_opened_that_forked_ranks_need(
+    strategy: str, asked: int, free: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A CUDA context does not survive a fork, and the driver makes one to say how much memory is free."""
     opened: list[torch.device] = []
-    monkeypatch.setattr(preflight, "available_bytes", opened.append)
+    free(opened.append)
     trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
     with monkeypatch.context() as patch:
         patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))

@@ -1,19 +1,20 @@
 """A group of ranks: what they send, which of them is told to have failed, and that none is left."""
 
-import multiprocessing
+from collections.abc import Iterator
 
 import psutil
 import pytest
+import warm
 
-from lm_profiler.processes import rank_group
 from lm_profiler.processes.rank_group import RankFailed, Work, rank_messages
 from tests.support import ranks_at_work
 
 
 @pytest.fixture(autouse=True)
-def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+def spawned() -> Iterator[None]:
     """Ranks are fresh processes here, as they are for users."""
-    monkeypatch.setattr(rank_group, "get_context", multiprocessing.get_context)
+    with warm.fresh():
+        yield
 
 
 def test_every_ranks_messages_come_and_no_process_is_left() -> None:

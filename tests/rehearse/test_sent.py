@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from known_loop import trainer_with
 from sent_steps import AsksForAFloat, DoesMore, Renamed
 from torch import nn
@@ -42,10 +43,8 @@ def test_work_that_may_depend_on_a_value_is_unknown(tmp_path: Path) -> None:
         counted(AsksForAFloat(), trainer_with([], tmp_path))
 
 
-def test_what_cannot_be_counted_is_known_before_a_process_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lm_profiler.processes.child.interpreter", lambda *_: pytest.fail("a process was started"))
+def test_what_cannot_be_counted_is_known_before_a_process_is_started(tmp_path: Path) -> None:
+    asked = [*warm.ASKED]
     with pytest.raises(UncountableError, match="LBFGS runs a step several times"):
         counted(Closures(), trainer_with([], tmp_path))
     lazy = Contrastive()
@@ -57,3 +56,4 @@ def test_what_cannot_be_counted_is_known_before_a_process_is_started(
     alone.choose = lambda x: x
     with pytest.raises(UncountableError, match=r"cannot be sent to another process: .*lambda"):
         counted(alone, trainer_with([], tmp_path))
+    assert asked == warm.ASKED

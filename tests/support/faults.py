@@ -139,7 +139,7 @@ def places(run: Callable[[], object], lines: bool = False) -> Counter[Place]:
 
 
 @contextmanager
-def fault(place: Place, error: BaseException, time: int = 1) -> Iterator[list[str]]:
+def fault(place: Place, error: BaseException | type[BaseException], time: int = 1) -> Iterator[list[str]]:
     """Raise ``error`` when ``place`` is reached for the ``time``-th time; the list says that it was."""
     code, wanted = place
     left, raised = time, []
@@ -171,6 +171,11 @@ def fault(place: Place, error: BaseException, time: int = 1) -> Iterator[list[st
 
     with _tracing(call):
         yield raised
+
+
+def breaks(function: Callable[..., object], error: BaseException | type[BaseException] | None = None) -> Any:
+    """Raise ``error``, or a KeyError, where ours calls this ``function`` of ours for the first time, in this thread."""
+    return fault((function.__code__, None), KeyError("gone") if error is None else error)
 
 
 @contextmanager

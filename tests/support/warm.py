@@ -18,7 +18,8 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -111,11 +112,32 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 50
     return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, told)
 
 
+def context(kind: str) -> Any:
+    """In which ranks are started."""
+    return multiprocessing.get_context(kind) if _IS_FRESH else CONTEXT
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Interpreters and ranks are fresh processes meanwhile, as they are for users."""
+    _IS_FRESH.append(True)
+    yield
+    _IS_FRESH.pop()
+
+
+_IS_FRESH: list[bool] = []
+ASKED: list[int] = []
+"""The process of each question that would be asked of a fresh interpreter."""
+
+
 def interpreter(told: bytes, link: Connection) -> Any:
     """As the product starts a fresh one that answers what it is told, which is a fork here."""
+    if _IS_FRESH:
+        return INTERPRETER(told, link)
     process = CONTEXT.Process(target=_answer, args=(told, link, child.surroundings()))
     with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # a program would be run again there
         process.start()
+    ASKED.append(process.pid)
     return process
 
 

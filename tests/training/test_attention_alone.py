@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,14 +128,15 @@ def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_th
         seen.add(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
-    monkeypatch.setattr(trainer_cli, "somebodys", attend, raising=False)
-    module, trainer = AttentionAlone(d_model=D, attention=f"{trainer_cli.__name__}:somebodys"), make_trainer(1)
+    somebodys = SimpleNamespace(attend=attend)
+    monkeypatch.setitem(sys.modules, "somebodys", somebodys)
+    module, trainer = AttentionAlone(d_model=D, attention="somebodys:attend"), make_trainer(1)
     given = make_trainer(1, precision=precision)
     trainer_cli.check_attention_of(module, given, "fit")
     assert seen == {dtype}
     trainer.fit(module, datamodule=data())
     assert module.attend.func is attend
-    monkeypatch.setattr(trainer_cli, "somebodys", lambda q, k, v, is_causal: q)
+    somebodys.attend = lambda q, k, v, is_causal: q
     with pytest.raises(ValueError, match=r"^model\.attention: expected values of "):
         trainer_cli.check_attention_of(module, given, "fit")
 

@@ -34,7 +34,7 @@ class TimedCompilation(NamedTuple):
     what: str | None
 
 
-def compilations(since_s: float) -> list[TimedCompilation] | None:
+def compilations(since_s: float, remembered: int = _REMEMBERED) -> list[TimedCompilation] | None:
     """Return the compilations that began ``since_s`` seconds after the epoch, or later; None if torch may have
     forgotten one."""
     dynamo = DYNAMO.loaded()
@@ -44,7 +44,7 @@ def compilations(since_s: float) -> list[TimedCompilation] | None:
         for e in entries
         if e.start_time_us and e.end_time_us and e.start_time_us * 1e-6 >= since_s
     ]
-    return later if len(later) < _REMEMBERED else None
+    return later if len(later) < remembered else None
 
 
 def _named(entry: Any) -> str:

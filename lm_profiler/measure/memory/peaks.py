@@ -185,26 +185,26 @@ _V2 = ("", "memory.max", "memory.current", "")
 _GIVEN_BACK = ("active_file", "inactive_file")
 
 
-def left_bytes() -> int | None:
+def left_bytes(mounted: Path = _MOUNTED, own: Path = _OWN) -> int | None:
     """Return the bytes that the strictest limit (control groups, ``ulimit -v``) leaves; None without a limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     addresses = None if most == resource.RLIM_INFINITY else max(most - int(psutil.Process().memory_info().vms), 0)
-    return min((left for left in (*_groups(), addresses) if left is not None), default=None)
+    return min((left for left in (*_groups(mounted, own), addresses) if left is not None), default=None)
 
 
-def _groups() -> Iterator[int | None]:
+def _groups(mounted: Path, own: Path) -> Iterator[int | None]:
     """Yield what is left in this process's control group and in each one above it (cgroups(7))."""
     try:
-        lines = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:  # no Linux
         return
     # A scheduler nests its jobs several groups deep, and may set the limit at any level.
     for number, controllers, path in lines:
         if number == "0" or "memory" in controllers.split(","):
             kind = _V2 if number == "0" else _V1
-            own = PurePosixPath(path.lstrip("/"))
-            for group in (own, *own.parents):  # a container sees only the part that is mounted
-                yield _left(_MOUNTED / kind[0] / group, *kind[1:])
+            innermost = PurePosixPath(path.lstrip("/"))
+            for group in (innermost, *innermost.parents):  # a container sees only the part that is mounted
+                yield _left(mounted / kind[0] / group, *kind[1:])
 
 
 def _left(group: Path, limit: str, used: str, prefix: str) -> int | None:

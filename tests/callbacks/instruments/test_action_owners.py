@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import known_loop
 import pytest
+from faults import breaks
 from known_loop import KnownModule, SimulatedClock, SlowLoader, SlowStream, instruments, profiled_fit, spin
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -16,6 +17,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor
 
 from lm_profiler.callbacks import ActionsOptions, TrainingProfiler
+from lm_profiler.callbacks.instruments.action_owners import Owners
 from lm_profiler.record.run_record import OtherByOwner, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.usage_error import UsageError
@@ -302,13 +304,10 @@ def test_an_evaluation(tmp_path: Path) -> None:
     assert shares_ms(profiler) == {"Hooks.on_test_batch_end": 3.0}
 
 
-def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no owner")
-
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.action_owners.Owners.enter", broken)
+def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
-    profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 2, memory=1, actions=2), logger=logger)
+    with breaks(Owners.enter, RuntimeError("no owner")):
+        profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 2, memory=1, actions=2), logger=logger)
     record = read_run(profiler.folder)
     assert (record.status, record.steps["memory"]) == ("ok", 1)
     assert record.other_by_owner is None

@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from cuda_trace import kernel_table
+from faults import breaks
 from known_loop import TRUTH_S, instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from lm_profiler.analysis.trace.kernel_sums import kernel_table as sums_of_kernels
 from lm_profiler.analysis.trace.walk import trace_events
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.collect import without_kernels
@@ -147,14 +148,9 @@ def interrupts_as_before() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def broken_table(error: BaseException) -> Any:
-    """Patch the table of kernels to raise ``error``."""
-    return mock.patch("lm_profiler.callbacks.instruments.tracer.kernel_table", side_effect=error)
-
-
 def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> None:
     profiler = instruments(1, 2, trace=1)
-    with broken_table(KeyError("args")):
+    with breaks(sums_of_kernels, KeyError("args")):
         trainer_with([profiler], tmp_path).fit(BoringModel())
     assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
     record = read_run(profiler.folder)
@@ -166,7 +162,7 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("interrupts_as_before")
 def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(tmp_path: Path) -> None:
     profiler = instruments(1, 5, trace=1)
-    with broken_table(KeyboardInterrupt()), pytest.raises(SystemExit):  # what Lightning makes of it
+    with breaks(sums_of_kernels, KeyboardInterrupt()), pytest.raises(SystemExit):  # what Lightning makes of it
         trainer_with([profiler], tmp_path).fit(BoringModel())
     record = read_run(profiler.folder)
     assert record == profiler.record

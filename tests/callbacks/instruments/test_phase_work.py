@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.measure.counts.traffic import StepTraffic
+from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 from lm_profiler.record.run_record import Flops, RunRecord
 from lm_profiler.training import LanguageModel
 
@@ -51,11 +53,10 @@ class Evaluated(TwoLayers):
 
 
 @pytest.fixture(autouse=True)
-def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_machine() -> Iterator[None]:
     """So that no phase of these small steps beats its floor."""
-    where = "lm_profiler.callbacks.collect"
-    monkeypatch.setattr(f"{where}.known_ceiling", lambda device, dtype, say: 1e15)
-    monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
+    with warm.with_rates(1e15, 1e12):
+        yield
 
 
 def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> RunRecord:
@@ -217,20 +218,17 @@ def work_of(record: RunRecord) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path) -> None:
     """Of 4096 columns, beyond its caches; held against what the card is measured to do, or its sheet."""
-    from lm_profiler.callbacks import collect
-    from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
-
-    monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
-    monkeypatch.setattr(collect, "known_copy_rate", copy_rate)
+    card = torch.device("cuda", 0)
     width = 4096
     layers = TwoLayers()
     layers.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
     stages = StageOptions(warmup_steps=3, measure_steps=5)
     profiler = TrainingProfiler(stages, launch=Launch(), log_dir=tmp_path, quiet=True)
     trainer = trainer_with([profiler], tmp_path, accelerator="gpu", devices=1)
-    trainer.fit(layers, DataLoader(torch.ones(4096, width), batch_size=256))  # type: ignore[arg-type]
+    with warm.with_rates(matmul_ceiling(card, torch.float32), copy_rate(card)):
+        trainer.fit(layers, DataLoader(torch.ones(4096, width), batch_size=256))  # type: ignore[arg-type]
     assert profiler.record is not None
     floors, weights = profiler.record.floors, 8 * width * width
     assert floors["optimizer"].bytes == pytest.approx(28 * weights, rel=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from faults import breaks
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -20,6 +21,7 @@ from zoo import Compiled, CompiledOutside, CompiledWithValues
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.measure.counts.flops import formula_of
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.run_record import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
@@ -166,12 +168,9 @@ def test_an_operator_of_unknown_work_makes_the_step_unknown_and_says_why(tmp_pat
     assert "register_flop_formula" in note
 
 
-def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(operator: Any) -> Any:
-        raise KeyError("mine")
-
-    monkeypatch.setattr("lm_profiler.measure.counts.flops.formula_of", broken)
-    record = run(BoringModel(), tmp_path)
+def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path) -> None:
+    with breaks(formula_of, KeyError("mine")):
+        record = run(BoringModel(), tmp_path)
     assert record.utilisation is None
     (note,) = record.notes
     assert note.startswith("FLOPs unknown")

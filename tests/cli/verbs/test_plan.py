@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from made_timeline import made_timeline
@@ -23,10 +23,13 @@ GIB = 1 << 30
 class Asked:
     """Of a model of 10 GiB and 4 GiB a sample, half of it in bfloat16; with accumulation, gradients of 3 GiB more."""
 
+    refused: ClassVar[rehearse.Unplanned | None] = None
     call: list[str]
     what: str
 
-    def answer(self) -> Planned:
+    def answer(self) -> Planned | rehearse.Unplanned:
+        if Asked.refused is not None:
+            return Asked.refused
         given = dict(word[2:].split("=") for word in self.call[1:])
         batch, times = (
             int(given.get(f"{name}", n)) for name, n in (("data.batch_size", 8), ("trainer.accumulate_grad_batches", 1))
@@ -51,13 +54,13 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
+    Asked.refused = None
 
     def ask(call: list[str], gpu: tuple[int, int] | None, what: str, has: int, limit_s: float) -> Asked:
         calls.append((call[1:], gpu, what))
         return Asked(call, what)
 
     monkeypatch.setattr(rehearse, "ask", ask)
-    monkeypatch.setattr(rehearse, "told", lambda asked: asked.answer())
     return calls
 
 
@@ -135,16 +138,14 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         plan.run(plan.Options(memory=text))
 
 
-def test_why_a_run_cannot_be_planned_is_said_once(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("it depends on values (mine.py, line 3)"))
+def test_why_a_run_cannot_be_planned_is_said_once(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Asked.refused = rehearse.Unplanned("it depends on values (mine.py, line 3)")
     assert plan.run(plan.Options(device="H200")) == 1
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.splitlines()
     assert line.endswith("(mine.py, line 3)")
-    monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("model.size: expected xl", wrong=True))
+    Asked.refused = rehearse.Unplanned("model.size: expected xl", wrong=True)
     with pytest.raises(UsageError, match="expected xl"):
         plan.run(plan.Options(device="H200"))
 

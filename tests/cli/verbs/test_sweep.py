@@ -18,6 +18,7 @@ import psutil
 import pytest
 import warm
 import yaml
+from faults import breaks
 from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
@@ -94,14 +95,9 @@ def test_a_wrong_call_is_told_as_stored_and_leaves_nothing(here: Path, capsys: p
     assert set(here.rglob("*")) == before
 
 
-def test_a_full_disk_is_told_in_a_line(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(SweepFolder, "missing", full)
-    assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
+def test_a_full_disk_is_told_in_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with breaks(SweepFolder.missing, OSError(errno.ENOSPC, "No space left on device")):
+        assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
     told = "given logs/base_sweep (No space left on device); run the same command again for the missing cells\n"
     assert capsys.readouterr().err.endswith(told)
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import warm
 import yaml
+from faults import breaks
 from lightning.pytorch import Trainer
 from refused import assert_refused_as_stored, refused
 from stored_texts import assert_stored
@@ -28,7 +29,6 @@ from warm import run
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
 from lm_profiler.callbacks.session import Session
 from lm_profiler.cli.main import main
-from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -158,14 +158,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("users_module", "alike", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        pytest.fail("weights were built")
-
-    monkeypatch.setattr(Transformer, "__init__", fail)
 
 
 REFUSED = [
@@ -663,9 +655,9 @@ def test_running_it_in_a_thread_touches_no_signal(here: Path) -> None:
     assert codes == [2]
 
 
-def test_a_run_whose_instruments_fail_exits_with_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "step_ended", lambda self: {}["gone"])
-    assert main(["fit", "--config=tiny.yaml"]) == 1
+def test_a_run_whose_instruments_fail_exits_with_1(here: Path) -> None:
+    with breaks(Session.step_ended):
+        assert main(["fit", "--config=tiny.yaml"]) == 1
     record = read_run(here / "logs" / "tiny" / "version_0")
     assert record.failure is not None
     assert (record.status, record.failure.phase, record.failure.type) == ("failed", "instruments", "KeyError")

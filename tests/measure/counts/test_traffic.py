@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from faults import breaks
 from on_shapes import count_work
 from torch import Tensor, nn
 
@@ -88,15 +89,11 @@ def test_backward_is_not_told() -> None:
     assert read(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
 
 
-def test_nothing_is_known_where_no_pass_was_seen_or_seeing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_known_where_no_pass_was_seen_or_seeing_failed() -> None:
     assert ForwardTraffic().take() is None
     layer, before = nn.Linear(8, 8), torch.zeros(3, 8)
-
-    def broken(*_: Any) -> None:
-        raise ValueError("no such thing")
-
-    monkeypatch.setattr(ForwardTraffic, "see", broken)
-    assert read(lambda: before.copy_(layer(ROWS))) is None
+    with breaks(ForwardTraffic.see):
+        assert read(lambda: before.copy_(layer(ROWS))) is None
     assert before.any()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lm_profiler.measure.memory import peaks as limits
+from lm_profiler.measure.memory.peaks import left_bytes
 
 MB = 10**6
 UNLIMITED = {1: "9223372036854771712", 2: "max"}
@@ -16,10 +16,12 @@ UNLIMITED = {1: "9223372036854771712", 2: "max"}
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(limits, "_MOUNTED", tmp_path / "mounted")
-    monkeypatch.setattr(limits, "_OWN", tmp_path / "own")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     return tmp_path
+
+
+def left(groups: Path) -> int | None:
+    return left_bytes(groups / "mounted", groups / "own")
 
 
 def group(above: Path, version: int, path: str, limit: str, used: int, of_files: int) -> None:
@@ -39,22 +41,22 @@ def test_the_least_of_all_groups_counts_and_pages_of_files_are_given_back(groups
     group(groups, version, "slurm/job_7/step_0", UNLIMITED[version], 10 * MB, 0)
     group(groups, version, "slurm/job_7", str(1000 * MB), 900 * MB, 600 * MB)
     group(groups, version, "slurm", str(4000 * MB), 900 * MB, 0)
-    assert limits.left_bytes() == 700 * MB
+    assert left(groups) == 700 * MB
 
 
 def test_a_container_sees_its_own_group_where_the_root_is(groups: Path) -> None:
     (groups / "own").write_text("0::/docker/4711\n")
     group(groups, 2, "", str(1000 * MB), 1200 * MB, 0)
-    assert limits.left_bytes() == 0
+    assert left(groups) == 0
 
 
 def test_without_limits_nothing_is_said(groups: Path) -> None:
-    assert limits.left_bytes() is None
+    assert left(groups) is None
     (groups / "own").write_text("0::/\n")
-    assert limits.left_bytes() is None
+    assert left(groups) is None
 
 
 def test_addresses_are_limited_too(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = psutil.Process().memory_info().vms
     monkeypatch.setattr(resource, "getrlimit", lambda which: (taken + 500 * MB, resource.RLIM_INFINITY))
-    assert limits.left_bytes() == pytest.approx(500 * MB, rel=0.1)
+    assert left(groups) == pytest.approx(500 * MB, rel=0.1)

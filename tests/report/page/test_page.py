@@ -18,7 +18,6 @@ from whole_record import WHOLE
 
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.steps import write_steps
-from lm_profiler.report.page import page as page_module
 from lm_profiler.report.page.page import STATIC, bundled, write_page
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
@@ -151,22 +150,6 @@ def test_a_page_of_problems_alone_can_be_written(tmp_path: Path) -> None:
     assert [problem.partition(":")[0] for problem in listing["problems"]] == ["x"]
 
 
-def test_of_many_runs_fewer_steps_and_kernels_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "_ALL_STEPS", 150)
-    monkeypatch.setattr(page_module, "_KERNEL_RUNS", 1)
-    folder = made_entry(tmp_path / "a").folder
-    write_steps(folder / "steps.csv", made_rows(steps=1000))
-    made_entry(tmp_path / "b")
-    write_page(collect([tmp_path]), tmp_path / "page.html")
-    answers = Page(tmp_path / "page.html").answers
-    names = sorted(run for route, run in answers if route == "run")
-    steps = answers["run", names[0]]["steps"]
-    assert (steps["of"], steps["every"], len(steps["step"])) == (1000, 14, 72)
-    assert answers["run", names[1]]["steps"]["every"] == 1
-    assert "--trace.steps" in answers["kernels", names[0]]["why"]
-    assert "--kernels" in answers["kernels", names[1]]["why"]
-
-
 def jittered(value: Any, by: random.Random) -> Any:
     """Another run's figures: none stands twice."""
     if isinstance(value, dict):
@@ -195,6 +178,8 @@ def test_a_page_of_110_runs_takes_at_most_2_mb_and_leaves_no_run_out(tmp_path: P
         assert len([run for of, run in answers if of == route]) == 110
     steps = answers["run", "logs/run_7/version_0"]["steps"]
     assert (steps["of"], steps["every"], len(steps["step"])) == (100, 4, 25)
+    left_out = [answer for (route, _), answer in answers.items() if route == "kernels" and not answer["tables"]]
+    assert ["`report RUN --kernels` shows them" in answer["why"] for answer in left_out] == [True] * 10
     [kernels] = answers["kernels", "logs/run_7/version_0"]["tables"].values()
     assert len(kernels["rows"]) == 50
     assert kernels["rest"]["rows"] == len(table["rows"]) - 50 + table["rest"]["rows"]

