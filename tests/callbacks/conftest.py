@@ -30,4 +30,3 @@ def counted_apart(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def hands_over_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand a watched run over after every millisecond, so that short runs do all that long ones do."""
     monkeypatch.setattr("lm_profiler.callbacks.watching._HAND_NS", 1_000_000)
-    monkeypatch.setattr("lm_profiler.callbacks.watch_writer._STATUS_S", 0.0)

@@ -173,7 +173,7 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
         time.sleep(0.01)
 
     with ThreadPoolExecutor(2) as pool:
-        looking = [partial(watch._watch, tmp_path, partial(sleep, number=number), 2.0) for number in (0, 1)]
+        looking = [partial(watch._watch, tmp_path, partial(sleep, number=number)) for number in (0, 1)]
         ends = [pool.submit(each) for each in looking]
     assert [end.result() for end in ends] == [OK, OK]
     assert max(looks) == 50
