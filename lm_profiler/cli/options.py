@@ -27,9 +27,10 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 from lm_profiler.record.calls import by_name, command_line, config_file
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, without
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 MANY = sys.maxsize  # the number of values of an option that takes any number of them
+_MOST_VALUES = 1000  # of one option of a sweep or a search
 
 _REST, _PROGRAM, _COMMAND = "options", "program", "command"
 _EXPECTED = "config: expected a YAML file of options"
@@ -251,9 +252,12 @@ def _value(name: str, kind: Any, values: Sequence[str]) -> Any:
     """Return what was written for an option of a mapping: a text, or a list of texts."""
     word = _word(name, kind, values)
     try:
-        return word if kind is str else _texts(word)
+        value = word if kind is str else _texts(word)
     except YamlTextError as error:
         raise UsageError(f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}") from None
+    if isinstance(value, list):  # the parser copies all of them for each: 20,000 take minutes
+        expect(len(value) <= _MOST_VALUES, name, f"at most {_MOST_VALUES:,} values", len(value))
+    return value
 
 
 def _texts(text: str) -> Any:

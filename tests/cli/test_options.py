@@ -133,3 +133,9 @@ def test_report_takes_its_options_from_a_file(tmp_path: Path, capsys: pytest.Cap
     listed = capsys.readouterr().out
     assert main(["report", "--columns", "help"]) == 0
     assert capsys.readouterr().out == listed
+
+
+def test_more_values_than_anybody_can_try_are_refused_before_the_parser_sees_them() -> None:
+    values = ",".join(map(str, range(20_000)))  # which jsonargparse reads for minutes
+    with pytest.raises(UsageError, match=r"^spices\.rye: expected at most 1,000 values, given 20000$"):
+        OptionsReader("bake", Baking).read([f"--spices.rye={values}"])
