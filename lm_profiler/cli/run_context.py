@@ -44,6 +44,7 @@ from lm_profiler.record.run_record import (
     Verb,
     read_run,
 )
+from lm_profiler.record.secrets import masked_text
 from lm_profiler.record.steps import read_rows
 from lm_profiler.record.text import well_formed
 from lm_profiler.report.run.run_page import failure_lines
@@ -169,7 +170,8 @@ class RunContext:
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is not None and folder.is_dir():  # a node without a shared disk may have none
             path = folder / (f"traceback.rank{rank}.txt" if rank else "traceback.txt")
-            path.write_text(well_formed("".join(traceback.format_exception(error))), encoding="utf-8")
+            text = masked_text("".join(traceback.format_exception(error)))
+            path.write_text(well_formed(text), encoding="utf-8")
             say(f"traceback in {from_here(path)}")
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
@@ -222,7 +224,7 @@ def _has_final_record(folder: Path) -> bool:
 def _failure(error: BaseException) -> Failure:
     kind, message = type(error).__name__, first_line(error)
     if isinstance(error, ProcessRaisedException):  # its text is the traceback in the rank
-        kind, _, message = str(error).rstrip().splitlines()[-1].partition(": ")
+        kind, _, message = masked_text(str(error)).rstrip().splitlines()[-1].partition(": ")
     return Failure(phase="setup", step=None, type=kind.rpartition(".")[2], message=message)
 
 

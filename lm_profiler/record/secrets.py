@@ -46,7 +46,7 @@ def masked(value: Any, name: str = "") -> Any:
         return value
     if is_secret(name):
         return MASK
-    return _masked_text(value) if isinstance(value, str) else value
+    return masked_text(value) if isinstance(value, str) else value
 
 
 def masked_line(words: Iterable[str]) -> list[str]:
@@ -69,7 +69,7 @@ def masked_option(name: str, value: str) -> str:
         with suppress(yaml.YAMLError, ValueError, RecursionError):
             parsed = yaml.safe_load(value)
     if not isinstance(parsed, (dict, list)):
-        return MASK if is_secret(name) and value not in _NO_SECRETS else _masked_text(value)
+        return MASK if is_secret(name) and value not in _NO_SECRETS else masked_text(value)
     shown = masked(parsed, name)
     return value if shown == parsed else str(yaml.safe_dump(shown, default_flow_style=True, width=10**6)).strip()
 
@@ -80,5 +80,6 @@ def holds_secret(words: Iterable[str]) -> bool:
     return masked_line(words) != words
 
 
-def _masked_text(text: str) -> str:
+def masked_text(text: str) -> str:
+    """Return ``text``, an error's message for example, without what looks like a secret by its form."""
     return _MARKED.sub(MASK, _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(MASK, text)))
