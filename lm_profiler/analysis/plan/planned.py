@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
@@ -241,16 +241,22 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
 
     What a step needs is a convex function of its batch, and of its context: the most of several sums, each of which
     grows in proportion, or as a square. So a line through two sizes that fit meets ``room`` too late, and one through a
-    size that fits and one that does not, too early: from both sides the search closes in. 0 where not even 1 fits.
+    size that fits and one that does not, too early: from both sides the search closes in. Where blocks of memory make
+    both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
+    turns. 0 where not even 1 fits.
     """
-    known = {0: 0, begin: needed}  # without a batch at least nothing is needed
+    known, widths, stuck = {0: 0, begin: needed}, [inf] * 3, 0  # without a batch at least nothing is needed
     for turn in range(_MOST):
         fitting = sorted(n for n, bytes_ in known.items() if bytes_ <= room)
         above = known.keys() - fitting
         low, high = fitting[-1], min(above, default=64 * fitting[-1])
         if high - low <= 1:
             return low
-        if turn % 2 or not above:  # half, where nothing fits yet: a step also needs what does not grow
+        widths.append(high - low if low and above else inf)
+        if 2 * widths[-1] > widths[-3] < inf:
+            stuck += 1
+            n = (low + high) // 2 if stuck % 2 else _meets(known, low, high, 0.998 * room)
+        elif turn % 2 or not above:  # half, where nothing fits yet: a step also needs what does not grow
             n = _meets(known, fitting[-2], low, room) if low else high // 2
         else:
             n = _meets(known, low, high, room)
