@@ -190,7 +190,7 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found
     parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
     last = int(run.timed.step.max()) if len(run.timed) else 0
     figured = {row.step for row in run.stretch} if run.steps else set()
-    notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.batches)
+    notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.counts.batches)
     return {
         **step_figures(run.steps, run.model, samples),
         "mean_counters": mean_counters([each for each in run.evidence.counters if each.step in figured]),

@@ -166,14 +166,14 @@ def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> 
 
 
 def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | None) -> list[str]:
-    """Return the note on a rank whose steps up to ``last`` vary in batches; ``mean`` is of the measured ones."""
+    """Return the note on a rank whose steps up to ``last`` vary in batches; figures are of ``mean`` of them a step."""
     known = [count for count in counts if count.batches and count.step <= last]
     numbers = {count.batches for count in known}
     if len(numbers) < 2 or mean is None:
         return []
     changed = next(count.step for count in known if count.batches != known[0].batches)
     steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed} on other than before"
-    return [f"{steps}: throughput and FLOPs are of the mean of the measured steps, {mean:.3g} batches"]
+    return [f"{steps}: throughput and FLOPs are of {mean:.3g} batches a step"]
 
 
 def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
