@@ -26,10 +26,11 @@ from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
-from lm_profiler.record.quantities import PARTS, PHASES
+from lm_profiler.record.parts import BETWEEN_STEPS, PHASES
 from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 
 # devices whose kernels torch.profiler records, besides the host's operators
@@ -37,6 +38,10 @@ TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
 # matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
+
+
+# What is between steps, such as a validation, has a range as well, so that it is not taken for a step's work.
+_RANGES = {**dict(enumerate(PHASES)), OUTSIDE: BETWEEN_STEPS}
 
 
 class PhaseRanges:
@@ -48,9 +53,9 @@ class PhaseRanges:
     def __call__(self, code: int) -> None:
         if self._open:
             self._pop()
-        self._open = code < len(PHASES)
+        self._open = code in _RANGES
         if self._open:
-            self._push(PARTS[code])
+            self._push(_RANGES[code])
 
 
 class _OpenRanges(threading.local):

@@ -9,6 +9,7 @@ PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer"
 WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
 # the parts of a step, which add up to it: the phases, and ``other`` for what no phase covers
 PARTS = (*PHASES, "other")
+BETWEEN_STEPS = "between steps"  # what belongs to no step, such as a validation
 
 TIMED = (*PARTS, "step")  # the times that ``steps.csv`` has of each step
 

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.files import Newer, Part
-from lm_profiler.record.parts import PARTS
+from lm_profiler.record.parts import BETWEEN_STEPS, PARTS
 
 # where a rank can be slow: a part of the step, or between steps (validation, checkpoints)
-RANK_PARTS = (*PARTS, "between steps")
+RANK_PARTS = (*PARTS, BETWEEN_STEPS)
 
 # For whom the others wait. ``straggler``: one rank; ``several``: ranks that are slow together, in the same phase or in
 # different ones between two collectives; ``host``: the ranks of one host; ``turns``: another rank each step; ``equal``:

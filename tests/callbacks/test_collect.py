@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.compile import from_compiled
@@ -44,6 +45,21 @@ def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path
     module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
     found = switches(trainer)
     assert (found.fused_optimizer, found.compiled, found.memory_free_share) == (None, True, None)
+
+
+@pytest.mark.parametrize("options, is_read", [({}, True), ({"fast_dev_run": True}, False), ({"max_steps": 1}, False)])
+def test_rates_of_the_machine_are_read_where_a_step_was_measured_alone(
+    options: dict[str, Any], is_read: bool, tmp_path: Path
+) -> None:
+    """A trial, and a run that ends while it warms up, are compared with nothing: half a second and memory are saved."""
+    profiler = instruments(1, 2, memory=1)
+    with warm.with_rates(1e11, 1e10):
+        trainer_with([profiler], tmp_path, **options).fit(BoringModel())
+    assert profiler.record is not None
+    rates = profiler.record.rates
+    known = rates is not None and bool(rates.flops and rates.bytes_per_s)
+    assert known == is_read
+    assert rates is None or is_read or not (rates.flops or rates.bytes_per_s)
 
 
 @pytest.mark.parametrize(

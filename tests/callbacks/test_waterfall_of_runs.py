@@ -92,6 +92,35 @@ def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
 
 
+class Validates(Sleeper):
+    """After each step it validates, with products that take far longer than the step."""
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return self.head(batch).add(1.0).sum()
+
+    def validation_step(self, batch: Tensor) -> None:
+        for _ in range(20):
+            torch.ones(256, 256) @ torch.ones(256, 256)
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(torch.ones(16, 64), batch_size=4)  # type: ignore[arg-type]
+
+
+def test_what_a_validation_amid_the_traced_steps_does_is_not_the_steps(tmp_path: Path) -> None:
+    profiler = instruments(1, 5, memory=1, trace=2)
+    with warm.with_rates(1e11, 1e10):
+        trainer_with([profiler], tmp_path, val_check_interval=1, limit_val_batches=4).fit(Validates())
+    record = read_run(profiler.folder)
+    fall = record.waterfall
+    assert fall is not None, record.notes
+    assert record.between[0].what == "validation"
+    assert fall.step_s == record.time["step"].mean
+    assert all(0.0 <= term.seconds <= fall.step_s for term in fall.terms)
+    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
+    told = [part.what for term in fall.terms for part in term.contributors if part.what.endswith("aten::mm")]
+    assert "other: aten::mm" not in told
+
+
 def test_a_waterfall_that_fails_is_a_note(tmp_path: Path) -> None:
     """While the trace is read Python does not look for reference cycles: each search would take 0.3 s beside torch."""
     looks_for_cycles = []

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from lm_profiler.record.parts import BETWEEN_STEPS
+
 # no string of a trace looks like this: a quote inside of one has a backslash before it
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 
@@ -132,12 +134,37 @@ class Packed:
                 self._take(event)
         self.steps.sort()
         self.phases.sort()
+        if any(of.name == BETWEEN_STEPS for of in self.phases):
+            self._leave_out_between_steps()
         if self.phases:  # torch's last step may be what came after the run's: no phase is in it
             begun = [phase.start for phase in self.phases]
             self.steps = [of for of in self.steps if bisect_left(begun, of.start) < bisect_left(begun, of.end)]
         self.names: list[str | None] = [*self._numbers, None]
         self.inputs: list[Inputs | None] = [*self._inputs, None]
         self.has_device = len(self._device) > 0
+
+    def _leave_out_between_steps(self) -> None:
+        """Take out what began between steps, a validation for example, and that time, as if none had passed."""
+        starts, ends = np.array([(0, 0), *(of[:2] for of in self.phases if of.name == BETWEEN_STEPS)]).T
+        gone = np.cumsum(ends - starts)
+
+        def moved(times: Any) -> Any:
+            last = np.searchsorted(starts, times, side="right") - 1
+            return np.maximum(times, ends[last]) - gone[last]
+
+        for ranges in (self.steps, self.phases, self.collectives, self.gathers):
+            shifted = [of._replace(start=int(moved(of.start)), end=int(moved(of.end))) for of in ranges]
+            ranges[:] = [of for of in shifted if of.end > of.start]
+        spans, host = np.rint(np.asarray(self._spans) * 1e3).astype(np.int64).reshape(-1, 2), np.asarray(self._host)
+        device, stay = np.asarray(self._device).reshape(-1, 4), []
+        for rows in (spans, device):
+            begin = rows[:, 0].copy()
+            stay.append(begin >= ends[np.searchsorted(starts, begin, side="right") - 1])
+            rows[:, 0] = moved(begin)
+            rows[:, 1] = moved(begin + rows[:, 1]) - rows[:, 0]
+        self._spans = array("d", (spans[stay[0]] / 1e3).ravel())
+        self._host = array("q", host.reshape(-1, 4)[stay[0]].ravel())
+        self._device = array("q", device[stay[1]].ravel())
 
     def window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""

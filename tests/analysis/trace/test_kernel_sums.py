@@ -99,6 +99,24 @@ def test_work_of_the_step_before_is_left_out(step: KernelTable) -> None:
     assert kernel_table(before.events + cuda_step()) == step
 
 
+@pytest.mark.parametrize("begins_before", [False, True])
+def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -> None:
+    """A validation of 5 ms, in the range of the step that follows or after that of the one before."""
+    between = Trace(170)
+    between.range("phase: between steps", 0, 5000)
+    between.range("module: model (Transformer)", 10, 4900)
+    for number in range(20):
+        between.operator("aten::mm", 100 * number + 11, 100 * number + 90)
+        between.work(GEMM, 100 * number + 20, 100 * number + 40, 100 * number + 120, 900 + number)
+    following = cuda_step(number=2, origin=5170)
+    if begins_before:
+        following[0] = {**following[0], "ts": following[0]["ts"] - 5000, "dur": following[0]["dur"] + 5000}
+    alone = [*cuda_step(), *cuda_step(number=2, origin=170)]
+    events = [*cuda_step(), *between.events, *following]
+    assert kernel_table(events) == kernel_table(alone)
+    assert traced_of(pieces.traced_work(Packed(events))) == traced_of(pieces.traced_work(Packed(alone)))
+
+
 def test_what_came_after_the_last_marked_step_is_no_step(step: KernelTable) -> None:
     after = Trace()
     after.range("ProfilerStep#2", 170, 400)

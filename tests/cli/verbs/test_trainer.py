@@ -313,6 +313,24 @@ def test_no_file_of_a_run_holds_a_secret_that_it_was_given(here: Path) -> None:
     assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
 
 
+def test_no_file_of_a_run_that_fails_holds_the_password_of_an_address_that_its_error_names(here: Path) -> None:
+    reaches = "def training_step(self, batch, i):\n        raise OSError('cannot reach ' + self.given[-1])\n"
+    (here / "users_module.py").write_text(f"{USERS}{KEEPER}\n    {reaches}")
+    line = [
+        "--model=users_module.Keeper",
+        "--model.where=https://ann:correct-horse@host",
+        "--model.headers={api_key: a}",
+    ]
+    assert main(["fit", *MINE, *line, "--model.more={client_secret: a}"]) == 1
+    folder = here / "logs" / "mine" / "version_0"
+    failure = read_run(folder).failure
+    assert failure is not None
+    assert failure.message == "cannot reach https://***@host"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert (folder / "traceback.txt") in files
+    assert [path.name for path in files if b"correct-horse" in path.read_bytes()] == []
+
+
 def test_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(Trainer, "predict", lambda self, **given: asked.update(given))
