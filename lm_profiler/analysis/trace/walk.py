@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.record.parts import BETWEEN_STEPS
 
@@ -132,6 +133,10 @@ class Packed:
                 self._take_match(event)
             else:
                 self._take(event)
+        # start and length, which are first in both, in nanoseconds
+        spans = np.rint(np.asarray(self._spans).reshape(-1, 2) * 1e3).astype(np.int64)
+        self._on_the_host = np.hstack((spans, np.asarray(self._host).reshape(-1, 4)))
+        self._on_the_device = np.asarray(self._device).reshape(-1, 4)
         self.steps.sort()
         self.phases.sort()
         if any(of.name == BETWEEN_STEPS for of in self.phases):
@@ -141,7 +146,7 @@ class Packed:
             self.steps = [of for of in self.steps if bisect_left(begun, of.start) < bisect_left(begun, of.end)]
         self.names: list[str | None] = [*self._numbers, None]
         self.inputs: list[Inputs | None] = [*self._inputs, None]
-        self.has_device = len(self._device) > 0
+        self.has_device = len(self._on_the_device) > 0
 
     def _leave_out_between_steps(self) -> None:
         """Take out what began between steps, a validation for example, and that time, as if none had passed."""
@@ -152,19 +157,15 @@ class Packed:
             last = np.searchsorted(starts, times, side="right") - 1
             return np.maximum(times, ends[last]) - gone[last]
 
+        def kept(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+            rows = rows[rows[:, 0] >= ends[np.searchsorted(starts, rows[:, 0], side="right") - 1]]
+            begin, end = moved(rows[:, 0]), moved(rows[:, 0] + rows[:, 1])
+            return np.column_stack((begin, end - begin, rows[:, 2:]))
+
         for ranges in (self.steps, self.phases, self.collectives, self.gathers):
             shifted = [of._replace(start=int(moved(of.start)), end=int(moved(of.end))) for of in ranges]
             ranges[:] = [of for of in shifted if of.end > of.start]
-        spans, host = np.rint(np.asarray(self._spans) * 1e3).astype(np.int64).reshape(-1, 2), np.asarray(self._host)
-        device, stay = np.asarray(self._device).reshape(-1, 4), []
-        for rows in (spans, device):
-            begin = rows[:, 0].copy()
-            stay.append(begin >= ends[np.searchsorted(starts, begin, side="right") - 1])
-            rows[:, 0] = moved(begin)
-            rows[:, 1] = moved(begin + rows[:, 1]) - rows[:, 0]
-        self._spans = array("d", (spans[stay[0]] / 1e3).ravel())
-        self._host = array("q", host.reshape(-1, 4)[stay[0]].ravel())
-        self._device = array("q", device[stay[1]].ravel())
+        self._on_the_host, self._on_the_device = kept(self._on_the_host), kept(self._on_the_device)
 
     def window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
@@ -174,13 +175,12 @@ class Packed:
 
     def device(self) -> Iterator[list[int]]:
         """Yield start, length, name's number and correlation of all that ran on the device, by start."""
-        rows = np.asarray(self._device).reshape(-1, 4)
+        rows = self._on_the_device
         return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
 
     def host(self) -> Iterator[list[int]]:
         """Yield start, length, thread, what, value and the rest of the host's events, by start."""
-        spans, rows = np.asarray(self._spans).reshape(-1, 2) * 1e3, np.asarray(self._host).reshape(-1, 4)
-        rows = np.hstack((np.rint(spans).astype(np.int64), rows))
+        rows = self._on_the_host
         start, length, _, what, *_ = rows.T
         # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
         order = np.lexsort((-length, np.maximum(what, _MODULE), start))
