@@ -97,7 +97,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     axes.grid(visible=False, axis="y")
     bars = drawing.error_bars(steps)
     lines = ["time of a step (ms)", "phases and step: means", *[f"black: the mean step, {bars}"] * bool(bars)]
-    axes.set_xlabel("\n".join(lines + [f"{count} bars, every {named.step}th with its name"] * (named.step > 1)))
+    axes.set_xlabel("\n".join(lines + [f"{count} bars, one in {named.step} with its name"] * (named.step > 1)))
     if len(groups[0].columns) == 1:  # otherwise the names say what they are of
         axes.set_ylabel(shortened(groups[0].columns[0].title))
     drawing.legend(figure, [(part, PART_COLOURS[part]) for part in present])
