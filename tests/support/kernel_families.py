@@ -535,6 +535,7 @@ BLACKWELL: dict[str, str] = {
         mxfp8_quantize_kernel
     """,
     "copies": """
+        void moe::dev::finalize::finalizeKernelVecLoad<KernelParams<cutlass::bfloat16_t, cutlass::bfloat16_t, 4, true>>
         memcpy128
         fused_qkvzba_split_reshape_cat_contiguous_kernel
         fused_qkv_split_gdn_prefill_kernel

@@ -52,7 +52,7 @@ softmax        softmax|sparsemax
 elementwise    dequant_mm_
 # cuBLAS's dot products; the first one's arguments are of a gemv
 reduction      reduce_1block|nrm2|asum_kernel
-matmul         (?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|(?<!kernel_)cutlass|splitkreduce|matmul|dot_kernel
+matmul         (?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|(?<!kernel_)cutlass(?!::\w+_t\b)|splitkreduce|matmul|dot_kernel
 matmul         convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn
 matmul         (^|[_: ])RNN_|^void epilogue::impl
 matmul         ^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)
@@ -142,14 +142,18 @@ def _called(name: str) -> str:
     """Return ``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
     if name.startswith("kernel_cutlass_"):  # CUTLASS's Python, which writes arguments into the name
         return _PYTHON_ARGUMENTS.split(name, maxsplit=1)[0]
-    depth = 0
+    opened = ""  # brackets that are open: within parentheses < and > compare, as in enable_if<((8)>(0))>
     for at, character in enumerate(name):
-        if character == "<":
-            depth += 1
-        elif character == ">" and name[at - 1] != "-":
-            depth -= 1
-        elif character == "(" and depth == 0 and not name.startswith(("(anonymous namespace)", "(M2D", "(D2M"), at):
-            return name[:at]
+        if character == "(":
+            if not opened and not name.startswith(("(anonymous namespace)", "(M2D", "(D2M"), at):
+                return name[:at]
+            opened += character
+        elif character == "<" and not opened.endswith("("):
+            opened += character
+        elif (character == ")" and opened.endswith("(")) or (
+            character == ">" and opened.endswith("<") and name[at - 1] != "-"
+        ):
+            opened = opened[:-1]
     return name
 
 

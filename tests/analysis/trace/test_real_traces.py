@@ -19,6 +19,7 @@ from lm_profiler.record.kernels import KernelTable
 TRACES = Path(__file__).parent / "traces"
 PHASES = ("forward", "backward", "optimizer")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+NAMED = ("hta_alexnet", "tracelens_h100_qwen1.5_0.5b", "tracelens_normalization", "tracelens_b200_eager")
 
 
 @pytest.mark.parametrize("name, operator, kind", NAMES)
@@ -69,7 +70,7 @@ def brute_force(events: list[dict[str, Any]]) -> tuple[Counter[str], Counter[str
     return names, phases, covered
 
 
-@pytest.mark.parametrize("name", ["hta_alexnet", "tracelens_h100_qwen1.5_0.5b", "tracelens_normalization"])
+@pytest.mark.parametrize("name", NAMED)
 def test_the_table_of_a_real_trace_adds_up_to_the_nanosecond(name: str) -> None:
     names, phases, covered = brute_force(trace(name))
     table: KernelTable = kernel_table(trace(name))
@@ -79,7 +80,7 @@ def test_the_table_of_a_real_trace_adds_up_to_the_nanosecond(name: str) -> None:
     assert sum(round(row.total_s * 1e9) for row in table.rows) + round(table.rest.total_s * 1e9) == sum(names.values())
 
 
-@pytest.mark.parametrize("name", ["hta_alexnet", "tracelens_h100_qwen1.5_0.5b", "tracelens_normalization"])
+@pytest.mark.parametrize("name", NAMED)
 def test_no_kernel_of_a_real_trace_is_of_unknown_kind(name: str) -> None:
     table = kernel_table(trace(name))
     assert {row.name for row in table.rows if row.kind == "other"} == set()
