@@ -18,6 +18,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 SUPPORT = Path(__file__).parent / "support"
 sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose simulations tests use
 pytest.register_assert_rewrite("known_loop")
+# Killed processes leave temporary files: they go with the tests' own folder. Pytest's stay, to look at.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="lm_tests_")
 
 import warm  # noqa: E402 - which stands in tests/support
 from stored_texts import CHANGES  # noqa: E402
@@ -31,14 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
     os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms to say which commit a run is of, in each process
-    config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
+    config.add_cleanup(functools.partial(shutil.rmtree, tempfile.gettempdir(), ignore_errors=True))
 
 
 def _keep_nothing() -> None:
     """No test reads or leaves a ceiling of this machine: a file stands where their folder would be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("MPLCONFIGDIR", str(cache / "matplotlib"))  # whose fonts take long to find again
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lm_profiler_tests_cache_")
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache_")
     Path(os.environ["XDG_CACHE_HOME"], "lm_profiler").touch()
 
 
