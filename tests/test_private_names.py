@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import warm
 from scripts import SUPPORT
 
@@ -106,18 +107,26 @@ def own_names(source: str) -> Iterator[str]:
             yield node.id
 
 
+def texts_in(source: str) -> set[str]:
+    """All texts in ``source`` that are private names."""
+    texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return {text for text in texts if isinstance(text, str) and PRIVATE.fullmatch(text)}
+
+
 def test_private_names_stand_nowhere_else() -> None:
     texts = {path: path.read_text("utf-8") for path in SOURCES}
     own = {name for text in texts.values() for name in own_names(text)} - {each.name for each in NAMES.values()}
     known = own | PYTHONS | OVERRIDDEN
+    shown = {*vars(torch.nn.Module())}  # by a text, too: as a name in a module's namespace
     typing_only = "from torch._subclasses.fake_tensor import FakeTensor\n"
     found = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in texts
-        for name in uses(texts[path].replace(typing_only, "pass\n"), known)
+        for name in (*uses(texts[path].replace(typing_only, "pass\n"), known), *(shown & texts_in(texts[path])))
     }
     assert sorted(found) == []
     assert set(uses("import torch._C\nx = torch.cuda._sleep\ngetattr(x, '_y')", set())) == {"torch._C", "_sleep", "_y"}
+    assert shown & texts_in("for name in ('_forward_hooks', '_ours'): pass") == {"_forward_hooks"}
 
 
 def test_a_missing_name_says_whose_it_is() -> None:

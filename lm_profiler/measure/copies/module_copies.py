@@ -32,7 +32,6 @@ from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
 
 _UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class UncopyableError(Exception):
@@ -82,8 +81,8 @@ class ModuleCopy:
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
         # Without its compiled call the copy runs eagerly.
         clone.__setstate__({key: self(value) for key, value in state.items() if key != COMPILED_CALL.name})
-        for name in _HOOKS:
-            clone.__dict__[name] = OrderedDict()
+        # As a new module has them: empty, by whatever names this torch keeps them.
+        vars(clone).update({name: none for name, none in vars(nn.Module()).items() if "_hooks" in name})
         return clone
 
     def _container(self, value: Any) -> Any:

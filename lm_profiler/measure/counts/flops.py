@@ -36,7 +36,7 @@ from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run_record import Flops
-from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, MODE_STACK, tree_leaves
+from lm_profiler.torch_names import DISPATCH_MODE, FAKES, GRAPH_TASK, MODE_STACK, tree_leaves
 
 WORK = ("forward", "backward", "recomputation")
 Formula = Callable[..., int]  # takes the operator's arguments and, as ``out_val``, its result; returns FLOPs
@@ -187,7 +187,7 @@ _OURS: dict[Any, Formula] = {
 }
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-_SHAPES_ALONE = "torch._subclasses"  # of fake tensors, on which torch also tries operators out to infer shapes
+_SHAPES_ALONE = FAKES.path.rpartition(".")[0]  # fake tensors', on which torch also tries operators to infer shapes
 _PLAIN = Tensor.__torch_dispatch__
 
 
