@@ -164,31 +164,9 @@ def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {frozenset("bc")}
 
 
-TWICE = {
-    "actions.py",
-    "findings.py",
-    "floors.py",
-    "improve.py",
-    "levels.py",
-    "loader.py",
-    "numerics.py",
-    "plan.py",
-    "planned.py",
-    "precision.py",
-    "ranks.py",
-    "recorder.py",
-    "remedies.py",
-    "steps.py",
-    "sweep.py",
-    "traffic.py",
-    "waterfall.py",
-}
-"""Names of files that rooms still share: a list that only shrinks."""
-
-
 def test_no_two_files_have_one_name() -> None:
     names = [path.name for path in TREES if path.name != "__init__.py"]
-    assert {name for name in names if names.count(name) > 1} <= TWICE
+    assert {name for name in names if names.count(name) > 1} == set()
 
 
 def test_a_result_says_what_it_is_and_not_that_it_was_found() -> None:
