@@ -111,12 +111,6 @@ def no_rates() -> Iterator[None]:
 
 
 @pytest.fixture
-def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are asked of forks of a process that has loaded what it takes: this one may have gone backward before."""
-    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
-
-
-@pytest.fixture
 def no_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearse no run before it starts: that takes a process and some seconds each."""
     monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
@@ -137,7 +131,22 @@ def no_weights() -> Iterator[None]:
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Tells how many bytes are free, for runs that are planned before they start, on however busy a machine."""
-    monkeypatch.setattr("lm_profiler.cli.preflight.LIMIT_S", 600.0)
-    return lambda of: monkeypatch.setattr("lm_profiler.cli.preflight.available_bytes", of)
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Tells how many bytes the limits of this process leave it, of what the machine has."""
+    return lambda left: monkeypatch.setattr("lm_profiler.measure.memory.peaks.left_bytes", lambda: left)
+
+
+@pytest.fixture
+def formula(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What answers in place of the rehearsals of ``plan``."""
+    from made_plan import Formula  # with torch and Lightning, which few tests need
+
+    formula = Formula()
+    monkeypatch.setattr("lm_profiler.cli.rehearse.ask", formula.ask)
+    return formula
+
+
+@pytest.fixture
+def nvtx_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention puts its parts into NVTX ranges, as ``--trace.nvtx=true`` has it."""
+    monkeypatch.setattr("lm_profiler.models.transformer.nvtx_parts", True)

@@ -121,7 +121,7 @@ def test_attention_alone_holds_q_k_and_v_then_what_is_saved_then_the_gradients(t
 
 
 def test_attention_that_would_take_the_machine_down_is_refused(tmp_path: Path, capsys: Any, free: Any) -> None:
-    free(lambda device: 64 << 30)
+    free(64 << 30)
     config = f"--config={CONFIGS / 'attention.yaml'}"
     longer = ["--model.attention=math", "--data.context_length=1000000"]
     assert main(["fit", config, f"--log_dir={tmp_path}", *longer]) == 2

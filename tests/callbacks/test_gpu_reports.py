@@ -71,8 +71,8 @@ def test_a_triton_function_is_checked_and_timed(tmp_path: Path, monkeypatch: pyt
     assert main(["validate", *options, f"--log_dir={tmp_path}", "--trace.steps=0"]) == 0
 
 
-def test_attention_s_parts_are_nvtx_ranges_of_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer, "nvtx_parts", True)
+@pytest.mark.usefixtures("nvtx_parts")
+def test_attention_s_parts_are_nvtx_ranges_of_the_profiler() -> None:
     q, k, v = (torch.randn(1, 2, 64, 16, device="cuda") for _ in range(3))
     with torch.autograd.profiler.emit_nvtx():  # what Nsight Systems would record beside them
         out = transformer.math(q, k, v)

@@ -25,7 +25,6 @@ from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
-pytestmark = pytest.mark.usefixtures("in_warm_forks")
 
 BATCH, CONTEXT, ACCUMULATED = 4, 64, 3
 GPU_TOLERANCE = 0.02
@@ -68,7 +67,7 @@ def real_peak(folder: Path, make: Callable[[], LightningModule], data: FakeToken
 def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> None:
     """In a process of its own: cuBLAS may have its workspaces here already."""
     call = ["fit", *options(precision)]
-    planned = told(ask(call, torch.cuda.get_device_capability()))
+    planned = told(ask(call, torch.cuda.get_device_capability(), fresh=True))
     assert isinstance(planned, Planned)
     steps = ("--stages.warmup_steps=2", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=0")
     stages = (*steps, "--actions.steps=0", "--check_memory=false", f"--log_dir={tmp_path}")
@@ -84,9 +83,10 @@ def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> Non
 
 def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) -> None:
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
-    planned = told(ask(["fit", *options(precision, **model)], gpu=None))
+    planned = told(ask(["fit", *options(precision, **model)], gpu=None, fresh=True))
     assert isinstance(planned, Planned)
-    assert isinstance(told(ask(["fit", *options(precision, **model)], gpu=(9, 0))), Planned)  # recomputed as it was
+    on_a_gpu = told(ask(["fit", *options(precision, **model)], gpu=(9, 0), fresh=True))
+    assert isinstance(on_a_gpu, Planned)  # recomputed as it was
     run = {"precision": precision, "accumulate_grad_batches": ACCUMULATED}
     real = real_peak(tmp_path, lambda: LanguageModel(**SMALL, **model), FakeTokens(BATCH, CONTEXT), **run)
     assert planned.peak == pytest.approx(real, rel=0.01)
@@ -111,7 +111,7 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
 
 def asked(kind: type[LightningModule], *more: str) -> Planned | Unplanned:
     call = ["fit", f"--model=rehearsed.{kind.__name__}", "--data=null", "--trainer.max_steps=2", *more]
-    return told(ask(call, gpu=None))
+    return told(ask(call, gpu=None, fresh=True))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_steps_that_grow_have_no_largest() -> None:
 
 
 def test_attention_alone_is_planned_though_its_batches_are_empty() -> None:
-    planned = told(ask(["fit", "--config=attention"], gpu=None))
+    planned = told(ask(["fit", "--config=attention"], gpu=None, fresh=True))
     assert isinstance(planned, Planned)
     assert planned.causes["forward"].parameters == 3 * 4 * 8 * 1024 * 64  # Q, K and V
 

@@ -453,14 +453,16 @@ def test_what_is_no_such_function_is_refused(name: str, told: str) -> None:
         attention_function(name)
 
 
-def test_the_parts_of_math_are_nvtx_ranges_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_math_are_nvtx_ranges_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append(None))
     qkv = [torch.randn(1, 1, 4, 2) for _ in range(3)]
     expected = transformer.math(*qkv)
     assert not seen
-    monkeypatch.setattr(transformer, "nvtx_parts", True)
+    request.getfixturevalue("nvtx_parts")
     torch.testing.assert_close(transformer.math(*qkv), expected)
     assert seen == ["attention scores", None, "attention softmax", None, "attention values", None]
     torch.testing.assert_close(torch.compile(transformer.math, backend="eager", fullgraph=True)(*qkv), expected)

@@ -32,8 +32,6 @@ FIRST, SECOND, HIDDEN, OUT, BATCH = (4 * n for n in (64 * 256, 256 * 32, 100 * 2
 """Bytes of the two weights, and of the activations."""
 WEIGHTS = FIRST + SECOND
 
-pytestmark = pytest.mark.usefixtures("in_warm_forks")
-
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -41,7 +39,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def plan(*options: str, gpu: tuple[int, int] | None = None) -> Planned:
-        answer = told(ask(["fit", "--model=mlp.Mlp", "--trainer.accelerator=cpu", *options], gpu))
+        answer = told(ask(["fit", "--model=mlp.Mlp", "--trainer.accelerator=cpu", *options], gpu, fresh=True))
         assert isinstance(answer, Planned), answer
         return answer
 
@@ -88,9 +86,8 @@ def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     """Of a run that recomputes, accumulates, casts and has DDP's buckets."""
     options = ["--model.activation_checkpointing=true", "--trainer.accumulate_grad_batches=2", "--trainer.devices=2"]
     options += ["--model.num_layers=2", "--model.d_model=64", "--model.num_heads=2", "--data.context_length=64"]
-    plan = told(
-        ask(["fit", "--config=demo", "--trainer.precision=bf16-mixed", "--trainer.strategy=ddp", *options], (9, 0))
-    )
+    call = ["fit", "--config=demo", "--trainer.precision=bf16-mixed", "--trainer.strategy=ddp", *options]
+    plan = told(ask(call, (9, 0), fresh=True))
     assert isinstance(plan, Planned)
     timeline = plan.timeline
     assert timeline is not None

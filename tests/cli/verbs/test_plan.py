@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from made_timeline import made_timeline
+from made_plan import Formula
 
-from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.cli import rehearse
+from lm_profiler.cli.rehearse import Unplanned
 from lm_profiler.cli.verbs import plan
 from lm_profiler.usage_error import UsageError
 
-GIB = 1 << 30
-
-
-@dataclass
-class Asked:
-    """Of a model of 10 GiB and 4 GiB a sample, half of it in bfloat16; with accumulation, gradients of 3 GiB more."""
-
-    refused: ClassVar[rehearse.Unplanned | None] = None
-    call: list[str]
-    what: str
-
-    def answer(self) -> Planned | rehearse.Unplanned:
-        if Asked.refused is not None:
-            return Asked.refused
-        given = dict(word[2:].split("=") for word in self.call[1:])
-        batch, times = (
-            int(given.get(f"{name}", n)) for name, n in (("data.batch_size", 8), ("trainer.accumulate_grad_batches", 1))
-        )
-        low = given.get("trainer.precision") == "bf16-mixed"
-        peak = lambda n: (10 + 3 * (times > 1)) * GIB + n * (2 if low else 4) * GIB  # noqa: E731
-        largest = {"batch": 2, "context": 0}.get(self.what)
-        settings = {"data.batch_size": batch, "trainer.precision": given.get("trainer.precision", "32-true")}
-        work = {"forward": Work({"bfloat16" if low else "float32": 10**12}, 10**9)}
-        return Planned(
-            *({"forward": peak(batch)}, {}, batch, None, largest),
-            work=work,
-            float32="highest",
-            settings=settings,
-            timeline=made_timeline(),
-        )
-
-    def end(self) -> None:
-        pass
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-    Asked.refused = None
-
-    def ask(call: list[str], gpu: tuple[int, int] | None, what: str, has: int, limit_s: float) -> Asked:
-        calls.append((call[1:], gpu, what))
-        return Asked(call, what)
-
-    monkeypatch.setattr(rehearse, "ask", ask)
-    return calls
-
 
 def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
-    asked: list[Any], capsys: pytest.CaptureFixture[str]
+    formula: Formula, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=8"])) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -79,11 +29,11 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
         "data.batch_size=2": ("20.0", False),
     }
     assert tried["trainer.precision=bf16-mixed"][2] == "6.061"  # ms: 10^12 at 165 TFLOP/s
-    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], (8, 0), "nothing") in asked
+    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], (8, 0), "nothing") in formula.asked
 
 
 def test_a_module_of_the_current_folder_is_found_as_by_fit(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    formula: Formula, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A script's path has not the folder in which it is called."""
     monkeypatch.chdir(tmp_path)
@@ -93,7 +43,7 @@ def test_a_module_of_the_current_folder_is_found_as_by_fit(
 
 
 def test_what_nobody_can_tell_is_called_so_and_fit_would_run_it(
-    asked: list[Any], capsys: pytest.CaptureFixture[str]
+    formula: Formula, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for size, code, word in (("46.7GiB", 0, "fits"), ("46.6GiB", 0, "may not fit"), ("41.9GiB", 1, "does not fit")):
         assert plan.run(plan.Options(memory=size)) == code
@@ -102,16 +52,16 @@ def test_what_nobody_can_tell_is_called_so_and_fit_would_run_it(
         assert ("need less" in said) == (word != "fits")
 
 
-def test_what_fits_has_no_remedies(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fits_has_no_remedies(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.run(plan.Options(device="H200", memory="60GiB")) == 0
-    assert [what for *_, what in asked] == ["batch", "context"]
+    assert [what for *_, what in formula.asked] == ["batch", "context"]
     assert "with" not in capsys.readouterr().out.splitlines()[-1].split()
 
 
-def test_where_nothing_helps_alone_all_is_tried_at_once(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_helps_alone_all_is_tried_at_once(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.run(plan.Options(memory="16GiB")) == 1
     assert "none of" in capsys.readouterr().out
-    assert asked[-1][0] == [
+    assert formula.asked[-1][0] == [
         *("--trainer.precision=bf16-true", "--data.batch_size=1", "--trainer.accumulate_grad_batches=8")
     ]
 
@@ -138,14 +88,14 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         plan.run(plan.Options(memory=text))
 
 
-def test_why_a_run_cannot_be_planned_is_said_once(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    Asked.refused = rehearse.Unplanned("it depends on values (mine.py, line 3)")
+def test_why_a_run_cannot_be_planned_is_said_once(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
+    formula.refused = Unplanned("it depends on values (mine.py, line 3)")
     assert plan.run(plan.Options(device="H200")) == 1
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.splitlines()
     assert line.endswith("(mine.py, line 3)")
-    Asked.refused = rehearse.Unplanned("model.size: expected xl", wrong=True)
+    formula.refused = Unplanned("model.size: expected xl", wrong=True)
     with pytest.raises(UsageError, match="expected xl"):
         plan.run(plan.Options(device="H200"))
 
@@ -161,7 +111,7 @@ def test_a_size_that_no_batch_makes_fit_is_refused_before_it_is_rehearsed(
 
 
 def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
-    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    formula: Formula, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = tmp_path / "memory.svg"
     options = {"allocations": True, "plot": "memory_timeline", "output": drawn}
@@ -174,7 +124,7 @@ def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
 
 
 def test_its_tables_are_printed_or_written_in_each_format(
-    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    formula: Formula, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {"device": "A30", "allocations": True, "options": ["--data.batch_size=8"]}
     assert plan.run(plan.Options(format="latex", **given)) == 1

@@ -23,12 +23,16 @@ CLOCK = count(1e9, 1e6)
 
 
 def read(
-    folder: Path | None, gflops: float, dtype: torch.dtype = torch.float32, now_s: float | None = None
+    folder: Path | None,
+    gflops: float,
+    dtype: torch.dtype = torch.float32,
+    now_s: float | None = None,
+    device: torch.device = CPU,
 ) -> tuple[float | None, list[str]]:
     """The ceiling in GFLOP/s where a probe finds ``gflops``, and what is said."""
     said: list[str] = []
     clock = lambda: next(CLOCK) if now_s is None else now_s  # noqa: E731
-    found = known_ceiling(CPU, dtype, said.append, folder, lambda *_: gflops * 1e9, clock)
+    found = known_ceiling(device, dtype, said.append, folder, lambda *_: gflops * 1e9, clock)
     return None if found is None else round(found / 1e9, 3), said
 
 
@@ -79,14 +83,23 @@ def test_each_dtype_precision_and_number_of_threads_has_its_own(
 ) -> None:
     assert read(tmp_path, 198) == (198, [])
     assert read(tmp_path, 20, torch.bfloat16) == (20, [])
-    for name, value in (("get_num_threads", lambda: 61), ("__version__", "9.9")):
+    read_text = Path.read_text
+
+    def of_another_cpu(path: Path, *given: Any, **named: Any) -> str:
+        return "model name : another" if str(path) == "/proc/cpuinfo" else read_text(path, *given, **named)
+
+    for of, name, value in (
+        (torch, "get_num_threads", lambda: 61),
+        (torch, "__version__", "9.9"),
+        (torch, "get_float32_matmul_precision", lambda: "another"),
+        (Path, "read_text", of_another_cpu),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(torch, name, value)
+            patch.setattr(of, name, value)
             assert read(tmp_path, 10) == (10, [])
-    for name in ("float32_matmul_precision", "device_name", "cpu_name"):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, lambda *_: "another")
-            assert read(tmp_path, 5) == (5, [])
+    for name in ("Apple M1", "Apple M2"):
+        monkeypatch.setattr(torch.backends.mps, "get_name", lambda name=name: name)
+        assert read(tmp_path, 5, device=torch.device("mps")) == (5, [])
     assert read(tmp_path, 198) == (198, [])
 
 
