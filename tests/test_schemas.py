@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -17,22 +17,19 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import compared
 import pytest
 from jsonschema import Draft202012Validator
-from made_improve import made_improve, made_search, nothing_helped
-from made_timeline import made_timeline
+from made_improve import made_improve, made_search
 from warm import run
 
-from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
-from lm_profiler.cli.verbs import collectives, compare, improve, plan, selftest, sweep
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.improve_record import read_improve
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run_record import Newer, Part, read_run
+from lm_profiler.record.run_record import Newer, Part
 from lm_profiler.record.sweep_files import read_plan
 from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines, request_file
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.formats import lines
-from lm_profiler.report.tables.link_table import LinkFigures
+from lm_profiler.report.tables.formats import lines, render
+from lm_profiler.report.tables.link_table import LinkFigures, link_table
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))  # where the documentation is made from
@@ -170,6 +167,7 @@ def test_fields_are_described() -> None:
 # -- what verbs print --------------------------------------------------------------------------------------------------
 
 FIGURELESS = {*TRAINER_VERBS, "run"}  # what they print is in the record that they write, or somebody else's
+AS_ITS_FILE = {"improve"}  # tests/cli/verbs/test_improve.py: it prints what it writes
 
 
 def made_run(folder: Path, scale: float) -> Entry:
@@ -186,16 +184,30 @@ def traces_once_asked(folder: Path, kernels: str) -> None:
     (folder / "trace/rank0.step9.kernels.json").write_text(kernels)
 
 
+COPIES = """
+import shutil, sys
+from pathlib import Path
+given = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[2:])
+below = Path(given["log_dir"], given["name"])
+shutil.copytree({runs!r}[given["name"]], below / f"version_{{len([*below.glob('version_*')])}}")
+"""
+
+
+def trains_nothing(folder: Path, runs: Mapping[str, Path]) -> None:
+    """Have another process that is started in ``folder`` find a package of our name, which copies one of ``runs``."""
+    (folder / "lm_profiler").mkdir()
+    (folder / "lm_profiler/__init__.py").touch()
+    program = COPIES.format(runs={name: str(run) for name, run in runs.items()})
+    (folder / "lm_profiler/__main__.py").write_text(program)
+
+
 def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
     """A call of ``verb`` in ``folder``, in which nothing is trained: what would be measured is made up."""
     run = str(STORED / "0.2/tiny/version_0")
-    record = read_run(Path(run))
     if verb == "plan":
-        of = Planned({"forward": 10 << 30, "backward": 20 << 30}, {}, 8, 128, 2, timeline=made_timeline())
-        patch.setattr(plan, "_rehearsed", lambda *asked: iter([of] * len(asked[-1])))
         return ["--memory=16GiB", "--allocations"]
     if verb == "selftest":
-        patch.setattr(selftest, "_fit", lambda *_: record)
+        trains_nothing(folder, dict.fromkeys("ABCDE", Path(run)))
         patch.setenv("XDG_CACHE_HOME", str(folder))
     if verb in ("watch", "trace"):
         status = WatchStatus(began_s=1.0, written_s=2.0, steps=7, ledger={"step: forward": 1.0}, wall_s=2.0)
@@ -206,28 +218,21 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         Thread(target=traces_once_asked, args=(folder, table), daemon=True).start()
         return [str(folder)]
     if verb == "collectives":
-        rows = [LinkFigures("gloo", 2, "broadcast", 10, [1e-3] * 9), LinkFigures("gloo", 2, "broadcast", 20, [], "no")]
-        patch.setattr(collectives, "_measured", lambda _: iter(rows))
-    if verb == "improve":
-        said = lambda request, *of: improve._ending(of[0], nothing_helped(), [], request.format)  # noqa: E731
-        patch.setattr(improve, "_run", said)
-    if verb == "sweep":
-        shutil.copytree(STORED / "0.2/two", folder / "logs/sweep")
-        patch.setattr(sweep, "plan_of", lambda *_: read_plan(folder / "logs/sweep"))
-        return ["--grid.seed=1,2"]  # every cell of the plan has ended
+        return ["--ops=broadcast", "--sizes=1KB", "--repeats=6"]
+    if verb == "sweep":  # every cell of which has ended
+        two = shutil.copytree(STORED / "0.2/two", folder / "logs/two")
+        words = shlex.split(read_plan(two).command)
+        return [f"--config={two / 'configs/tiny.yaml'}", *words[words.index("sweep") + 2 :]]
     if verb == "ab":
-        scales = iter([1.0, 1.2, 1.21, 1.01] * 6)  # of b, a, a and b, time and again
-        patch.setattr(compare, "_run", lambda *of: made_run(folder / f"{next(numbers)}", next(scales)))
+        trains_nothing(folder, {name: made_run(folder / name, at).folder for name, at in (("a", 1.0), ("b", 1.2))})
         return ["--b_options=--seed=1", "--", "fit"]
     if verb == "compare":
         return [str(made_run(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
     return [run] if verb == "report" else []
 
 
-numbers = count()
-
-
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in FIGURELESS])
+@pytest.mark.usefixtures("formula")
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in {*FIGURELESS, *AS_ITS_FILE}])
 def test_a_verb_that_prints_figures_prints_them_as_json(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,14 +244,22 @@ def test_a_verb_that_prints_figures_prints_them_as_json(
     Draft202012Validator(exact(ANSWERS[verb])).validate(printed)
 
 
+def test_a_row_of_what_could_not_be_measured_is_one_of_the_schema() -> None:
+    rows = [LinkFigures("gloo", 2, "broadcast", 10, [1e-3] * 9), LinkFigures("gloo", 2, "broadcast", 20, [], "no")]
+    printed = json.loads(render([link_table(rows)], "json"))
+    assert len(printed) == 2
+    Draft202012Validator(exact(ANSWERS["collectives"])).validate(printed)
+
+
+@pytest.mark.usefixtures("formula")
 def test_every_figure_of_a_plan_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--format=json", *asks_nothing("plan", tmp_path, monkeypatch)]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["fits"], told["device"]["bytes"], told["planned"]["largest"]) == (False, 16 << 30, 2)
-    assert told["planned"]["peaks"] == {"forward": 10 << 30, "backward": 20 << 30}
-    assert told["needs_bytes"] > 20 << 30
+    assert told["planned"]["peaks"] == {"forward": 42 << 30}
+    assert told["needs_bytes"] > 42 << 30
     assert told["planned"]["timeline"] is not None
     assert all(each["options"][0].startswith("--") and each["needs_bytes"] for each in told["smaller"])
 

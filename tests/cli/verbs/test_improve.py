@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from refused import assert_refused_as_stored
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
 from lm_profiler.improve.decision import Checked, Ran
 from lm_profiler.improve.search import FEWEST_RUNS, Searcher
-from lm_profiler.record.improve_record import read_improve
-from tests.support.made_improve import made_improve
+from lm_profiler.record.improve_record import IMPROVE_FILE, IMPROVED_CONFIG, read_improve
+from lm_profiler.sweep.sweep_folder import SweepFolder
+from lm_profiler.sweep.sweep_plan import made_plan
+from tests.support.made_improve import made_improve, nothing_helped
 
 OWN = """
 import torch
@@ -81,6 +85,16 @@ def test_the_setting_that_is_written_down_is_the_first_one_with_its_changes(tmp_
     assert Call(["fit", f"--config={tmp_path}/improved.yaml"]).content == yaml.safe_load(text)
 
 
+def test_what_is_printed_ends_with_the_folder_whose_config_is_of_the_last_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SweepFolder(tmp_path / "it", made_plan("it", "", [], {}, [])) as folder:
+        for record, is_better in ((made_improve(), True), (nothing_helped(), False)):
+            assert improve._ending(folder, record, ["fit"]) == 0
+            assert capsys.readouterr().out.splitlines()[-1] == f"written to {folder.path}"
+            assert (folder.path / IMPROVED_CONFIG).exists() == is_better
+
+
 def test_options_of_a_class_that_is_named_stay_its_own() -> None:
     config = "--config={model: {class_path: mine.A, init_args: {width: 2}}, data: {batch_size: 3}}"
     assert Call(["fit", config, "--model.width=4", "--loader.num_workers=2"]).content == {
@@ -110,11 +124,11 @@ def test_a_search_without_time_for_its_first_run_says_so(tmp_path: Path) -> None
     assert not (tmp_path / "logs").exists()
 
     call += ["--try.model.width=8", "--budget=0.1s"]
-    code, out, _ = said(*call)
+    code, out, _ = said(*call, "--format=json")
     assert code == 0
     record = read_improve(tmp_path / "logs" / "it")
     assert (record.ended, record.options, record.final) == ("budget", {}, None)
-    assert "within the" in out
+    assert json.loads(out) == json.loads((tmp_path / "logs" / "it" / IMPROVE_FILE).read_text())  # and nothing else
     code, _, told = said(*call, "--model.width=3")
     assert code == 2
     assert "logs/it," in told
