@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from lm_profiler.measure.counts.flops import UncountableError
+from counted_apart import CountedApart
 
 
 @pytest.fixture(autouse=True)
@@ -14,16 +13,11 @@ def own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def counted_apart(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The modules that another process was asked to count; each of hundreds of runs would start one."""
-    asked: list[object] = []
-
-    def count(module: object, *_: object) -> None:
-        asked.append(module)
-        raise UncountableError("not counted here")
-
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
-    return asked
+def counted_apart(monkeypatch: pytest.MonkeyPatch) -> CountedApart:
+    """Start no process that counts a step; each of hundreds of runs would start one."""
+    counted = CountedApart()
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", counted)
+    return counted
 
 
 @pytest.fixture

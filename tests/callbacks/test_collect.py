@@ -14,6 +14,7 @@ import torch
 import warm
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import nn
 
@@ -82,12 +83,13 @@ def test_a_card_is_advised_only_what_it_has(
 
 
 def test_tf32_is_off_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_with([], tmp_path)
+    trainer = trainer_with([], tmp_path, strategy=SingleDeviceStrategy(torch.device("cuda", 0)))
     trainer.strategy.connect(BoringModel())
-    for units, tf32 in ((MatrixUnits(True, "bf16-mixed"), False), (MatrixUnits(False, "16-mixed"), None)):
-        monkeypatch.setattr("lm_profiler.callbacks.collect.matrix_units", lambda device, units=units: units)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for capability, tf32, half_precision in (((8, 0), False, "bf16-mixed"), ((7, 5), None, "16-mixed")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=capability: of)
         found = switches(trainer)
-        assert (found.tf32, found.half_precision) == (tf32, units.half_precision)
+        assert (found.tf32, found.half_precision) == (tf32, half_precision)
 
 
 @pytest.mark.parametrize("refused", [{"foreach": True}, {"differentiable": True}])

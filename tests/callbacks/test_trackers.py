@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from wandb.proto.wandb_internal_pb2 import Record
 
-from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks, trackers, watch_writer
+from lm_profiler.callbacks import TrainingProfiler, WatchOptions, profiling_callbacks, trackers
 from lm_profiler.callbacks.trackers import Tracker, figures
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.watch_files import read_windows
@@ -115,19 +115,21 @@ def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hands_over_often")
-def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_writer, "_WINDOW", 20)
+def test_a_watched_run_logs_its_windows(tmp_path: Path) -> None:
+    """Of a thousand steps, and of those that are left."""
+    steps, watch = 1100, WatchOptions(traces=False)
     lines = CSVLogger(tmp_path / "csv")
     callbacks = profiling_callbacks(
-        1, 4, 0, 0, log_dir=tmp_path / "logs", action_steps=0, export_trackers=True, watch=True
+        1, 4, 0, 0, log_dir=tmp_path / "logs", action_steps=0, export_trackers=True, watch=watch
     )
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = Trainer(accelerator="cpu", max_steps=300, logger=lines, callbacks=callbacks, **quiet)
-    trainer.fit(Tiny(), DataLoader(torch.rand(1200, 4), batch_size=4))
+    trainer = Trainer(accelerator="cpu", max_steps=steps, logger=lines, callbacks=callbacks, **quiet)
+    trainer.fit(Tiny(), DataLoader(torch.rand(steps, 4), batch_size=1))
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row.get("lm_profiler/watch/step_s")]
     windows = read_windows(next((tmp_path / "logs").glob("*/version_*")))
-    assert sum(window.steps for window in windows) == 300 - 5  # those of the stages are in none
+    assert len(windows) == 2
+    assert sum(window.steps for window in windows) == steps - 5  # those of the stages are in none
     for row, window in zip(rows, windows, strict=True):  # each at its own last step, the last window too
         assert float(row["lm_profiler/watch/step_s"]) == pytest.approx(window.seconds["step"].mean, rel=1e-6)
         assert int(row["step"]) == window.first_step + window.steps - 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from counted_apart import CountedApart
 from known_loop import trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
@@ -116,7 +117,7 @@ def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None
 
 
 def test_where_nothing_but_times_is_asked_for_no_process_is_started(
-    tmp_path: Path, counted_apart: list[object]
+    tmp_path: Path, counted_apart: CountedApart
 ) -> None:
     profiler = TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=3),
@@ -127,7 +128,7 @@ def test_where_nothing_but_times_is_asked_for_no_process_is_started(
     )
     trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
     assert profiler.record is not None
-    assert (profiler.record.floors, profiler.record.notes, counted_apart) == ({}, [], [])
+    assert (profiler.record.floors, profiler.record.notes, counted_apart.asked) == ({}, [], [])
 
 
 class Deep(TwoLayers):
@@ -324,15 +325,13 @@ def test_of_a_compiled_step_a_copy_tells_what_is_read(monkeypatch: pytest.Monkey
     assert known(trainer, counted, traffic)["forward"] == 100 + 10 - 8  # the batch is saved too, and not written
 
 
-def test_what_a_compiler_keeps_for_backward_no_copy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_profiler.callbacks.instruments import work as module
-
+def test_what_a_compiler_keeps_for_backward_no_copy_tells(counted_apart: CountedApart) -> None:
     moved = StepTraffic({"forward": 9, "backward": 8, "optimizer": 7}, 50)
-    counted = StepWork(WORK.flops, WORK.by_dtype, moved)
-    monkeypatch.setattr(module, "count_elsewhere", lambda *_: counted)
-    monkeypatch.setattr(module, "recompilations", lambda: 1)
+    counted_apart.work = StepWork(WORK.flops, WORK.by_dtype, moved)
     trainer = trainer_of(SingleDeviceStrategy, optimizers=0)
-    vars(trainer).update(lightning_module=TwoLayers(), accumulate_grad_batches=3, world_size=2, precision="32-true")
-    found = step_work(trainer, "fit", module.SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None)
+    compiled = TwoLayers()
+    compiled.compile()
+    vars(trainer).update(lightning_module=compiled, accumulate_grad_batches=3, world_size=2, precision="32-true")
+    found = step_work(trainer, "fit", SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None)
     assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
     assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)

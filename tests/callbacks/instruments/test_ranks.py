@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from flight_ring import Ring
+from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.callbacks.instruments import ranks
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
@@ -16,6 +18,7 @@ from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.tape import BACKWARD, DATA, OTHER, StepMarks
 from lm_profiler.measure.collective_calls import Stand, StreamWaits
+from lm_profiler.torch_names import DDP_FACTS
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -150,14 +153,20 @@ def test_a_recorder_that_is_off_is_told_so(room: int) -> None:
     assert rank.watch.facts == {}
 
 
-def test_a_module_that_calls_collectives_of_its_own_amid_backward_makes_the_waiting_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Wrapped(DistributedDataParallel):
+    """Says what its ``buckets`` are, and is in no group."""
+
+    def __init__(self, buckets: int) -> None:
+        torch.nn.Module.__init__(self)
+        self.find_unused_parameters = True  # which it says with one more collective
+        setattr(self, DDP_FACTS.name, lambda: {"bucket_sizes": ", ".join(["4"] * buckets)})
+
+
+def test_a_module_that_calls_collectives_of_its_own_amid_backward_makes_the_waiting_unknown() -> None:
     """Ten in each step, all amid its backward; without them DDP has one for each bucket."""
-    for buckets, known in ((10, True), (9, False)):
-        monkeypatch.setattr(ranks, "most_reductions", lambda wrapped, most=buckets: most)
-        rank = Rank(400)
-        rank.watch.rank = 0
+    for buckets, known in ((9, True), (8, False)):
+        rank, wrapped = Rank(400), Wrapped(buckets)
+        rank.watch.rank, rank.watch.wrapped = 0, lambda wrapped=wrapped: wrapped  # type: ignore[misc]
         rank.train([10] * 8)
         assert bool(rank.watch.facts) is known
         assert len(rank.told) == (not known)

@@ -19,7 +19,6 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.analysis.trace.walk import trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
-from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps
@@ -165,26 +164,26 @@ def test_negative_steps_are_refused() -> None:
         TraceOptions(steps=-2)
 
 
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the traced steps are over, torch can write a part of the trace only."""
-    end = Tracer.end
+class FullDisk(Callback):
+    """Once the traced steps are over, and until the epoch is, a file can have a part of the trace only."""
 
-    def full(own: Tracer, stage: str) -> None:
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if stage == "trace" else before[0], before[1]))
-        try:
-            end(own, stage)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    def __init__(self) -> None:
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    monkeypatch.setattr(Tracer, "end", full)
+    def on_train_batch_end(self, *args: Any) -> None:
+        if args[-1] == 4 + TRACED:  # after five steps without a trace, of which the last warms it up
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, self.before[1]))
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Path) -> None:
-    profiler = instruments(1, 3, trace=TRACED)
-    trainer_with([profiler], tmp_path).fit(BoringModel())
+    profiler, disk = instruments(1, 3, trace=TRACED), FullDisk()
+    try:
+        trainer_with([disk, profiler], tmp_path).fit(BoringModel())
+    finally:
+        disk.on_train_epoch_end()
     assert profiler.record is not None
     assert profiler.record.status == "ok"
     assert any(note.startswith("trace failed") for note in profiler.record.notes)

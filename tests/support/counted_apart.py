@@ -1,0 +1,22 @@
+"""Stands in for the process that counts a step on shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lm_profiler.callbacks.instruments.work import StepWork
+from lm_profiler.measure.counts.flops import UncountableError
+
+
+@dataclass
+class CountedApart:
+    """Notes what is asked for, and knows the ``work`` alone that it is given."""
+
+    work: StepWork | None = None
+    asked: list[object] = field(default_factory=list)
+
+    def __call__(self, trainer: object, *_: object) -> StepWork:
+        self.asked.append(trainer)
+        if self.work is None:
+            raise UncountableError("not counted here")
+        return self.work
