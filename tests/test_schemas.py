@@ -202,7 +202,7 @@ def trains_nothing(folder: Path, runs: Mapping[str, Path]) -> None:
 
 
 def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
-    """A call of ``verb`` in ``folder``, in which nothing is trained: what would be measured is made up."""
+    """A call of ``verb`` in ``folder``, in which nothing is trained: what a training would leave is made up."""
     run = str(STORED / "0.2/tiny/version_0")
     if verb == "plan":
         return ["--memory=16GiB", "--allocations"]
