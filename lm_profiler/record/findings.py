@@ -145,13 +145,13 @@ class Contributor(Part):
 class Term(Part):
     """One term of the waterfall; of version 0.2 ``unexplained`` may be negative.
 
-    No interval: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
+    No ends: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
     """
 
     name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
     seconds: float = figure("time", "ms", "what it adds to the step")
-    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of that", default=None)
-    high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
+    low_s: float | None = figure("from", "ms", "least that one of the traced steps alone gives", default=None)
+    high_s: float | None = figure("to", "ms", "most that one of the traced steps alone gives", default=None)
     at_most_s: float | None = figure("could save at most", "ms", "ceiling of a saving, never a gain", default=None)
     phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
     contributors: list[Contributor] = Field(default_factory=list)
@@ -174,6 +174,7 @@ class Waterfall(Part):
     bandwidth_bytes_per_s: float | None = figure("bandwidth", "GB/s", "bytes/s that a device can move")
     bandwidth_source: str | None = figure("source of the bandwidth", "text", "where it is from")
     clock_share: float | None = figure("clock held", "%", "SM clock over the one that the peak is of")
+    traced_steps: int | None = figure("steps traced", "count", "whose terms are told", default=None)
     terms: list[Term]
     notes: list[str] = Field(default_factory=list)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple, get_args
@@ -42,6 +42,7 @@ class Gap(NamedTuple):
     ns: int
     phase: str
     what: str  # the call that made the host wait, what it was about to launch, or the operator that it was in
+    at: int = 0  # when the host asked for what ended it
 
 
 def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
@@ -49,10 +50,10 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
     if not work.on_device:
         for piece, own in pieces:
             if piece.use == "dispatch":
-                yield Gap(own, piece.phase, piece.name)
+                yield Gap(own, piece.phase, piece.name, piece.start)
         for begin, end in idle:
             for phase, ns in work.by_phase(begin, end):
-                yield Gap(ns, phase, PYTHON)
+                yield Gap(ns, phase, PYTHON, begin)
         return
     names, phase_at = work.packed.names, phase_finder(work.packed.phases)
     waits = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
@@ -61,9 +62,9 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
     for begin, end in idle:
         at = bisect_left(following, end, key=attrgetter("start"))
         next_ = following[at] if at < len(following) else None
-        phase = phase_at(end - 1) if next_ is None else next_.phase
-        if next_ is not None and next_.asked <= begin:
-            yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
+        phase, asked = (phase_at(end - 1), end) if next_ is None else (next_.phase, next_.asked)
+        if asked <= begin:
+            yield Gap(end - begin, phase, QUEUED, asked)  # the host was ahead: what it did meanwhile is not the reason
             continue
         towards = "the loop" if next_ is None else f"launching {next_.operator or next_.name}"
         what = towards
@@ -74,9 +75,9 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
         inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
         at_input = phase in INPUT_PHASES
         if inside:
-            yield Gap(inside, phase if at_input else "data", what)
+            yield Gap(inside, phase if at_input else "data", what, asked)
         if outside := end - begin - inside:
-            yield Gap(outside, NO_PHASE if at_input else phase, what)
+            yield Gap(outside, NO_PHASE if at_input else phase, what, asked)
 
 
 def _end(call: TracedCall) -> int:
@@ -107,6 +108,16 @@ class Traced:
     steps: int
     on_device: bool
     communication: Communication | None = None
+    begins: tuple[int, ...] = ()  # when each of the steps began
+
+    def alone(self, step: int) -> Traced:
+        """Return what was asked for in one of the steps, from 0 on, as if no other had been traced."""
+        pieces = [weighed for weighed in self.pieces if self._step_at(weighed[0].asked) == step]
+        gaps = [gap for gap in self.gaps if self._step_at(gap.at) == step]
+        return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=())
+
+    def _step_at(self, moment: int) -> int:
+        return bisect_right(self.begins, moment, lo=1) - 1
 
     @cached_property
     def by_use(self) -> Mapping[Use, list[Weighed]]:
@@ -127,13 +138,16 @@ def traced_of(work: TracedWork) -> Traced:
     own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
     # What runs wholly beside something of a lower rank has no time of its own.
     weighed = [(piece, ns) for piece, ns in zip(pieces, own, strict=True) if ns]
-    idle = gaps_between(starts, ends, begin, end)
+    begins = tuple(of.start for of in work.packed.steps)
+    cuts = () if work.on_device else begins  # on the CPU a gap ends with its step
+    idle = gaps_between([*starts, *cuts], [*ends, *cuts], begin, end)
     return Traced(
         pieces=[(piece, ns) for piece, ns in weighed if piece.use != "dispatch"],
         gaps=list(gaps_of(work, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
         steps=len(work.packed.steps),
         on_device=work.on_device,
         communication=communication_of(work),
+        begins=begins,
     )
 
 

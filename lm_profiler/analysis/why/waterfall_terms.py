@@ -42,9 +42,34 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     """Return the waterfall of ``step``: kernels take what they took while ``traced``, gaps are what these leave.
 
     What took longer while traced is scaled down to what the measured step has room for: beside a wait for the batch
-    nothing runs on the CPU. So no term is negative, or more than the step.
+    nothing runs on the CPU. So no term is negative, or more than the step. Its ends are what it would be, had only one
+    of the traced steps been traced: what they show, and no interval.
     """
     notes: list[str] = []
+    terms = _terms(step, traced, notes)
+    each = [_terms(step, traced.alone(at), []) for at in range(len(traced.begins))]
+    if len(each) > 1:
+        told = [[term.seconds for term in of] for of in zip(terms, *each, strict=True)]
+        ends = [{"low_s": min(seconds), "high_s": max(seconds)} for seconds in told]
+        terms = [term.model_copy(update=of) for term, of in zip(terms, ends, strict=True)]
+    peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
+    return Waterfall(
+        source="kernels" if traced.on_device else "operators",
+        step_s=step.step_s,
+        ci_low=step.ci_low,
+        ci_high=step.ci_high,
+        peak_flops_per_s=peak.flops_per_s,
+        peak_source=peak.source,
+        bandwidth_bytes_per_s=step.rates.bytes_per_s,
+        bandwidth_source=step.rates.bytes_source,
+        clock_share=step.clock_share,
+        traced_steps=traced.steps,
+        terms=terms,
+        notes=notes,
+    )
+
+
+def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     busy_s, waited_s = _busy_s(traced), max(step.input_s - traced.seconds("input"), 0.0)
     room_s = step.step_s if traced.on_device else max(step.step_s - waited_s, 0.0)
     over = (busy_s - room_s) / step.step_s
@@ -58,26 +83,13 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
             f"measured ones: terms are scaled down to these{ceilings}"
         )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
-    peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
     # What is left, so that the terms always add up to the step. Below a nanosecond it is the error of the sum, which
     # differs between rows in memory and those of a file.
     left_s = step.step_s - math.fsum(term.seconds for term in terms)
     terms.append(Term(name="unexplained", seconds=left_s if abs(left_s) >= 1e-9 else 0.0))
     if over > _UNLIKE:
         terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
-    return Waterfall(
-        source="kernels" if traced.on_device else "operators",
-        step_s=step.step_s,
-        ci_low=step.ci_low,
-        ci_high=step.ci_high,
-        peak_flops_per_s=peak.flops_per_s,
-        peak_source=peak.source,
-        bandwidth_bytes_per_s=step.rates.bytes_per_s,
-        bandwidth_source=step.rates.bytes_source,
-        clock_share=step.clock_share,
-        terms=terms,
-        notes=notes,
-    )
+    return terms
 
 
 def _busy_s(traced: Traced) -> float:

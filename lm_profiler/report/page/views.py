@@ -404,6 +404,7 @@ def why(entry: Entry) -> Json:
                 "text": rung.signed_text,
                 "share": term.seconds / fall.step_s if fall.step_s else None,
                 "at_most": waterfall_text.ceiling_text(fall, term) or None,
+                "ends": waterfall_text.ends_text(fall, term),
                 "pieces": rung.pieces,  # seconds by phase; those of no known phase have an empty name
                 "contributors": table_of(waterfall_text.contributors(term, fall)),
             }

@@ -118,6 +118,12 @@ def ceiling_text(fall: Waterfall, term: Term) -> str:
     return _term_texts(fall)[fall.terms.index(term)] if whole else ms_text(term.at_most_s, digits_of(fall.step_s))
 
 
+def ends_text(fall: Waterfall, term: Term) -> str:
+    """Return the least and the most ms of ``term`` in the traced steps; empty where one was traced."""
+    ends = [ms_text(end, digits_of(fall.step_s)) for end in (term.low_s, term.high_s) if end is not None]
+    return f"{' to '.join(ends)} ms in {fall.traced_steps} traced steps" if ends else ""
+
+
 def unsure(fall: Waterfall) -> str:
     """Return why no ceiling is shown; empty where ceilings are shown."""
     rest = sum(term.seconds for term in fall.terms if term.name == "unexplained") / (fall.step_s or 1.0)
@@ -181,6 +187,8 @@ def _terms_table(fall: Waterfall) -> Table:
     bold: Sequence[TableCell] = [TableCell(cell.value, cell.text, style="bold") for cell in step]
     rows.append([*bold, *[text_cell("")] * (len(headings) - len(step))])
     below = [f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}", *(f"note: {n}" for n in fall.notes)]
+    if ends:
+        below.insert(0, f"from, to: what each of the {fall.traced_steps} traced steps alone would tell; no interval")
     return Table(headings, rows, below=below)
 
 

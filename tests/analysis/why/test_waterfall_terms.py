@@ -408,3 +408,38 @@ def test_traced_steps_in_which_more_ran_are_scaled_down_and_no_ceiling_is_told()
     assert all(0 <= us <= 300 for us in terms(fall).values())
     assert {each.at_most_s for each in fall.terms} == {None}
     assert len(fall.notes) >= 1
+
+
+# -- how sure ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_term_has_the_least_and_the_most_that_a_traced_step_alone_gives() -> None:
+    fall = waterfall(step(1000), traced_of(traced_work(Packed(products(400, 500, 660)))))
+    assert fall.traced_steps == 3
+    slow, gaps, moved = (term(fall, name) for name in ("slow_products", "gaps", "bandwidth"))
+    assert [of / US for of in (slow.low_s, slow.seconds, slow.high_s)] == pytest.approx([400, 520, 660])
+    assert [of / US for of in (gaps.low_s, gaps.seconds, gaps.high_s)] == pytest.approx([340, 480, 600])
+    assert (moved.low_s, moved.high_s) == (0.0, 0.0)
+
+
+def test_of_one_traced_step_no_ends_are_known() -> None:
+    slow = term(waterfall(step(1000), traced_of(traced_work(Packed(products(400))))), "slow_products")
+    assert (slow.low_s, slow.high_s) == (None, None)
+
+
+def test_the_ends_hold_their_term_and_kernels_count_where_they_were_asked_for(fall: Waterfall) -> None:
+    """The two planted steps are alike, though the device works off each while the host is in the next."""
+    for each in fall.terms:
+        assert each.low_s <= each.seconds <= each.high_s
+        assert each.high_s - each.low_s == pytest.approx(0.0, abs=0.01 * US), each.name
+
+
+@pytest.mark.parametrize("steps, wanted", [(2, 0.5), (3, 0.75), (5, 0.9375)])
+def test_the_ends_hold_the_true_term_as_often_as_the_documentation_says(steps: int, wanted: float) -> None:
+    """Of n independent steps all lie on one side of their median in one of 2 to the power of n - 1."""
+    draw, held, runs = random.Random(23), 0, 400
+    for _ in range(runs):
+        took = [round(500 * (1 + 0.03 * draw.gauss(0, 1))) for _ in range(steps)]
+        slow = term(waterfall(step(1000), traced_of(traced_work(Packed(products(*took))))), "slow_products")
+        held += slow.low_s <= 500 * US <= slow.high_s
+    assert held / runs == pytest.approx(wanted, abs=3 * (wanted * (1 - wanted) / runs) ** 0.5)

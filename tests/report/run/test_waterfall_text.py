@@ -17,7 +17,7 @@ from stored_texts import assert_stored
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run_record import RunRecord, Term, TermName, Waterfall
 from lm_profiler.report.run.run_page import run_page, time_table
-from lm_profiler.report.run.waterfall_text import missing, rungs, step_text, waterfall_tables, why_lines
+from lm_profiler.report.run.waterfall_text import ends_text, missing, rungs, step_text, waterfall_tables, why_lines
 
 
 def lines_of(fall: Waterfall | None) -> list[str]:
@@ -155,6 +155,20 @@ def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -
     assert sum(Decimal(row[0]) for name, row in rows.items() if name != "step") == Decimal("168.3")
     first = [cell.text for cell in contributors.rows[0]]
     assert first == ["slow matmuls", "model.blocks.*.attn", "aten::mm", "96", "21.0", ANY]
+
+
+def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
+    made = made_waterfall(traced_steps=3)
+    terms = [of.model_copy(update={"low_s": 0.9 * of.seconds, "high_s": 1.2 * of.seconds}) for of in made.terms]
+    fall = made.model_copy(update={"terms": terms})
+    table = waterfall_tables(made_record(waterfall=fall))[0]
+    assert [title.partition(" (ms)")[0] for title in table.titles[3:5]] == ["from", "to"]
+    rows = {row[0].text: [cell.text for cell in row[1:5]] for row in table.rows}
+    assert rows["slow matmuls"] == ["41.0", "24.4%", "36.9", "49.2"]
+    assert rows["step"][2:] == ["", ""]
+    assert any(line.startswith("from, to:") and "3 traced steps" in line for line in table.below)
+    assert ends_text(fall, terms[2]) == "36.9 to 49.2 ms in 3 traced steps"
+    assert ends_text(made, made.terms[2]) == ""  # of one step, and of an older version
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -65,9 +65,9 @@ function rung(term, scale, colours) {
   );
 }
 
-function sentence({ title, meaning, at_most }) {
-  const ceiling = at_most ? ` Could save at most ${at_most} ms.` : "";
-  return meaning ? `${title[0].toUpperCase()}${title.slice(1)}: ${meaning}.${ceiling}` : ceiling;
+function sentence({ title, meaning, at_most, ends }) {
+  const sure = `${ends ? ` It took ${ends}.` : ""}${at_most ? ` Could save at most ${at_most} ms.` : ""}`;
+  return meaning ? `${title[0].toUpperCase()}${title.slice(1)}: ${meaning}.${sure}` : sure;
 }
 
 function consists({ contributors }, colours) {
