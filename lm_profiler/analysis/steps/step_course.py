@@ -27,7 +27,7 @@ _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
 _MOST_CHANGES = 10
 _BURST_BONUS = 1.5  # a burst has one level less than two changes have
 _NEAR, _LOCAL_T = 12, 4.0  # values on each side of a change, and how far apart their levels are, in standard errors
-_ALIKE = 2.0  # times as far apart as levels of 12 values and more must be: so AR(1) of 0.6 scatters means; simulated
+_ALIKE, _KNOWN = 2.0, 80  # how much farther apart long levels must be, and of how few values: simulated
 _LINE_COSTS = 6.5  # what a line or a decay must raise twice the log likelihood by: simulated
 _NEVER = 1e300
 _MOST_VALUES = 400  # of more values, means of a few at once are searched: the search is quadratic
@@ -127,8 +127,9 @@ def _clearness(y: Series, begin: int, at: int, end: int, smallest: float) -> flo
     near = np.concatenate([(before - before.mean())[-_NEAR:], (after - after.mean())[:_NEAR]])
     noise = math.sqrt(float(near @ near) / max(near.size - 2, 1) + FINEST**2)
     by = abs(float(after.mean() - before.mean()))
-    # Means of neighbours that are alike scatter more than those of independent values, the longer the level the more.
-    far = _LOCAL_T * min(math.sqrt(min(before.size, after.size) / FEWEST), _ALIKE)
+    # Means of alike neighbours scatter more than of independent ones, in long levels most; few values do not tell it.
+    alike = max(min(_ALIKE, _KNOWN / y.size), 1.0)
+    far = _LOCAL_T * min(math.sqrt(min(before.size, after.size) / FEWEST), alike)
     return min(by / smallest, by / (far * noise * math.sqrt(1 / before.size + 1 / after.size)))
 
 
