@@ -89,13 +89,13 @@ class Attachment:
             self.watching.passed(INSTRUMENTS)
 
     def begin(self) -> None:
-        """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
-        self.begun = True  # first: where what follows fails, it is not tried again
+        """Make the record and the instruments; asks other ranks only for rank 0's folder."""
+        self.begun = True  # set first: if the rest fails, it is not tried again
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
         launch = options.launch
         folder = run_folder(options.log_dir / launch.name, launch.folder, exchange, self.report)
         ending.folder = folder
-        self._begin_files(folder)  # before the instruments, which may fail: a killed run shall have a record
+        self._begin_files(folder)  # before the instruments, which may fail: a killed run must have a record
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
@@ -121,7 +121,7 @@ class Attachment:
         phases.mark_optimizers()
 
     def _begin_files(self, folder: Path) -> None:
-        """Write what a process that is killed leaves: on rank 0 an unfinished record, elsewhere a file for rows."""
+        """Write what a killed process leaves: on rank 0 an unfinished record, on other ranks a file for rows."""
         if self.trainer.is_global_zero:
             Guard("writing an unfinished record", self.report).run(self.ending.begin, self._steps)
         else:
@@ -146,7 +146,7 @@ class Attachment:
     def died(self, exception: BaseException) -> None:
         """Record a run that ``exception`` ended."""
         if not self.begun:
-            if self.ending.exchange.rank > 0:  # to begin would wait for rank 0's folder, and rank 0 waits for this rank
+            if self.ending.exchange.rank > 0:  # begin() would wait for rank 0's folder while rank 0 waits for this rank
                 self.ending.over = True
                 self.ending.take_out()
                 return
@@ -160,7 +160,7 @@ class Attachment:
             self.ending.died(exception, phase, step)
 
     def end(self) -> None:
-        """Record the run if nothing has by now: the Trainer is done."""
+        """Record the run if it is not recorded yet: the Trainer is done."""
         if not self.begun and is_a(sys.exc_info()[1], TUNER_EXIT.name):
             self.ending.over = True  # a Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException)
             return
@@ -197,12 +197,12 @@ class Attachment:
 
     @property
     def _together(self) -> bool:
-        # whether there are other ranks, and the marks are on the clock of their flight recorders
+        # whether there are other ranks, and marks and flight recorders share a clock
         return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
     def _steps(self) -> dict[str, int]:
-        """The steps of each stage: the same on all ranks, whatever becomes of the instruments of one."""
+        """The steps of each stage: the same on all ranks, even where the instruments of one fail."""
         on_cuda = self.trainer.strategy.root_device.type == "cuda"
         return self.options.steps(STEPS if on_cuda and self._together and self.options.verb == "fit" else 0)
 
@@ -235,18 +235,18 @@ class Attachment:
         return phases
 
     def _stages_are_over(self) -> None:
-        """Record the run, and watch what follows. What failed in the stages would fail again."""
+        """Record the run, and watch the rest of training unless the stages failed: watching would fail too."""
         session, ending = self.ending.session, self.ending
         ending.finish("ok")
         watching = self.watching
         if watching is not None and ending.folder is not None and session is not None and not self.part.out:
             watching.trackers = ending.trackers
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
-            if self.phases is not None:  # the epoch that runs now was entered by the stages' profiler
+            if self.phases is not None:  # the stages' profiler entered the epoch that runs now
                 self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]
 
     def _follow(self, left: int) -> int:
-        """Return the steps left, as the ranks agree under ``until_ci``: each has to ask as often as the others."""
+        """Return the steps left; under ``until_ci`` the ranks agree on them, so all must ask equally often."""
         steps = self._steps
         later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)

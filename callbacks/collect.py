@@ -36,7 +36,7 @@ from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES
 
-# profilers of Lightning's and ours that stand in the Trainer where the user chose none
+# profilers of Lightning and of ours that the Trainer has where the user chose none
 _OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
 
 
@@ -46,12 +46,12 @@ class Collector:
 
     trainer: Trainer  # the run's
     options: ProfilingOptions  # what the run was to do
-    seen: bool = False  # whether the first batch was seen, of which only its shapes are kept, and a copy for the audit
+    seen: bool = False  # whether the first batch was seen; only its shapes are kept, and a copy for the audit
     _shapes: Future[Any] = field(default_factory=Future)
     _copy: Future[Any] = field(default_factory=Future)
 
     def see(self, batch: Any) -> None:
-        """Remember ``batch``, which may be of anybody's type: an error is raised where the batch is asked for."""
+        """Remember ``batch``, which may be of any type: an error is raised where the batch is asked for."""
         self.seen = True
         looks = [(self._shapes, without_data), *([(self._copy, on_host)] if self.options.numerics.audit else [])]
         for kept, look in looks:
@@ -107,7 +107,7 @@ class Collector:
             factors = getattr(torch, name)
             ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
         copied = None
-        if timed and (phases or traced is not None):  # else nothing is compared with that rate
+        if timed and (phases or traced is not None):  # otherwise nothing is compared with that rate
             copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
         if self.options.numerics.audit:
             numerics = try_or_note(
@@ -115,7 +115,7 @@ class Collector:
             )
         batches = mean_counts(measured.batch_counts, _counted_steps(measured)).batches
         if measured.seen_flops.flops is None or batches is None:
-            # They are those of a copy then, with all batches of a step.
+            # FLOPs are then those of a copy, with all batches of a step.
             batches = batches_per_step(trainer, verb)
         return replace(
             known,
@@ -140,7 +140,7 @@ class Collector:
     def _work(self, measured: Measured, notes: list[str]) -> StepWork | None:
         steps = len(_counted_steps(measured))
         if not steps and (measured.steps_planned.get("memory") or not measured.steps_planned.get("trace")):
-            return None  # the run ended before; or nothing but times is asked for, and another process takes seconds
+            return None  # the run ended before; or only times are asked for, and another process takes seconds
         try:
             shapes = partial(self._shapes.result, 0)
             return step_work(self.trainer, self.options.verb, measured.seen_flops, steps, shapes)
@@ -152,14 +152,14 @@ class Collector:
 
 
 def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
-    """Return torch's names of the dtypes of all matmuls: the dtype of the run, and those that were seen."""
+    """Return torch's names of the dtypes of all matmuls: the dtype of the run, and the dtypes that were seen."""
     dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
     run = [] if dtype is None else [torch_name(dtype)]
     return list(dict.fromkeys([*run, *(name for work in evidence.work.values() for name in work.flops or {})]))
 
 
 def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
-    """Return the note that a trace of ``device`` shows the host alone; empty where that is not so."""
+    """Return the note that a trace of ``device`` shows only the host; empty where it shows kernels."""
     if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
         return []
     driver = f"the driver of this {device.type} device does not permit profiling"
@@ -174,7 +174,7 @@ def _counted_steps(measured: Measured) -> list[int]:
 def model_facts(trainer: Trainer) -> ModelFacts:
     module = trainer.lightning_module
     parameters = list(module.parameters())
-    # By id: tied weights are one tensor, which counts once.
+    # Compared by id: tied weights are one tensor, which counts once.
     embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
     total = sum(p.numel() for p in parameters)
     return ModelFacts(
@@ -203,7 +203,7 @@ def switches(trainer: Trainer) -> Settings:
         half_precision=units.half_precision,
         compiled=is_compiled_in(trainer.lightning_module),
         num_workers=getattr(loader, "num_workers", None),
-        # Each device of this machine has a process, whose loader has workers of its own.
+        # Each device of this machine has a process, whose loader has its own workers.
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if device.type == "cuda" else None,
         fused_optimizer=_are_fused(trainer),

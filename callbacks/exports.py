@@ -37,7 +37,7 @@ class RunMetrics:
     """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``."""
 
     labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
-    tokens_per_step: float | None = None  # of this rank; None is unknown, and so is how many there were
+    tokens_per_step: float | None = None  # of this rank; None: unknown, and so is their sum
     mfu_seconds: float | None = None  # the model FLOPs utilization of a step of one second; None is unknown
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     _lock: Lock = field(default_factory=Lock)

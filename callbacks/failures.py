@@ -1,7 +1,7 @@
 """Turns the exception that ended a run into the failure of its record; of several ranks' ends, finds the first cause.
 
-Each rank that ends badly leaves how it ended in the run's folder. Ranks do not end each other: that is done by whoever
-launched them, and by the time limit of the process group.
+Each rank that ends badly leaves how it ended in the run's folder. Ranks do not end each other: whoever launched
+them does that, or the time limit of the process group.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ _GROUP_FAILED = re.compile(
     r"remote (server|process)|TCPStore|wait timeout after|Watchdog",
 )
 
-# seconds to wait for other ranks' ends: where this one followed, the first has left its own by now; where a signal
-# ended it, the others may be in the middle of a long operation
+# seconds to wait for other ranks' ends: where another rank failed first, it has left its end by now; where a signal
+# ended this rank, the others may be in the middle of a long operation
 _PATIENCE_S, _SIGNALLED_S = 2.0, 8.0
 _LOOK_S = 0.1  # seconds between two looks
 
@@ -93,7 +93,7 @@ def is_of_the_group(error: BaseException) -> bool:
 
 
 def codes_of(trainer: Any) -> dict[int, int | None]:
-    """Return the exit codes of the ranks that this process started as commands; None of one that runs."""
+    """Return the exit codes of the ranks that this process started as commands; None for one that still runs."""
     started = enumerate(getattr(trainer.strategy.launcher, "procs", []), 1)
     return {trainer.global_rank + n: process.poll() for n, process in started if hasattr(process, "poll")}
 
@@ -101,12 +101,12 @@ def codes_of(trainer: Any) -> dict[int, int | None]:
 def ends_of_ranks(
     own: RankEnd, folder: Path, ranks: int, codes: Callable[[], Mapping[int, int | None]], pause: Any = time.sleep
 ) -> dict[int, RankEnd]:
-    """Return the ends that ranks left, once all have or some seconds have passed; at once where ``own`` is first."""
+    """Return the ends that ranks left, when all have or after some seconds; at once where ``own`` came first."""
     patience_s = _PATIENCE_S if own.followed else _SIGNALLED_S if own.is_signalled and not codes() else 0.0
     ends = {own.failure.rank or 0: own}
-    with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; what is known by then is told
+    with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; report what is known by then
         for look in range(round(patience_s / _LOOK_S), -1, -1):
-            gone = {rank for rank, code in codes().items() if code is not None}  # it leaves nothing any more
+            gone = {rank for rank, code in codes().items() if code is not None}  # a dead rank leaves no end
             ends = read_ends(folder) | ends
             if not look or len(ends.keys() | gone) >= ranks:
                 break

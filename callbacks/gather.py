@@ -1,9 +1,9 @@
 """What the ranks send each other, and the merging of what they measured.
 
-Nothing here is a collective call: those of training come in an order that every rank must keep, and a rank whose
+Nothing here is a collective call: every rank must keep the order of training's collectives, and a rank whose
 instruments failed would leave the others waiting for ever. The store in which torch's process group was set up has no
-order, and every wait has an end. It listens without a password: what comes from it is JSON of declared types and of
-bounded size, checked as a file of a stranger's would be. Whoever reaches it can send figures, but no code.
+order, and every wait has an end. It listens without a password: its content is JSON of declared types and of
+bounded size, checked like a file from a stranger. Whoever reaches it can send figures, but no code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lm_profiler.torch_names import DEFAULT_STORE
 
 _PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the same steps, so none is far behind
 
-# Most bytes that a rank sends, some 30,000 steps; those of a rank with more are read from its file. Torch refuses
+# Most bytes that a rank sends, some 30,000 steps; a rank with more has them read from its file. Torch refuses
 # values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp).
 MOST_BYTES = 8 * 1024**2 - 1024
 
@@ -69,13 +69,13 @@ def unpacked(content: bytes, rank: int) -> Measured:
     """Return what ``rank`` packed.
 
     Raises:
-        ValueError: it was too large, or is not what a rank of ours sends.
+        ValueError: it was too large, or is not what our ranks send.
     """
     if not 0 < len(content) <= MOST_BYTES:
         raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest
-    # The types are right by now; these are relations between fields, which no type can hold.
+    # The types are checked; relations between fields, which types cannot express, are checked here.
     lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
     others = {each.rank for each in rest.timelines} - {rank}
     if len(lengths) > 1 or others or rest.rows or rest.ranks_heard != 1 or np.any(rows.rank != rank):
@@ -85,7 +85,7 @@ def unpacked(content: bytes, rank: int) -> Measured:
 
 @dataclass(eq=False)
 class Exchange:
-    """Passes data between the ranks of a run, which all have to make one; a process alone gets its own back."""
+    """Passes data between the ranks of a run, each of which must make one; a single process gets its own data back."""
 
     store: Any = None  # the store that all ranks see; None where this process is alone
     rank: int = 0  # this process's
@@ -100,7 +100,7 @@ class Exchange:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return Exchange()
         store = DEFAULT_STORE.find()()
-        # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
+        # Half of the group's own limit: while a rank waits longer, the others' collectives time out.
         patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)
         return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
 
@@ -108,7 +108,7 @@ class Exchange:
         """Return on every rank what ``find`` returns on rank 0. All ranks have to ask in the same order.
 
         Raises:
-            Exception: ``find`` raised on rank 0, or its answer is not one of ours, or did not come in time.
+            Exception: ``find`` raised on rank 0, or its answer is not in our format, or did not come in time.
         """
         if self.store is None:
             return find()
@@ -127,7 +127,7 @@ class Exchange:
         return value
 
     def gather(self, measured: Measured) -> Measured:
-        """Return what all ranks measured, with a note on silent ones; on other ranks than the first, ``measured``."""
+        """Return what all ranks measured, with a note on silent ranks; on ranks other than 0, return ``measured``."""
         if self.store is None:
             return measured
         if self.rank > 0:
@@ -143,7 +143,7 @@ class Exchange:
                 everyone[rank] = unpacked(content, rank)
             except RuntimeError:
                 missing.append(rank)
-            except ValueError as error:  # not one of ours: whoever reaches the store's port can write to it
+            except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
                 unread.append(f"what came as measurements of rank {rank} is not used: {said(error)}")
         merged = merge(everyone)
         silent = [f"{ranks_text(missing)} sent no measurements in time"] if missing else []
@@ -181,7 +181,7 @@ def merge(of_ranks: Mapping[int, Measured]) -> Measured:
 
 
 def _merge_notes(notes: Iterable[tuple[str, int]]) -> list[str]:
-    """Return the notes of ranks, each once, with all ranks that wrote it; one of rank 0 alone does not name it."""
+    """Return each note once, with all ranks that wrote it; a note of rank 0 alone does not name the rank."""
     saying: dict[str, set[int]] = {}
     for note, rank in notes:
         saying.setdefault(note, set()).add(rank)

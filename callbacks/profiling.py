@@ -1,7 +1,7 @@
-"""The one Callback of the profiler: Lightning's hooks, and what each means for the run.
+"""The only Callback of the profiler: Lightning's hooks, and what each means for the run.
 
-It is only one, because Lightning calls every hook of every callback: each further one in the list costs 6 to 8
-microseconds a step, whatever it does.
+There is only one, because Lightning calls every hook of every callback: each further callback costs 6 to 8
+microseconds per step, whatever it does.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class TrainingProfiler(Callback):
         memory: peak memory by phase.
         trace: the PyTorch profiler's trace.
         launch: how the run was started; for the record.
-        peak_flops_per_s: dense peak of one device, where the built-in table is not to be asked.
+        peak_flops_per_s: dense peak of one device, instead of the built-in table's.
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
         verbose: print all that is known below the table, as ``lm_profiler report`` of the run does.
         numerics: what the precision does to the numbers.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
-        actions: whose the time is that no phase covers.
+        actions: who uses the time that no phase covers.
         export: where the results go beside the run's own folder.
-        watch: keep the marks until training ends, and tell when and why it gets slower; a fit is not ended then.
+        watch: keep the marks until training ends, and tell when and why it gets slower; the fit is then not ended.
 
-    ``record`` holds the run's record once it is written, ``folder`` where.
+    ``record`` holds the run's record once it is written, ``folder`` its folder.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class TrainingProfiler(Callback):
         self._options.check()
         self._run: Attachment | None = None
         self._last: RunFinisher | None = None
-        # decides whether a Trainer is profiled, where Lightning added the callback to each of a program's
+        # decides whether a Trainer is profiled, where Lightning added the callback to every Trainer of a program
         self.admits: Callable[[Trainer], bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options alone: a copy or a pickle can profile a run of its own, and knows nothing of this one."""
+        """Return the options alone: a copy or a pickle can profile its own run, and knows nothing of this one."""
         return {"_options": self._options, "_run": None, "_last": None, "admits": self.admits}
 
     @property
@@ -113,20 +113,20 @@ class TrainingProfiler(Callback):
         """The folder of the last run.
 
         Raises:
-            AttributeError: it has none yet.
+            AttributeError: there is none yet.
         """
         if self._last is None or self._last.folder is None:
             raise AttributeError("the run has no folder yet")
         return self._last.folder
 
     def launched(self, **known: Any) -> None:
-        """Add what is ``known`` of how the next run is started: fields of its ``Launch``."""
+        """Add ``known`` facts about how the next run is started: fields of its ``Launch``."""
         launch = replace(self._options.launch, **known)
         self._options = replace(self._options, launch=launch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         began_ns = self._options.clock()
-        # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
+        # A run's modules are loaded when a run starts: whoever only imports the callback loads just its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
         from lm_profiler.callbacks.run_finisher import RunFinisher
@@ -142,15 +142,15 @@ class TrainingProfiler(Callback):
         if sum(each.admits is None for each in profilers) > 1:
             raise MisconfigurationException("expected one TrainingProfiler in a Trainer, given more")
         if options.memory.history:
-            history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
-        for hook in _NO_HOOKS:  # the last run may have taken them out
+            history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps no history
+        for hook in _NO_HOOKS:  # the last run may have removed them
             vars(self).pop(hook, None)
         run = Attachment(self, trainer, options, trainer.max_steps)
         if options.launch.kept:
-            # Lightning's own handler broadcasts, while the ranks are in the middle of other collectives.
+            # Lightning's own handler broadcasts while the ranks are inside other collectives.
             part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
             part.run(lambda: setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over))
-        # Two guards: the profiler may fail while there is still a record to write, and the record by itself.
+        # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
         run.part = Guard("the profiler", run.report, run.leave)
         ending = run.ending = RunFinisher(trainer, options, run.part, self._take_out, run.report, run.notes)
         ending.part = Guard("the record", run.report, ending.abandon)
@@ -180,9 +180,9 @@ class TrainingProfiler(Callback):
     on_test_start = partialmethod(_loop_starts, "test")
     on_predict_start = partialmethod(_loop_starts, "predict")
 
-    state_key = "TrainingProfiler"  # asked for with every hook: Lightning's is a property
+    state_key = "TrainingProfiler"  # read at every hook; Lightning's is a property, which is slower
 
-    # Lightning passes over a hook that is not callable. Empty methods would cost it two microseconds each.
+    # Lightning skips a hook that is not callable. Empty methods would cost two microseconds each.
     on_train_batch_start = None  # type: ignore[assignment]
     on_before_zero_grad = None  # type: ignore[assignment]
     on_before_backward = None  # type: ignore[assignment]
@@ -213,7 +213,7 @@ class TrainingProfiler(Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        if self._options.verb == "validate":  # validation amid a fit belongs to no step
+        if self._options.verb == "validate":  # validation during a fit belongs to no step
             self.on_train_batch_end(*args)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -240,11 +240,11 @@ class TrainingProfiler(Callback):
             if run.watching is not None:
                 run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)
-            # Once more: a run may end before on_fit_start.
+            # Restored once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps
 
     def _take_out(self) -> None:
-        """Restore the Trainer; the rest of training costs nothing more."""
+        """Restore the Trainer; the rest of training has no overhead."""
         if self._run is not None and self._run.phases is not None:
             self._run.phases.restore()
         if not self._options.stages.stop_when_done:

@@ -72,7 +72,7 @@ class RunFinisher:
     collector: Collector = field(init=False)
     folder: Path | None = None  # holds the run's files
     record: RunRecord | None = None  # what was last written there
-    end: RankEnd | None = None  # how this rank ended; None where it ended well, or there is no other
+    end: RankEnd | None = None  # how this rank ended; None where it ended well, or is the only one
     over: bool = False  # whether nothing is left to do
     trackers: Sequence[Tracker] = ()  # the loggers that get results
     _gathered: Measured | None = None
@@ -87,7 +87,7 @@ class RunFinisher:
             write_whole(folder / "config.yaml", self.options.launch.config_yaml)
         begin_rows(folder, 0)
         evidence = self.collector.evidence(Measured(rows=(), steps_planned=planned), "unfinished")
-        # Without notes: all of them come with the last record, and would stand there twice.
+        # Without notes: the last record has all of them, and would repeat them.
         conclude(replace(evidence, notes=()), findings=()).write(folder / "run.json")
 
     def early(self) -> None:
@@ -108,7 +108,7 @@ class RunFinisher:
             failure = failure.model_copy(update={"rank": self.exchange.rank, "host": platform.node()})
             followed = is_of_the_group(exception)
             self.end = RankEnd(status=status, failure=failure, at=time.time(), followed=followed)
-            with suppress(OSError):  # at once: whoever launched the ranks may end this one, too
+            with suppress(OSError):  # at once: whoever launched the ranks may end this one too
                 self.end.write(self._folder_or_new() / end_file(self.exchange.rank))
             if self.options.launch.kept:
                 _call_off_observer()
@@ -142,7 +142,7 @@ class RunFinisher:
         self.session = None  # the callback may live as long as the program; its rows and instruments need not
 
     def abandon(self) -> None:
-        """Recording failed: restore the Trainer, and save what can be saved."""
+        """Restore the Trainer and save what can be saved, because recording failed."""
         error = self.part.error
         self.take_out()
         if self.session is not None:
@@ -156,7 +156,7 @@ class RunFinisher:
         self.over = True
 
     def _measured(self, failure: Failure | None) -> Measured:
-        """Return what was measured; of an instrument that failed, what it had by then."""
+        """Return what was measured; from an instrument that failed, what it had before."""
         session, measured = self.session, None
         if session is not None:
             last = Guard("the last steps", self.tell, session.instruments.discard, outcome="unknown")
@@ -167,19 +167,19 @@ class RunFinisher:
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
-        """Write the record twice: at once with what was measured, and once more with what is found out afterwards.
+        """Write the record twice: at once with what was measured, and again with what is determined afterwards.
 
-        So no error or signal in what follows the first can lose what was measured.
+        So no error or signal after the first write can lose what was measured.
         """
         evidence = self.collector.evidence(measured, status, failure)
         evidence = self._write(with_rows_left_behind(evidence, self._folder_or_new()))
-        self.over = True  # from here on there is a record, whatever ends the process
+        self.over = True  # from here on a record exists, however the process ends
         of_all_ranks = None
         if (end := self.end) is not None:
             of_all_ranks = try_or_note("how the ranks ended", lambda: self._with_all_ranks(evidence, end), self.notes)
         elif failure is None and measured.rows and self.session is not None:
             evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
-        # Rows are written again only where other ranks' were added to them.
+        # Rows are written again only where rows of other ranks were added.
         self._write(of_all_ranks or evidence, rows=of_all_ranks is not None, last=True)
 
     def _tell_of_record(self, failure: Failure | None) -> None:
@@ -202,7 +202,7 @@ class RunFinisher:
             tracker.send(values, self.trainer.global_step, files)
 
     def _with_all_ranks(self, evidence: Evidence, own: RankEnd) -> Evidence:
-        """Return ``evidence`` with the steps that every rank left, and the end that was the cause of all others."""
+        """Return ``evidence`` with the steps that every rank left, and the rank end that caused all others."""
         folder, ranks, codes = self._folder_or_new(), self.exchange.ranks, partial(codes_of, self.trainer)
         cause = first_end(ends_of_ranks(own, folder, ranks, codes), range(ranks), codes()) or own
         rows, notes = read_rows(folder, growing=True), list(evidence.notes)
@@ -220,12 +220,12 @@ class RunFinisher:
         put(out, render(tables, "terminal", out))
 
     def _folder_or_new(self) -> Path:
-        """Return the run's folder; where there is none, make one at the second place."""
+        """Return the run's folder; where there is none, make one in the temporary folder."""
         self.folder = self.folder or second_place(self.options.launch.name, self.tell)
         return self.folder
 
     def _write(self, evidence: Evidence, rows: bool = True, last: bool = False) -> Evidence:
-        """Call ``write_run``; once more at the second place where the run's folder cannot be written to any more."""
+        """Call ``write_run``; if the run's folder is no longer writable, call it again with a temporary folder."""
         folder = self._folder_or_new()
         try:
             evidence, self.record = write_run(folder, evidence, rows, last)
@@ -241,9 +241,9 @@ class RunFinisher:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python from looking for reference cycles, as it would each time that enough objects of a trace are made.
+    """Pause Python's search for reference cycles, which many objects of a trace would start again and again.
 
-    Each of those searches walks over all objects of the process, 0.3 s of CPU time beside torch, and finds nothing.
+    Each search visits all objects of the process, 0.3 s of CPU time with torch loaded, and finds nothing.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -257,7 +257,7 @@ def collector_paused() -> Iterator[None]:
 def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = False) -> tuple[Evidence, RunRecord]:
     """Conclude from ``evidence`` and write run.json into ``folder``; returns the evidence as written, and the record.
 
-    With ``rows`` these are written too, and with ``last`` the evidence itself and TensorBoard's files.
+    With ``rows`` the rows are written too, and with ``last`` the evidence itself and TensorBoard's files.
     """
     if rows:
         notes = write_rows(folder, evidence.rows, all_ended=evidence.failure is None)
@@ -274,7 +274,7 @@ def write_run(folder: Path, evidence: Evidence, rows: bool = True, last: bool = 
 
 
 def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
-    """Return ``evidence`` with steps that ranks left and could not send; those of a failed run are read later."""
+    """Return ``evidence`` with steps that ranks left but could not send; a failed run's steps are read later."""
     if evidence.failure is not None or evidence.ranks_heard >= evidence.world_size:
         return evidence
     notes = list(evidence.notes)
@@ -296,7 +296,7 @@ def snapshot_file(folder: Path, rank: int) -> Path:
 def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Callable[[str], object]) -> Path:
     """Return the folder of this run on every rank: the ``claimed`` one, or one that rank 0 makes below ``parent``.
 
-    A claimed folder that already holds a record belongs to another run. Where none can be made, it is a second place.
+    A claimed folder that already holds a record belongs to another run. If none can be made, it is a temporary one.
     """
 
     def claim() -> str:
@@ -310,7 +310,7 @@ def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Cal
 
 def second_place(name: str, tell: Callable[[str], object]) -> Path:
     """Make and return a temporary folder for a run whose own folder cannot be written to; ``tell`` gets its path."""
-    # A random name that only its owner may enter: in a shared folder others could have put a link at a known one.
+    # A random name, which only its owner may enter: others could have put a link at a known path in a shared folder.
     folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
     tell(f"the run's files are in {folder}")
     return folder

@@ -1,4 +1,4 @@
-"""Drives the instruments from step to step, and collects one row a step while the stages pass by."""
+"""Drives the instruments from step to step, and collects one row per step through the stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG = 4  # steps to wait before the marks of a step are read: by then the device has usually reached them
 
-# nanoseconds between two writes of rows, and two draws of progress: a killed process loses no more
+# nanoseconds between two writes of rows, and two draws of progress: a killed process loses at most this
 _KEEP_NS = 1_000_000_000
 
 # least nanoseconds between two readings of memory and counters, which take some ten microseconds each
@@ -54,8 +54,8 @@ class Instruments:
         ranks: RanksWatch | None = None,
     ) -> None:
         self.memory, self.tracer, self.counters, self.ranks = memory, tracer, counters, ranks
-        # Memory resets the peaks that the others may add to. The counters shall not have what the others cost at both
-        # ends. Of the others, one that a reading would disturb stands before the one that reads.
+        # Memory resets the peaks that the others may add to. The counters must not include what the others cost at both
+        # ends. Among the others, one that a reading would disturb comes before the one that reads.
         self._all: list[Instrument] = [memory, tracer, *others, *([] if ranks is None else [ranks]), counters]
         for instrument in self._all:
             instrument.part = Guard(instrument.name, report, instrument.discard)
@@ -67,7 +67,7 @@ class Instruments:
     def end(self, stage: str) -> None:
         for instrument in reversed(self._all):
             if instrument.part.out:
-                instrument.part.undo()  # amid a backward pass, where it failed, not everything could be undone
+                instrument.part.undo()  # inside a backward pass, where it failed, not everything could be undone
             else:
                 instrument.part.run(instrument.end, stage)
 
@@ -76,7 +76,7 @@ class Instruments:
             instrument.part.run(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
-        """Return what all of them know by now, by the names of the fields of ``Measured``."""
+        """Return what all instruments know so far, by the names of the fields of ``Measured``."""
         return {name: value for instrument in self._all for name, value in instrument.facts.items()}
 
 
@@ -97,7 +97,7 @@ class Session:
     counts: BatchCounts = field(default_factory=BatchCounts)  # of the running step; the callback adds each batch
     notes: list[str] = field(default_factory=list)
     steps: int = 0
-    rows: list[StepRow] = field(default_factory=list)  # those that were read by now
+    rows: list[StepRow] = field(default_factory=list)  # rows that were read so far
     instants_ns: list[tuple[int, int]] = field(default_factory=list)  # when each row's step began and ended
     _kept: int = 0
     _read_ns: int = 0
@@ -107,7 +107,7 @@ class Session:
     _counts: list[BatchCount] = field(default_factory=list)
     _count: tuple[int, int | None] | None = None
     _measured_ns: tuple[int, int] | None = None  # between which steps were measured
-    _outside: list[tuple[int, int]] = field(default_factory=list)  # when the loop was in no step meanwhile
+    _outside: list[tuple[int, int]] = field(default_factory=list)  # spans in which the loop was in no step
     _asked: int = 0
     _idle: int = 0
     _finished: bool = False
@@ -119,7 +119,7 @@ class Session:
         self._begin_stage()
 
     def step_ended(self) -> int:
-        """Keep the step that ended, begin the next stage where this one is over, and return how many steps are left."""
+        """Keep the step that ended, begin the next stage if this one is over, and return how many steps are left."""
         schedule = self.schedule
         stage = schedule.stage
         assert stage is not None  # no step is counted after the last stage
@@ -132,9 +132,9 @@ class Session:
             if now - self._read_ns >= _APART_NS or look or done >= self._planned or stage == "memory":
                 self._read_ns = now
                 self._look_around(stage)
-        finally:  # else Ctrl-C while reading would lose the step
+        finally:  # otherwise Ctrl-C while reading would lose the step
             self._pending.append((self.steps, stage, tokens, self._peaks))
-        if (batches, samples) != self._count:  # noted where it changes: nearly all steps have as many
+        if (batches, samples) != self._count:  # noted when it changes: nearly all steps have the same number
             self._count = batches, samples
             self._counts.append(BatchCount(self.steps, batches, samples))
         if self.stream is not None and len(self._pending) > _LAG:
@@ -152,9 +152,9 @@ class Session:
         return schedule.left
 
     def _look_around(self, stage: str) -> None:
-        """Read memory, and in ``measure`` what else the step that has just ended suffered from."""
+        """Read memory, and in ``measure`` what else disturbed the step that has just ended."""
         memory, counters = self.instruments.memory, self.instruments.counters
-        self._peaks = UNKNOWN  # else an interrupt in the next line would leave those of an earlier step
+        self._peaks = UNKNOWN  # otherwise an interrupt in the next line would leave the peaks of an earlier step
         self._peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
         if stage == "measure":
             counters.part.run(counters.reader.read, self.steps)
@@ -217,11 +217,11 @@ class Session:
         self._began_ns = self.timeline.clock()
 
     def _end_stage(self, stage: str) -> None:
-        if stage in ("measure", "collectives"):  # what ends with these needs their steps' times
+        if stage in ("measure", "collectives"):  # instruments that end with these stages need their steps' times
             self._read_reached(wait=True)
         if stage == "measure":
             went_on = self.schedule.stage != "measure"
-            if went_on and self.rank == 0:  # its answer was everybody's, so it alone knows why measuring stopped
+            if went_on and self.rank == 0:  # rank 0 decided for all ranks, so it alone knows why measuring stopped
                 self.notes += self.stopping.missed(self.measured_s())
         self.instruments.end(stage)
         self.keep()
@@ -231,7 +231,7 @@ class Session:
             self._drawing.run(self.progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
 
     def _read_reached(self, wait: bool = False) -> None:
-        """Read the marks that the device has reached, or ``wait`` for all; only the host's where the device is dead."""
+        """Read the marks that the device has reached, or ``wait`` for all; only the host's if the device is dead."""
         stream, alive = self.stream, True
         if wait and stream is not None:
             try:
@@ -250,7 +250,7 @@ class Session:
             ranks.part.run(ranks.keep, stage, step, marks)
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if alive else None
-            self.stream.release(marks.instants)  # reused, so that steps make no new events
+            self.stream.release(marks.instants)  # reused, so that steps create no new events
         self.rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         ns = marks.host_ns
         self.instants_ns.append((ns[0], ns[-1]))
@@ -273,10 +273,10 @@ class Session:
 def between_steps(
     outside: Sequence[tuple[int, int]], within: tuple[int, int], events: Sequence[NamedSpan]
 ) -> list[BetweenSteps]:
-    """Return what took time in the spans ``outside`` of steps, the longest first; checkpoints also from amid steps.
+    """Return what took time in the spans ``outside`` of steps, the longest first; checkpoints also within steps.
 
-    A span counts as validation where that began in it, else as the turn of an epoch where one began in it, else as our
-    own. Time of a checkpoint counts as that alone.
+    A span counts as validation if validation began in it, else as the turn of an epoch if one began in it, else as our
+    own. The time of a checkpoint counts only as checkpoint.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     times: defaultdict[str, int] = defaultdict(int)
@@ -303,5 +303,5 @@ def _notes(counters: Sequence[StepCounters], graph_pools: int | None) -> Iterato
         when = f"{', '.join([*compiled][:_NAMED])}{', …' * (len(compiled) > _NAMED)}"
         yield f"recompiled while measuring (step {when}): {'; '.join(once[:_NAMED])}{more}"
     if graph_pools is not None:
-        theirs = f"of what is reserved, {bytes_text(graph_pools)} are theirs alone, or a MemPool's"
-        yield f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"
+        theirs = f"{bytes_text(graph_pools)} of the reserved memory belong only to them, or to a MemPool"
+        yield f"no peak of allocated memory includes what CUDA graphs use when replayed: {theirs}"

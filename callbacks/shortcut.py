@@ -1,4 +1,4 @@
-"""Makes the callback: for a Trainer of one's own, and for a program that did not ask for it."""
+"""Makes the callback: for the user's own Trainer, and for a program that did not ask for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lm_profiler.usage_error import expect
 
 _numbers = count(1)  # the numbers of the Trainers of this process
 
-# the number of the Trainer that was admitted in this process, where its processes share no folder
+# the number of the Trainer that was admitted in this process, where the program's processes share no folder
 _first: int | None = None
 
 
@@ -54,10 +54,10 @@ def profiling_callbacks(
         trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
         memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; with 0 they are counted on
             shapes alone when the run is over, which takes some seconds; without ``trace_steps`` too, they are not.
-        stop_when_done: end the run then; otherwise it goes on with the instruments taken out. If not given, a fit ends
-            and an evaluation goes on: cut, its results would be those of the first batches.
+        stop_when_done: end the run then; otherwise it continues without the instruments. If not given, a fit ends
+            and an evaluation continues: if cut, its results would come from the first batches only.
         name: of the run.
-        verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's others are left alone.
+        verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's other verbs are left alone.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
         verbose: print all that is known at the end, not only what matters most.
@@ -124,7 +124,7 @@ class Admission:
             return False
         self._used = self._claim()
         profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
-        return self._used and all(each.admits is not None for each in profilers)  # the program's own goes first
+        return self._used and all(each.admits is not None for each in profilers)  # the program's own has priority
 
     def _claim(self) -> bool:
         """Return whether no other Trainer of the program has been admitted."""
@@ -134,7 +134,7 @@ class Admission:
                 raise FileNotFoundError
             claim = self.claims / CLAIMED
             with suppress(FileExistsError):
-                claim.symlink_to(str(self.number))  # a link is made whole, or not at all
+                claim.symlink_to(str(self.number))  # creating a link is atomic
             return claim.readlink() == Path(str(self.number))
         except OSError:  # another node, or a program that was started by hand: each process for itself
             _first = _first or self.number

@@ -1,4 +1,4 @@
-"""Counts the steps through the stages: warm-up, measure, then those that look closer."""
+"""Counts the steps through the stages: warm-up, measure, then stages that look closer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class StoppingRule:
 
     options: StageOptions  # target and caps
     agree: Callable[[int], int]  # makes rank 0's answer, the steps until the next look, everybody's; a collective call
-    look_at: int = field(init=False)  # measured steps after which to look again; never where no precision was asked for
+    look_at: int = field(init=False)  # measured steps after which to look again; never if no precision was asked for
     _enough: bool = False
     _over: bool = False
 
     def __post_init__(self) -> None:
-        # From the first step on, because max_seconds may be over before the tenth.
+        # Checked from the first step on, because max_seconds may be over before the tenth.
         self.look_at = sys.maxsize if self.options.until_ci is None else 1
 
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
@@ -59,7 +59,7 @@ class StoppingRule:
         return self._over
 
     def missed(self, step_s: Sequence[float]) -> list[str]:
-        """Return the note that a limit ended the measuring of ``step_s`` before they were precise enough, if it did."""
+        """Return the note that a limit ended the measuring before the level of ``step_s`` was precise enough, if so."""
         if self._enough or self.options.until_ci is None:
             return []
         width = known_to(step_s)
@@ -70,12 +70,12 @@ class StoppingRule:
 
 
 class StageCounter:
-    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over."""
+    """Counts steps through the stages, in the order of ``steps``; a stage without steps is skipped."""
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._left = [stage for stage, count in steps.items() if count > 0]
-        # that of the step that runs now or comes next; None when all are done
+        # the stage of the step that runs now or comes next; None when all are done
         self.stage: str | None = self._left[0] if self._left else None
         self.done = 0  # steps of that stage
         self.left = sum(self.planned[stage] for stage in self._left)  # steps until all stages are done
@@ -105,7 +105,7 @@ class Progress:
         self._out: TextIO | None = out if out is not None else sys.stderr
         self._clock = clock
         screen = self._out is not None and self._out.isatty()
-        # A notebook obeys a carriage return, and knows no code that erases a line.
+        # A notebook obeys a carriage return, but not the code that erases a line.
         notebook = type(self._out).__module__.startswith("ipykernel.")
         self._live, self._begin = screen or notebook, "\r\x1b[K" if screen else f"\r{'':{_WIDTH}}\r"
         self._drawn_at = float("-inf")

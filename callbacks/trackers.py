@@ -1,4 +1,4 @@
-"""The Trainer's own loggers as a place for results: figures in each, files where it takes some."""
+"""The Trainer's own loggers as a place for results: figures in each, files where a logger takes files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.watch_files import WatchWindow
 
 PATIENCE_S = 10.0
-_MOST_BYTES = 64 * 2**20  # of a file that is sent: a tracker's server may be far away, or somebody's free plan
+_MOST_BYTES = 64 * 2**20  # largest file that is sent: a tracker's server may be far away, or on a free plan
 
 
 def figures(record: RunRecord) -> dict[str, float]:
@@ -29,7 +29,7 @@ def figures(record: RunRecord) -> dict[str, float]:
 
 
 def window_figures(window: WatchWindow) -> dict[str, float]:
-    """Return the mean seconds of the steps of ``window`` and of their parts, by names of their own."""
+    """Return the mean seconds of the steps of ``window`` and of their parts, under their own names."""
     return {f"lm_profiler/watch/{part}_s": of.mean for part, of in window.seconds.items() if of.mean is not None}
 
 
@@ -52,7 +52,7 @@ def _to_comet(logger: Any, files: Sequence[Path]) -> None:
         logger.experiment.log_asset(str(path), path.name)
 
 
-# how a logger takes files, by the name of its class: the same in both of Lightning's namespaces
+# how a logger takes files, by its class name, which is the same in both of Lightning's namespaces
 _FILES = {"MLFlowLogger": _to_mlflow, "WandbLogger": _to_wandb, "CometLogger": _to_comet}
 
 
@@ -63,13 +63,13 @@ class Tracker:
         kind = type(logger)
         self._part = Guard(kind.__name__, report, outcome="did not take the results")
         self.send_files = next((_FILES[of.__name__] for of in kind.__mro__ if of.__name__ in _FILES), None)
-        # The methods as they are now: a watched run times those that it finds later, and this time is our own.
+        # The unwrapped methods: a watched run later wraps the logger's to time them, and our calls must not count.
         self._logger, self._log, self._save = logger, logger.log_metrics, logger.save
 
     def send(self, values: Mapping[str, float], step: int, files: Sequence[Path] = ()) -> None:
-        """Log ``values`` as those of the Trainer's ``step``, and ``files`` where the logger takes some.
+        """Log ``values`` as those of the Trainer's ``step``, and ``files`` where the logger takes files.
 
-        A logger may block, as where its server is gone: training waits ``PATIENCE_S`` for it.
+        A logger may block, for example if its server is gone: training waits ``PATIENCE_S`` for it.
         """
 
         def send() -> None:
@@ -86,7 +86,7 @@ class Tracker:
 
 
 def results(folder: Path, trace: Path, report: Callable[[str], object]) -> list[Path]:
-    """Write the page of the run in ``folder``; return the page, and its ``trace``, where they are there."""
+    """Write the page of the run in ``folder``; return the page and the ``trace``, each if it exists."""
     page = folder / "report.html"
 
     def write() -> None:

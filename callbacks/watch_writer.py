@@ -1,4 +1,4 @@
-"""Writes what a watched run leaves, in a thread beside training: reads the tape, asks the arithmetic, keeps files."""
+"""Writes what a watched run leaves, in a thread beside training: reads the tape, calls the analysis, keeps files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from lm_profiler.record.run_record import RecordError, StepCounters
 from lm_profiler.record.watch_files import EVENTS, STEPS, WAITED_IN, WINDOWS, WatchEvent, WatchWindow, process_name
 
 _WINDOW = 1000  # the fewest steps of a window
-_LAST_BYTES = 16 * 2**20  # of the last steps in full: 160,000 to 320,000 of them
-_MOST_LINES = 10_000  # that wait in memory where the disk is full
+_LAST_BYTES = 16 * 2**20  # size of the last steps in full: 160,000 to 320,000 of them
+_MOST_LINES = 10_000  # lines that wait in memory while the disk is full
 _RANKS_S = 30.0  # between two looks at the other ranks' reports
-_PAUSE_S = 5.0  # beyond the second after which this thread is woken: the process did not run
+_PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
 _STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
 _DAY_S = 86_400.0
 
@@ -53,7 +53,7 @@ class Handed(NamedTuple):
 
     now_ns: int
     marks: Sequence[Any] = ()
-    passed_over: int = 0  # steps since the last time that are in no figure, because they were traced
+    passed_over: int = 0  # steps since the last hand-over that no figure includes, because they were traced
     spans: Sequence[NamedSpan] = ()
     readings: Sequence[Reading] = ()
     collections: Sequence[GarbageCollection] = ()
@@ -61,15 +61,15 @@ class Handed(NamedTuple):
     held_bytes: int | None = None
     peak_bytes: int | None = None
     global_step: int = 0
-    traced: Tracer | None = None  # has taken a trace
+    traced: Tracer | None = None  # a tracer that has finished a trace
 
 
 @dataclass(eq=False, slots=True)
 class TrainingPosition:
     """Where training stands beside the marks: read by the watch's thread when nothing is handed over."""
 
-    within: list[tuple[int, str]] = field(default_factory=list)  # the named things that run, the innermost last
-    alive_ns: int = 0  # when something last ended that leaves no mark: a batch of validation
+    within: list[tuple[int, str]] = field(default_factory=list)  # the named spans that run, the innermost last
+    alive_ns: int = 0  # when a span without a mark last ended, such as a batch of validation
     thread: int = field(default_factory=get_ident)  # the one that trains
 
 
@@ -81,7 +81,7 @@ class WatchWriter:
     rank: int
     world_size: int
     timeline: Timeline  # its marks tell where training stands when no step ends
-    run: WatchedRun  # concludes from them
+    run: WatchedRun  # concludes from the marks
     ledger: Ledger  # where the time goes
     options: WatchOptions  # how many traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
@@ -108,11 +108,11 @@ class WatchWriter:
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _stalled: str = ""  # where
     _paused: list[tuple[str, float]] = field(default_factory=list)  # terms of the ledger that pauses were in
-    _longest_s: dict[str, float] = field(default_factory=dict)  # of the stalls that ended, by where
+    _longest_s: dict[str, float] = field(default_factory=dict)  # longest stall that ended, by place
     _why: WatchEvent | None = None  # the event because of which the next trace is taken
-    _traces_ns: deque[int] = field(default_factory=deque)  # when traces that nobody asked for were taken, of a day
+    _traces_ns: deque[int] = field(default_factory=deque)  # when automatic traces of the last day were taken
     _trace_bytes: int = 0
-    _full: bool = False  # whether it was reported that something cannot be written
+    _full: bool = False  # whether a failed write was reported
 
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
@@ -130,7 +130,7 @@ class WatchWriter:
         self._queue.put(handed)
 
     def end(self, last: Handed) -> None:
-        """Write what is left, and the last status."""
+        """Write the rest, and the last status."""
         self._queue.put(last)
         self._queue.put(None)
         if self._thread is not None:
@@ -257,7 +257,7 @@ class WatchWriter:
         """
         now_ns = self.clock()
         seconds = (now_ns - asked_ns) * 1e-9 - 1.0
-        if seconds < _PAUSE_S or self.cpu_clock() - cpu_s > seconds / 2:  # it ran, and only this thread did not
+        if seconds < _PAUSE_S or self.cpu_clock() - cpu_s > seconds / 2:  # only this thread did not run
             return
         where = self._where()
         self._paused.append((f"{STEPS}{where}" if where in PARTS else where, seconds))
@@ -270,7 +270,7 @@ class WatchWriter:
         self._status(now_ns)
         signs_ns = [self._last.now_ns, self.timeline.last_ns, place.alive_ns, *(at for at, _ in place.within[-1:])]
         quiet_s, where = (now_ns - max(signs_ns)) * 1e-9, self._where()
-        # Where it went on by itself before, as in a slow validation, it has to take three times as long.
+        # Where a stall ended by itself before, as in a slow validation, the next must take three times as long.
         least_s = (_STALL_S, _STALL_STEPS * (self.run.levels.level_s or 0.0), 3.0 * self._longest_s.get(where, 0.0))
         if self._stalled or quiet_s < max(least_s):
             return
@@ -295,7 +295,7 @@ class WatchWriter:
         return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}{waits}"
 
     def _book_stall(self, timed: TimedSteps) -> None:
-        """Book what a stalled step took beyond the usual as that."""
+        """Book what a stalled step took beyond the usual as a stall."""
         if not len(timed.host_s):
             return
         at = int(timed.host_s[:, -1].argmax())
@@ -305,7 +305,7 @@ class WatchWriter:
         self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
 
     def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
-        """On rank 0, read the ranks' reports: who is late, who is silent. One that cannot be read is passed over."""
+        """On rank 0, read the ranks' reports: who is late, who is silent. An unreadable report is skipped."""
         self._looked_ns = now_ns
         if self.rank or self.world_size < 2:
             return
@@ -327,13 +327,13 @@ class WatchWriter:
             try:
                 request = read_as(path, files.TraceRequest, "a request for a trace")
             except RecordError as error:
-                self.report(str(error))  # `trace` replaces the file as a whole, so this is not half of one
+                self.report(str(error))  # `trace` replaces the file as a whole, so this is not a half-written one
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:
                 self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
 
     def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], handed: Handed) -> None:
-        """Write the steps as rows, and those of a thousand or more as a window."""
+        """Write the steps as rows, and each thousand or more of them as a window."""
         if not len(ns):
             return
         rows = np.empty(len(ns), files.ROW)
@@ -402,6 +402,6 @@ class WatchWriter:
         except OSError as error:
             if not self._full:
                 self._full = True
-                self.report(f"what is watched cannot be written, and is kept as far as memory allows: {said(error)}")
+                self.report(f"watch files cannot be written, and are kept as far as memory allows: {said(error)}")
             return False
         return True

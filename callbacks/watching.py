@@ -1,6 +1,6 @@
-"""The training thread's part of a watched run: marks, one comparison a step, and a hand-over once a second.
+"""The training thread's part of a watched run: marks, one comparison per step, and a hand-over once a second.
 
-It begins where the stages end, with marks and files of its own, so that the record of the stages is what it is without.
+It begins where the stages end, with its own marks and files, so that watching does not change the stages' record.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _NAMED_NS = 5_000
 
 # between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
 _SAMPLE_S, _SAMPLES = 0.5, 1000
-_ENDLESS = 1 << 60  # steps that are left: training ends, and not the watch
+_ENDLESS = 1 << 60  # steps that are left: training ends by itself, the watch does not end it
 _STATM = "/proc/self/statm"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(eq=False, repr=False)  # Python shows whose method a signal handler is, also before there is all of it
+@dataclass(eq=False, repr=False)  # no repr: Python shows a signal handler's object, also half made
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing."""
 
@@ -66,7 +66,7 @@ class Watching:
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began
     report: Callable[[str], object]  # gets a note of a problem
-    part: Guard = UNGUARDED  # guards all of it: where it fails, training goes on without
+    part: Guard = UNGUARDED  # guards all of it: if it fails, training continues without it
     steps: int = 0
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window
@@ -96,13 +96,13 @@ class Watching:
         self.ledger = Ledger(self.began_ns)
 
     def passed(self, what: str) -> None:
-        """Note that ``what`` is over, which began where the last such thing ended: only before the first step."""
+        """Note that ``what`` is over, which began when the noted span before it ended; only before the first step."""
         if self._writer is None and not self._done:
             self._listen()
             self.ledger.until(self.clock(), what)
 
     def _listen(self) -> None:
-        """Take the signal, which would end the process otherwise: once Lightning has noted what it restores."""
+        """Handle the signal, which would otherwise end the process, after Lightning has saved the old handler."""
         if self.options.signal and threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGUSR1)
             if before != self._asked_by_signal:
@@ -130,7 +130,7 @@ class Watching:
         return noted
 
     def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
-        """Begin to watch, between two steps: the ``stages`` are over, and left a ``record``."""
+        """Begin to watch, between two steps, after the ``stages`` have ended and left a ``record``."""
         epoch_s = time.time() - self.clock() * 1e-9
         self._book_stages(stages, epoch_s)
         trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
@@ -177,7 +177,7 @@ class Watching:
         spans, self._spans = sorted([*self._spans, *others], key=lambda span: span.end_ns), []
         begin_ns, end_ns = np.array(stages.instants_ns, np.int64).reshape(-1, 2).T
         host_s = np.array([row.host_seconds for row in stages.rows]).reshape(-1, len(TIMED))
-        spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in their end
+        spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in the stages' end
         self.ledger.add(begin_ns, end_ns, host_s, spans)
         if len(host_s):
             self.ledger.longest.clear()
@@ -193,7 +193,7 @@ class Watching:
         self.passed(terms.INSTRUMENTS)
 
     def _named(self, action_name: str, span: Marked) -> Marked:
-        """Return the span of an action: those of somebody's hooks, of checkpoints and of validation have a name."""
+        """Return the span of an action; hooks, checkpoints and validation have a name."""
         if action_name == "save_checkpoint":
             return _TimedByName(self, terms.CHECKPOINTS)
         if action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
@@ -207,14 +207,14 @@ class Watching:
         return _TimedByName(self, f"{kind}: {owner[0]}")
 
     def _validated(self) -> None:
-        """Add the span of a validation, which begins where the loop left the step: its last action is over."""
+        """Add the span of a validation, whose last action is over; it begins where the loop left the step."""
         went = (at for at, what in self._timeline.went_outside if what == terms.VALIDATION)
         if (began := next((at for at in went if at > self._validated_ns), None)) is not None:
             self._validated_ns = self.clock()
             self._spans.append(NamedSpan(began, self._validated_ns, terms.VALIDATION))
 
     def _step_ended(self) -> int:
-        """Count a step; called in every one, so that it does nothing else but compare two clocks."""
+        """Count a step; called in every step, so it only compares two clocks."""
         self.steps += 1
         now_ns = self.clock()
         if now_ns >= self._read_ns:
@@ -253,7 +253,7 @@ class Watching:
         timeline.saved.clear()
         passed_over, self._passed_over = self._passed_over, 0
         held, (allocated, _, resident) = self._held_bytes(), self._probe.peaks()
-        self._probe.usage()  # discards the reading that the process's peak came from: steps read their own
+        self._probe.usage()  # discards the reading that belongs to the process's peak: steps read their own
         peak = resident if allocated is None else allocated
         if peak is not None and held is not None:
             peak = max(peak, held)  # Linux may raise a process's peak later
@@ -280,7 +280,7 @@ class Watching:
         self._tracer, self._traced, self._trace_ns = tracer, 0, now_ns
 
     def _trace_on(self, now_ns: int) -> None:
-        """Go on with a trace after each of its steps, and end it after the last."""
+        """Continue a trace after each of its steps, and end it after the last."""
         tracer = self._tracer
         assert tracer is not None
         self._traced += 1
@@ -290,12 +290,12 @@ class Watching:
         self._tracer = None
         self._spans.append(NamedSpan(self._trace_ns, now_ns, terms.INSTRUMENTS))
         tracer.part.run(tracer.result)
-        self._timeline.restart()  # traced steps are in no figure
+        self._timeline.restart()  # no figure includes traced steps
         self._passed_over += self._traced
         self._hand_over(self.clock(), tracer)
 
     def end(self) -> None:
-        """Write what is left: the fit is over."""
+        """Write the rest, as the fit is over."""
         if self._done:
             return
         self._done = True
@@ -319,7 +319,7 @@ class Watching:
         self._undo.close()
 
     def _leave(self) -> None:
-        """Leave training as it would be without: something here failed."""
+        """Restore training to its state without the watch, because something here failed."""
         if self._writer is not None:
             self._writer.stop()
         self._restore()
@@ -328,7 +328,7 @@ class Watching:
 
 @dataclass(eq=False, slots=True)
 class _TimedByName:
-    """The context of something that has a name: adds its span when it is over. Entered again where it nests."""
+    """The context of something with a name: adds its span when it is over. It can be entered again where it nests."""
 
     watching: Watching
     what: str

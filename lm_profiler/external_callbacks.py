@@ -19,12 +19,12 @@ CLAIMED = "claimed"
 
 
 def external_callbacks() -> list[Any]:
-    """Return the profiler in a list, or an empty list where nobody asks for it or it cannot be made."""
+    """Return the profiler in a list, or an empty list if it is not asked for or cannot be made."""
     try:
         asked = os.environ.get(VARIABLE)
         if not asked or asked.strip() == "0":
             return []
-        # By name: an import statement would make this module one of those that the callbacks are built on.
+        # By name: an import statement would be a dependency of this module on the callbacks.
         callbacks: list[Any] = import_module("lm_profiler.callbacks.shortcut").admitted_callbacks(asked)
         return callbacks
     except Exception as error:

@@ -33,7 +33,7 @@ class Shown:
     tables: Sequence[Table]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of protocols, such as copying, that this class does not have
+        if name.startswith("__"):  # protocols, such as copying, that this class lacks
             raise AttributeError(name)
         return getattr(self.data, name)
 
@@ -65,13 +65,13 @@ class LoadedRun(Shown):
     def steps(self) -> StepTable:
         """The steps of all ranks and stages; ``steps["step_s"]`` is an array of numpy, ``steps.columns`` all of them.
 
-        Of the counts that the record itself calls ``steps``, ``data.steps`` has those by stage.
+        The record's own ``steps``, the counts by stage, are ``data.steps``.
         """
         return Entry(self.folder, self.data).rows
 
 
 def load(folder: str | Path) -> LoadedRun:
-    """Return the run in ``folder``, or the latest of those below it.
+    """Return the run in ``folder``, or the latest run below it.
 
     Raises:
         UsageError: there is none, or none that can be read.
@@ -99,7 +99,7 @@ def compare(a: str | Path, b: str | Path) -> Shown:
 
 
 def plan(*options: str, device: str | None = None, memory: str | None = None) -> Shown:
-    """Return the memory of a step of ``fit`` with these ``options``, as ``lm_profiler plan`` tells it.
+    """Return the memory of a step of ``fit`` with these ``options``, as ``lm_profiler plan`` shows it.
 
     Raises:
         UsageError: the options are wrong.

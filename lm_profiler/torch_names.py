@@ -82,7 +82,7 @@ class PrivateName:
 
 
 def look_up(thing: Any, name: str, path: str) -> Any:
-    """Return the attribute ``name`` of ``thing``. All look-ups pass here, so that tests can hide a ``path``."""
+    """Return the attribute ``name`` of ``thing``. All look-ups go through here, so that tests can hide a ``path``."""
     return getattr(thing, name)
 
 
@@ -149,7 +149,7 @@ NCCL_RECORDER = PrivateName(
     "torch._C._distributed_c10d._dump_nccl_trace", "the same of NCCL", "arrivals unknown", "2.11 to 2.14"
 )
 
-# Planning: a process of its own, in which code of torch is replaced. Without one of these: the plan is unknown.
+# Planning: a separate process, in which code of torch is replaced. Without one of these: the plan is unknown.
 
 FAKES = PrivateName("torch._subclasses.fake_tensor", "tensors without data, and why they have no value", "plan unknown")
 NO_MODES = PrivateName(f"{_DISPATCH}._disable_current_modes", "computes unseen", "plan unknown")

@@ -1,4 +1,4 @@
-"""The one exception for what was asked for and cannot be had."""
+"""The exception for a request that cannot be met."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ NEEDS_POSIX = "lm_profiler: expected a POSIX system such as Linux or macOS, give
 
 
 class UsageError(ValueError):
-    """A wrong option or call: a line or two of subject, expected, given and remedy, for whoever wrote it."""
+    """A wrong option or call; one or two lines name the subject, what was expected and given, and a remedy."""
 
 
 def expect(holds: bool, subject: str, expected: str, given: object) -> None:
-    """Raise UsageError unless ``holds``, which says that what is ``given`` for ``subject`` is as ``expected``."""
+    """Raise UsageError unless ``holds``, which means that the ``given`` value of ``subject`` is as ``expected``."""
     if not holds:
         raise UsageError(f"{subject}: expected {expected}, given {'none' if given is None else repr(given)}")
 
 
 def expect_one_of(known: Collection[object], subject: str, given: object) -> None:
-    """Raise UsageError unless what is ``given`` for ``subject`` is among those ``known``."""
+    """Raise UsageError unless the ``given`` value of ``subject`` is among those ``known``."""
     expect(given in known, subject, f"one of {', '.join(map(str, known))}", given)

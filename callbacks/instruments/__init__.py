@@ -1,4 +1,4 @@
-"""The instruments: what is measured besides time, each in a stage of its own or between the timed steps.
+"""The instruments: what is measured besides time, each in its own stage or between the timed steps.
 
 May use Lightning, torch, ``marks``, ``measure``, ``analysis``, ``processes`` and ``record``. Never changes training.
 """

@@ -1,6 +1,6 @@
 """The ``actions`` stage: divides the time that no phase covers among the loop's actions, which run inside each other.
 
-It is cut at the timeline's own marks, so the shares add up. Beside it stands for how long the thread ran in each phase.
+Time is cut at the timeline's own marks, so the shares add up. The facts also say how long the thread ran in each phase.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIMING: Owner = (OURS, "timing of these")
 _EMPTY: Owner = (LIGHTNING, "empty hooks")
 _LOGGED: Owner = (LIGHTNING, "logged metrics")
 
-# matches ``[Owner]Class.hook``; for a callback, its state key stands in the place of the class
+# matches ``[Owner]Class.hook``; a callback has its state key in place of the class
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
 
 # Lightning's actions that belong to no hook
@@ -52,9 +52,9 @@ class OwnersWatch(Instrument):
 
     trainer: Any  # the run's
     timeline: Timeline  # its marks tell when ``other`` runs
-    # returns the one that stands in for the Trainer's; called once that is so
+    # returns the profiler that stands in for the Trainer's; called once it does
     profiler: Callable[[], PhaseProfiler | None]
-    callback: Callback  # ours, whose time is named apart
+    callback: Callback  # ours, whose time is named separately
     user: object  # the profiler that the Trainer had
     steps: int  # number of steps that are timed by action; in one more, the program's lines are timed
     name = "actions"
@@ -125,7 +125,7 @@ def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
 
 @dataclass(eq=False)
 class Owners:
-    """Divides the host's time that no phase covers among actions: each gets its own, without that of actions inside."""
+    """Divides the host's time that no phase covers among actions: each gets its own time, without inner actions."""
 
     timeline: Timeline  # has ``observe`` among its observers
     timed: int = 1 << 30  # number of steps that are timed by action
@@ -176,19 +176,19 @@ class Owners:
     def leave(self) -> None:
         if self.timeline.live:
             self._cut(self.timeline.clock())
-        if len(self._open) > 1:  # else the action had begun before this watch did
+        if len(self._open) > 1:  # otherwise the action began before this watch
             self._open.pop()
         self._looked_ns = self.timeline.clock()
 
     def _cut(self, now_ns: int) -> None:
-        """Add the time since the last cut to the innermost action, but for what this watch itself took."""
+        """Add the time since the last cut to the innermost action, except the time that this watch took."""
         if self.code == at.OTHER:
             self._ns[self._open[-1]] += now_ns - self._looked_ns
             self._ns[_TIMING] += self._looked_ns - self._cut_ns
         self._cut_ns = now_ns
 
     def _step_begins(self) -> None:
-        """Close the books of the last step: a new one begins, or none follows."""
+        """Finish the last step: a new one begins, or none follows."""
         if (self._ns or self._calls) and len(self._steps) < self.timed:
             self._steps.append((dict(self._ns), dict(self._calls)))
             if len(self._steps) == self.timed and self.follow is not None:

@@ -18,7 +18,7 @@ from lm_profiler.record.run_record import Flops
 
 @dataclass(frozen=True)
 class SeenFlops:
-    """What was counted in the ``memory`` stage, all of its steps together."""
+    """What was counted in all steps of the ``memory`` stage together."""
 
     flops: Flops | None = None
     unknown: str | None = None  # why FLOPs are unknown; None where no step of that stage ran
@@ -39,7 +39,7 @@ class Measured(Evidence):
 class Instrument:
     """Reads something in one stage of a run, and keeps it as facts, by the names of the fields of ``Measured``.
 
-    It is told of every stage, between steps. Where it raises it is taken out: ``discard`` is called, and nothing else.
+    It hears of every stage, between steps. If it raises, it is taken out: ``discard`` is called, and nothing else.
     ``part`` guards what training calls of it during a step.
     """
 
@@ -56,12 +56,12 @@ class Instrument:
         return ExitStack()
 
     def begin(self, stage: str) -> None:
-        """Begin what is to be done in ``stage``, which starts with the next step."""
+        """Begin the work of ``stage``, which starts with the next step."""
         if stage == self.stage:
             self.start()
 
     def end(self, stage: str) -> None:
-        """End what was done in ``stage``, which is over; at the end of ``measure`` the device is done too."""
+        """End the work of ``stage``, which is over; at the end of ``measure`` the device is done too."""
         if stage == self.stage:
             self.facts.update(self.result())
 

@@ -1,4 +1,4 @@
-"""Peak memory of the measured steps, and of each part of a step in a stage of its own."""
+"""Peak memory of the measured steps, and of each part of a step in its own stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryReader(Instrument):
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
     # hears of the operators of forward passes, from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
-    # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody does
+    # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody listens
     heard: Callable[..., object] | None = None
     storage: Callable[[Any], int] = id  # returns the identity of a storage for ``heard``
     name = "memory"
@@ -53,7 +53,7 @@ class MemoryReader(Instrument):
         return parts.take_step()
 
     def begin(self, stage: str) -> None:
-        self.probe.reset()  # each stage has peaks of its own
+        self.probe.reset()  # each stage has its own peaks
         module, optimizers = self.parties()
         if self._set_up is None:
             self._set_up = by_cause(self.probe.held(), holdings(module, optimizers, self.device))
@@ -68,7 +68,7 @@ class MemoryReader(Instrument):
         if self.heard is not None:
             self._seen = TensorsSeen(module, optimizers, causes.saved, self.storage, self.heard)
         self.observe(self.timeline, *([] if self._seen is None else [self._seen]), *self._readers)
-        self.step_peaks = self._step_peaks  # swapped, and no branch: other stages' steps are timed
+        self.step_peaks = self._step_peaks  # swapped instead of a branch: the steps of other stages are timed
 
     def end(self, stage: str) -> None:
         if stage == "measure":
@@ -88,4 +88,4 @@ class MemoryReader(Instrument):
         super().discard()
         causes.stop()
         if not causes.saved.seeing:
-            self._readers = None  # only now: what could not be undone is tried again by the next call
+            self._readers = None  # only now: the next call tries again what could not be undone

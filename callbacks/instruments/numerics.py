@@ -27,7 +27,7 @@ class KeptLosses(Callback):
         self._norms: dict[int, list[torch.Tensor]] = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step = trainer.global_step  # it has gone on when the batch ends
+        self._step = trainer.global_step  # kept now: the Trainer counts on before the batch ends
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -63,7 +63,7 @@ def _finite(value: torch.Tensor) -> float | None:
 
 def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
-    # In float32: squares of float16 overflow beyond 256.
+    # In float32: squares of float16 values beyond 256 overflow.
     values = [each.coalesce().values() if each.is_sparse else each for each in gradients]
     norm: torch.Tensor = torch.stack([each.detach().float().norm() for each in values]).norm()
     return norm
@@ -96,7 +96,7 @@ def _step(name: str, module: Any, batch: Any) -> Any:
 
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
-    """Take the Trainer away from ``module`` and its parts: a copy may reach them, and its step shall log nothing."""
+    """Detach ``module`` and its parts from the Trainer: a copy may reach them, and its step must log nothing."""
     attached: list[tuple[Any, Any]] = [(part, of) for part in module.modules() if (of := trainer_of(part)) is not None]
     for part, _ in attached:
         part.trainer = None

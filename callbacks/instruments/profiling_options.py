@@ -1,4 +1,4 @@
-"""The options of a profiled run, and how it was started. A docstring of an option is what ``--help`` shows."""
+"""The options of a profiled run, and how it was started. ``--help`` shows the docstrings of options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StageOptions:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
         measure_steps: Steps to measure; 0 where a run is only watched.
         until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
-            both sides of it, such as 0.005: after at least 10 steps, looking again after a quarter more.
+            both sides of it, such as 0.005: after at least 10 steps, checked again after each quarter more.
         max_steps: Most steps to measure under until_ci.
         max_seconds: Most seconds to measure under until_ci.
         stop_when_done: End the run when the stages are done. Otherwise training goes on without the instruments.
@@ -57,12 +57,12 @@ class StageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionsOptions:
-    """Whose the time is that no phase covers.
+    """Who uses the time that no phase covers.
 
     Args:
         steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
-            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 nobody's is known. One
-            step more follows the program's Python by its lines.
+            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 no owner is known. One
+            more step follows the program's Python line by line.
     """
 
     steps: int = 3
@@ -96,13 +96,13 @@ class TraceOptions:
     """The PyTorch profiler's trace.
 
     Args:
-        steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
+        steps: Steps to trace, after all timed steps; one more runs before them, in which the profiler warms up.
             0 for no trace.
-        record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and FLOPs.
+        record_shapes: Keep the operators' input shapes, from which the waterfall computes bytes and FLOPs.
         with_stack: Keep the Python stacks (large).
         profile_memory: Keep allocations (large).
-        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; of our own model with attention=math
-            its scores, softmax and values too.
+        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; for our own model with attention=math
+            also its scores, softmax and values.
         cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
             so that nsys profile --capture-range=cudaProfilerApi records these steps alone.
     """
@@ -129,7 +129,7 @@ class NumericsOptions:
         audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
             dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
             steps, and the memory of a second model and its gradients.
-        losses: With it, losses and norms of the gradients of the first so many steps. A callback more: leave it out
+        losses: Keep losses and gradient norms of this many first steps too. It adds a callback: leave it out
             where steps are timed.
     """
 
@@ -202,9 +202,9 @@ class WatchOptions:
 
     Args:
         traces: Whether steps are traced: on demand, after a change of level, and where a slow step's cause repeats.
-        traces_per_day: Most traces a day that nobody asked for.
-        trace_mib: Most MiB of all those traces together.
-        cooldown_s: Least seconds between two of them.
+        traces_per_day: Most automatic traces per day.
+        trace_mib: Most MiB of all automatic traces together.
+        cooldown_s: Least seconds between two automatic traces.
         signal: Trace two steps when SIGUSR1 comes; SLURM and Lightning may use it otherwise.
     """
 
@@ -215,7 +215,7 @@ class WatchOptions:
     signal: bool = False
 
     def check(self) -> None:
-        """Raise UsageError where a budget is none; a parser that tries several types would swallow it earlier."""
+        """Raise UsageError for a budget that is not positive; a parser that tries several types would swallow it."""
         off = "; watch.traces=false leaves traces out"
         expect(self.traces_per_day > 0, "watch.traces_per_day", f"1 or more{off}", self.traces_per_day)
         expect(self.trace_mib > 0, "watch.trace_mib", f"a positive number{off}", self.trace_mib)
@@ -285,7 +285,7 @@ class ProfilingOptions:
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,
             **({"collectives": collectives} if collectives else {}),
-            "actions": self.actions.steps + 1 if self.actions.steps else 0,  # the last is followed by its lines
+            "actions": self.actions.steps + 1 if self.actions.steps else 0,  # the last step is followed line by line
             "memory": self.memory.steps,
-            "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up
+            "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first step is the profiler's warm-up
         }

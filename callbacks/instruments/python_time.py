@@ -28,7 +28,7 @@ Line = tuple[str, int, str]  # file, line and function
 
 @dataclass(eq=False)
 class PythonTimes:
-    """Follows calls and returns of one thread, from ``start`` to ``stop``, and leaves out what following takes.
+    """Follows calls and returns of one thread, from ``start`` to ``stop``, and subtracts the cost of following.
 
     The time between two events goes to the program's line that runs, and to one of: ``python``, its own code;
     ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name; or a C
@@ -112,7 +112,7 @@ class PythonTimes:
 
 
 def following_cost_ns(clock: Callable[[], int], ran: Callable[[], int]) -> tuple[float, float]:
-    """Return what lies between two events beside the program: the median of calls that take some 20 ns themselves."""
+    """Return the cost of following between two events: the median over calls that take some 20 ns themselves."""
     read_ns: list[tuple[int, int, int, int]] = []
     sys.setprofile(lambda *_: read_ns.append((clock(), ran(), ran(), clock())))
     for _ in range(200):

@@ -1,7 +1,7 @@
-"""Keeps each rank's phases and collectives, which tell who waits for whom.
+"""Keeps each rank's phases and collectives, which show who waits for whom.
 
-On the host's clock these are of the measured steps. On GPUs, where the host only enqueues, they are of the stage after
-timing, from NCCL's own durations and on the stream's clock.
+On the host's clock they are from the measured steps. On GPUs, where the host only enqueues, they are from a stage after
+timing, with NCCL's own durations on the stream's clock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RanksWatch(Instrument):
             return
         fresh = self.arrivals.drain()
         a_step = max(fresh / max(steps - (self._since or 0), 1), 1e-3)
-        # The rest is left for steps that call more, and for validation. To read the whole ring takes some 15 ms.
+        # The rest is left for steps with more calls, and for validation. Reading the whole ring takes some 15 ms.
         self._since, self._due = steps, steps + max(int(self.arrivals.room * _FULL / a_step), 1)
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
@@ -90,9 +90,9 @@ class RanksWatch(Instrument):
             if not self._calls_amid_backward(timeline):
                 self.facts["timelines"] = [timeline]
                 return
-            why_not = "the module calls collectives of its own amid backward, which cannot be told from DDP's"
+            why_not = "the module calls its own collectives during backward, which look the same as DDP's"
         if self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
-            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # reasons that all ranks share are told by rank 0
+            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # rank 0 reports the reasons that all ranks share
 
     def _drain(self, arrivals: Arrivals) -> None:
         arrivals.drain()
@@ -101,7 +101,7 @@ class RanksWatch(Instrument):
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
     def _calls_amid_backward(self, timeline: RankTimeline) -> bool:
-        """Return whether a backward has more calls than DDP makes, of which the last alone is waited for."""
+        """Return whether a backward has more calls than DDP makes, whose last call alone is waited for."""
         most = most_reductions(self.wrapped())
         mark = np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
         amid = mark[(mark >= 0) & (timeline.codes[mark] == BACKWARD)]
@@ -124,7 +124,7 @@ class RanksWatch(Instrument):
 
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
-    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before; the last steps of many."""
+    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before; of many steps the last."""
     at_ns = np.array(arrivals.at_ns, dtype=np.int64)
     until = int(np.searchsorted(at_ns, marks[-1].host_ns[-1], "right"))
     before = np.searchsorted(at_ns, [each.host_ns[0] for each in marks])
@@ -138,16 +138,16 @@ def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arr
         np.array([code for each in marks for code in each.codes], dtype=np.uint8),
         np.array([at for each in marks for at in each.host_ns], dtype=np.int64),
         at_ns[since:until],
-        # Interned, so that thousands of equal names are one string.
+        # Names are interned, so that thousands of equal names are one string.
         [Collective(intern(call.group), call.number, intern(call.name)) for call in arrivals.calls[since:until]],
         clock_id(),
     )
 
 
 def clock_id() -> str:
-    """Return a name of this process's monotonic clock: equal where it is the same clock, also across containers."""
+    """Return the name of this process's monotonic clock; the same clock has the same name in other containers too."""
     with suppress(OSError):
-        # A time namespace may have an offset of its own (time_namespaces(7)).
+        # A time namespace may have its own offset (time_namespaces(7)).
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
     return socket.gethostname()
 
@@ -168,7 +168,7 @@ class StreamRanksWatch(RanksWatch):
     The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
     placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
     there (``comes_ns``). The duration of each collective goes to rank 0 in the field for waiting, until ``with_waits``
-    turns it into that. A call on another stream than the computing one (FSDP) makes nobody wait by itself: the waits of
+    turns it into waiting. A call on another stream than the computing one (FSDP) makes nobody wait: the waits of
     the computing stream take its place.
     """
 
@@ -211,7 +211,7 @@ class StreamRanksWatch(RanksWatch):
         return [begins + ns for ns in (0, *known)] if len(known) == len(since) else None
 
     def _waits_in(self, stream: EventStream, step: int, marks: StepMarks, begins: int) -> list[_StreamWait]:
-        """Return the computing stream's waits in ``step``, which begins at ``begins``; none if one is unreadable."""
+        """Return the computing stream's waits in ``step``, which begins at ``begins``; empty if one is unreadable."""
         stood = list[_StreamWait]()
         for stand in [] if self.waits is None else self.waits.stands:
             if not marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]:
@@ -243,7 +243,7 @@ class StreamRanksWatch(RanksWatch):
         on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
         took = {(c.group, c.number): -1 if c.duration_ns is None else c.duration_ns for c in arrivals.calls}
         took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
-        # What is reduced while backward goes on has a stream of its own.
+        # Gradients that are reduced during backward have their own stream.
         behind = reduces_in_backward(self.wrapped()) & (on_host.codes == BACKWARD)
         # Instants that are known on both clocks: the marks, and the waits of the stream.
         host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])
@@ -252,5 +252,5 @@ class StreamRanksWatch(RanksWatch):
         order = np.argsort(host_ns, kind="stable")
         calls_ns, took_there = on_host.arrivals_ns, np.maximum(took_ns, 0)
         comes = comes_ns(calls_ns, took_there, host_ns[order], stream_ns[order], behind[order])
-        zero = on_stream.host_ns[0]  # waits are measured, so that instants of several ranks need no clock but an order
+        zero = on_stream.host_ns[0]  # waits are measured, so the ranks' instants need only an order
         return replace(on_host, host_ns=on_stream.host_ns - zero, arrivals_ns=comes - zero, waited_ns=took_ns)

@@ -33,7 +33,7 @@ class SentOptimizer:
         """Return the groups of ``optimizer``; raises UncountableError where it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
-        # Options that are no plain values, such as a learning rate in a tensor, do not change what a step moves.
+        # Options that are not plain values, such as a learning rate in a tensor, do not change what a step moves.
         groups = [
             {name: value for name, value in group.items() if name == "params" or isinstance(value, _PLAIN)}
             for group in optimizer.param_groups
@@ -44,14 +44,14 @@ class SentOptimizer:
 
 @dataclass(frozen=True)
 class SentStep:
-    """All that a step on one device depends on; its tensors have no data."""
+    """Everything that a step on one device depends on; its tensors have no data."""
 
     module: LightningModule  # a copy of the module
     batch: Any  # the batch, as the step is given it
     verb: Verb  # the verb whose step it is
     batches: int  # batches of one optimizer step on one rank
     precision: str  # Lightning's name of the precision
-    on_cpu: bool  # whether the device is the CPU. Elsewhere fused attention multiplies in the dtype that it is given.
+    on_cpu: bool  # whether the device is the CPU; on others, fused attention multiplies in the dtype of its inputs
     optimizers: list[SentOptimizer]  # the optimizers of the module; empty where they hold shards of its parameters
 
     @classmethod
@@ -73,7 +73,7 @@ class SentStep:
 
 
 def without_data(batch: Any) -> Any:
-    """Return ``batch`` with tensors that have shapes and no data; raises UncountableError where that cannot be."""
+    """Return ``batch`` with tensors that have shapes and no data; raises UncountableError where that is impossible."""
     return tree_map(_shape_of_leaf, batch)
 
 

@@ -1,4 +1,4 @@
-"""The torch.profiler trace of whole steps, with phases and modules in it, in a stage of its own after all timing."""
+"""The torch.profiler trace of whole steps, with phases and modules in it, in its own stage after all timing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 
 
-# What is between steps, such as a validation, has a range as well, so that it is not taken for a step's work.
+# Work between steps, such as a validation, has a range too, so that it does not count as a step's work.
 _RANGES = {**dict(enumerate(PHASES)), OUTSIDE: BETWEEN_STEPS}
 
 
@@ -109,7 +109,7 @@ class ModuleRanges:
 
 
 def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of all modules below ``module`` that have a forward pass of their own, each once."""
+    """Yield path and module of all modules below ``module`` that have their own forward pass, each once."""
     left_alone = {inside for part in module.modules() if is_compiled(part) for inside in part.modules()}
     for path, part in module.named_modules(memo=left_alone):
         # A ModuleList, for one, is never called.
@@ -131,7 +131,7 @@ class Tracer(Instrument):
     rank: int  # this process's
     module: Callable[[], nn.Module]  # returns the module whose parts are named in the trace; called once it is built
     taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
-    label: str = ""  # what the file's name has after the rank, as ``.step500`` of a trace amid training
+    label: str = ""  # what the file's name has after the rank, such as ``.step500`` for a trace during training
     name = "trace"
     stage = "trace"
     _profile: profile | None = None
@@ -155,12 +155,12 @@ class Tracer(Instrument):
             record_shapes=self.options.record_shapes,
             with_stack=self.options.with_stack,
             profile_memory=self.options.profile_memory,
-            acc_events=True,  # else torch before 2.13 warns of a second cycle, which there is not
+            acc_events=True,  # otherwise torch before 2.13 warns of a second cycle that never comes
         )
         tracing.start()
         if tracing.profiler is not None:
-            tracing.profiler.acc_events = False  # torch would parse all events for it, and nobody reads them
-            with suppress(AttributeError):  # before torch 2.13 it makes them all the same, 800 bytes each
+            tracing.profiler.acc_events = False  # otherwise torch parses all events for it, and nobody reads them
+            with suppress(AttributeError):  # before torch 2.13 it parses them anyway, 800 bytes each
                 tracing.profiler.experimental_config.trace_only = not self.options.with_stack
         self._undo.callback(tracing.stop)
         self._profile = tracing
@@ -173,7 +173,7 @@ class Tracer(Instrument):
         self._give_way_to_others()
 
     def _give_way_to_others(self) -> None:
-        """Stop before another session is prepared, such as a callback of the user's: two end the process."""
+        """Stop before another session starts, such as one of the user's callbacks: two sessions end the process."""
         prepare = PREPARE_TRACE.of(autograd_profiler.profile)
 
         def prepared(another: autograd_profiler.profile) -> None:
@@ -207,11 +207,11 @@ class Tracer(Instrument):
         with TemporaryDirectory(dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True) as own:
             plain, aside = Path(own, "trace.json"), Path(own, self.path.name)
             running.export_chrome_trace(str(plain))
-            # It holds all events, 3 kB each, and lives until a search for reference cycles, for it is in one.
+            # It holds all events, 3 kB each, and would live until the next garbage collection, being in a cycle.
             running.profiler = None
-            with suppress(AttributeError):  # another C library than glibc, which keeps what is freed: 150 MB of 60,000
+            with suppress(AttributeError):  # not glibc, which keeps freed memory: 150 MB after 60,000 events
                 ctypes.CDLL(None).malloc_trim(0)
-            # Compressed here, and at a level that takes a tenth of torch's time: the file is a third larger.
+            # Compressed here, at a level that takes a tenth of torch's time; the file is a third larger.
             with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=3) as target:
                 shutil.copyfileobj(source, target)
             aside.replace(self.path)

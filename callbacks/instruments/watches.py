@@ -38,7 +38,7 @@ class StepWatch(Instrument):
     stage = "measure"
 
     @property
-    def facts(self) -> dict[str, Any]:  # made when asked for, after everything that is timed
+    def facts(self) -> dict[str, Any]:  # computed when asked for, after everything that is timed
         return self.part.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def watches_of(
     sampler: TelemetrySampler | None = None,
     heard: MarksHeard | None = None,
 ) -> list[Watch]:
-    """Return the watches that mean something on ``device``, in the order in which they begin.
+    """Return the watches that apply to ``device``, in the order in which they begin.
 
     The allocator's history is written to ``history``, with the marks that were ``heard`` meanwhile.
     """
@@ -90,7 +90,7 @@ def profiler_range() -> Watch:
     """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
 
     def start() -> None:
-        torch.cuda.synchronize()  # else kernels of the warm-up that still run would be recorded as well
+        torch.cuda.synchronize()  # otherwise kernels of the warm-up that still run would be recorded too
         torch.cuda.profiler.start()
 
     def stop(_: object = None) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ def profiler_range() -> Watch:
 
 
 def loader_watch(trainer: Trainer) -> Watch:
-    """Return the watch that counts how many batches the loader's workers have prefetched; unknown of several ones."""
+    """Return the watch that counts how many batches the loader's workers have prefetched; unknown for several."""
 
     def ready() -> int | None:
         iterators = _loader_iterators(trainer)
@@ -118,7 +118,7 @@ def loader_watch(trainer: Trainer) -> Watch:
 
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
-    """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), as far as there are any."""
+    """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
     fetcher = FETCHER.of(trainer.fit_loop)
     combined = None if fetcher is None else COMBINED.of(fetcher.combined_loader)
     return [] if combined is None else combined.iterators

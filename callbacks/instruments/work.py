@@ -27,9 +27,9 @@ from lm_profiler.torch_names import tree_leaves
 
 LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30  # most CPU time and memory of a process that counts on shapes alone
 
-# strategies under which optimizers hold a rank's own shard; what a rank gathers from the others is unknown
+# strategies whose optimizers hold a rank's own shard; what a rank gathers from the others is unknown
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
-_FROM_SHARDS = ("zero_grad", "clip", "optimizer")  # phases that touch nothing but a rank's own shard
+_FROM_SHARDS = ("zero_grad", "clip", "optimizer")  # phases that touch only a rank's own shard
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StepWork:
 
 @dataclass(eq=False)
 class FlopsWatch(Instrument):
-    """Instrument that counts FLOPs, but not where compiled code may run: a dispatch mode would have it recompiled."""
+    """Instrument that counts FLOPs unless compiled code may run: a dispatch mode would make torch recompile it."""
 
     timeline: Timeline  # its marks tell forward from backward
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
@@ -57,7 +57,7 @@ class FlopsWatch(Instrument):
         if recompilations() > 0 or is_compiled_in(self.module()):
             self.facts["seen_flops"] = SeenFlops(unknown="the step is compiled", compiled=True)
         # Torch keeps no list of its graphs, so all objects are looked through. By type(), since isinstance would ask
-        # each object for its `__class__`, which in somebody's proxy is code of theirs.
+        # each object for its `__class__`, which runs foreign code where the object is a proxy.
         elif torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects()):
             why = "the step may replay CUDA graphs, whose FLOPs cannot be counted"
             self.facts["seen_flops"] = SeenFlops(unknown=why)
@@ -95,9 +95,9 @@ def batches_per_step(trainer: Trainer, verb: Verb) -> int:
 
 
 def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> StepWork:
-    """Return the work of one step: that of ``steps`` which were looked at, or else of one on shapes alone.
+    """Return the work of one step: from the ``steps`` that were observed, or else from one on shapes alone.
 
-    Both find the same, but another process takes seconds, and what was ``seen`` by all ranks costs nothing more.
+    Both give the same result, but another process takes seconds, while what all ranks have ``seen`` costs nothing more.
     ``batch`` returns the first batch, as ``without_data`` made it. Raises UncountableError where it is unknown.
     """
     if seen.unknown is not None and not seen.compiled:
@@ -126,7 +126,7 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
         sent = SentStep.of(trainer, verb, batch)
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
-    # By name, because `rehearse` is a floor above, and this process need not load it.
+    # By name, because `rehearse` is a layer above, and this process need not load it.
     find = Named("lm_profiler.rehearse.sent.count", (sent,))
     try:
         answer: StepWork | str = Child(find, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES).answer()
@@ -146,7 +146,7 @@ def phase_work(
 ) -> dict[str, Work]:
     """Return the least work of each phase that occurred in a step, on one device of the rank that writes the record.
 
-    ``traffic`` is what a step of the memory stage moved; where none was looked at, that of ``work`` counts.
+    ``traffic`` is what a step of the memory stage moved; without such a step, the traffic of ``work`` counts.
     ``batch_bytes`` are those of all batches of a step on one rank.
     """
     on_shapes = None if work is None else work.traffic
@@ -155,15 +155,15 @@ def phase_work(
     moved: dict[str, int | None] = dict(known.by_phase)
     moved["forward"] = _forward_bytes(traffic, on_shapes, batch_bytes)
     if "clip" in moved and trainer.lightning_module.automatic_optimization and not trainer.gradient_clip_val:
-        # An overridden hook decides without the Trainer's limit.
+        # An overridden hook decides how to clip, without the Trainer's limit.
         moved["clip"] = None if overrides(trainer.lightning_module, "configure_gradient_clipping") else 0
-    # What no single rank holds whole cannot be told from its own tensors. An optimizer may update only a part of its
+    # A rank's own tensors do not show what no single rank holds whole. An optimizer may update only a part of its
     # parameters, as torch's ZeroRedundancyOptimizer does.
     strategy = nearest(trainer.strategy)
     if strategy not in WHOLE or any(hasattr(each, "consolidate_state_dict") for each in trainer.optimizers):
         own = _FROM_SHARDS if strategy in _SHARDED else ()
         moved = {phase: count if phase in own else None for phase, count in moved.items()}
-    if len(trainer.optimizers) > 1:  # which of them a step updates is not seen
+    if len(trainer.optimizers) > 1:  # unknown: which of them a step updates
         moved = {phase: count if phase == "forward" else None for phase, count in moved.items()}
     of = {} if work is None else work.by_dtype
     # Backward recomputes what activation checkpointing did not keep.
@@ -186,7 +186,7 @@ def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batc
     written, read = (None, None) if known is None else (known.by_phase.get("forward", 0), known.forward_read)
     if seen is not None and read is None:
         if written is not None:
-            # The step is compiled. What autograd saved has the batch among it, which forward did not write.
+            # The step is compiled. What autograd saved includes the batch, which forward did not write.
             written = None if batch_bytes is None else max(written - batch_bytes, 0)
         read = None if on_shapes is None else on_shapes.forward_read
     return None if read is None or written is None else read + written

@@ -17,7 +17,7 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]
 
-# Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
+# Hooks that Lightning calls inside a phase but that are not its work: a user's gradient norm is not the backward pass.
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
 
 # matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``
@@ -25,7 +25,7 @@ _CLASS = re.compile(r"\].*\.", re.DOTALL)
 
 
 class Nothing(AbstractContextManager[None]):
-    """A context that does nothing, some thirty times a step: built-in methods cost a tenth of Python functions."""
+    """A context that does nothing, thirty times per step: built-in methods cost a tenth of Python functions."""
 
     __enter__ = staticmethod("".format)  # type: ignore[assignment]
     __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
@@ -35,7 +35,7 @@ NOTHING = Nothing()
 
 
 class Loop(Protocol):
-    """What the spans report steps and epochs to; ``PhaseProfiler`` is one. An epoch may be ``cut``."""
+    """Receives steps and epochs from the spans; ``PhaseProfiler`` is one. An epoch may be ``cut``."""
 
     step_done: bool
     cut: bool
@@ -47,7 +47,7 @@ class Loop(Protocol):
 
 @dataclass(eq=False)
 class Action(Nothing):
-    """Calls ``leave`` when an action has ended well, and marks its failure otherwise."""
+    """Calls ``leave`` when an action has succeeded, and marks its failure otherwise."""
 
     timeline: Timeline
     leave: Callable[[], None]
@@ -64,7 +64,7 @@ class Action(Nothing):
 
 @dataclass(eq=False)
 class Saved(Nothing):
-    """The saving of a checkpoint: adds its beginning and its end to the timeline's ``saved``."""
+    """The saving of a checkpoint: adds its start and end to the timeline's ``saved``."""
 
     timeline: Timeline
 
@@ -96,14 +96,14 @@ class LastSpan(Span):
 
 @dataclass(eq=False)
 class OptimizerStep(Nothing):
-    """Lightning's whole optimizer step. At its end the step is done, and so is the optimizer's arithmetic."""
+    """Lightning's whole optimizer step. When it ends, the training step and the optimizer's arithmetic are done."""
 
     timeline: Timeline
     loop: Loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self.loop.step_done = True  # first, so that the step counts whatever fails below
+            self.loop.step_done = True  # first, so that the step counts even if the rest fails
         timeline = self.timeline
         try:
             # The optimizer's post-step hook has marked this already, unless its step was skipped, as by a gradient
@@ -117,7 +117,7 @@ class OptimizerStep(Nothing):
 class Epoch(Nothing):
     """An epoch of the training loop.
 
-    Where it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
+    If it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
     """
 
     loop: Loop
@@ -151,14 +151,14 @@ class Both(AbstractContextManager[None]):
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         try:
             self.span.__exit__(kind, value, traceback)
-        finally:  # where an epoch is cut, the span raises
+        finally:  # the span raises where an epoch is cut
             self.user.__exit__(kind, value, traceback)
 
 
 class Actions(dict[str, Marked]):
     """The span of each action, looked up when the action is first seen.
 
-    ``timeline`` takes the marks; once its part is out, steps are counted and nothing else.
+    ``timeline`` takes the marks; once its guard is out, only steps are counted.
     """
 
     def __init__(self, trainer: Any, timeline: Timeline, loop: Loop) -> None:
@@ -175,10 +175,10 @@ class Actions(dict[str, Marked]):
             "[Strategy].batch_to_device": Span(timeline, at.TRANSFER),
             "[Strategy].backward": Span(timeline, at.BACKWARD),
         }
-        # All that is needed to count steps: where they are done, and where the loop is left.
+        # The actions that counting steps needs: where a step is done, and where the loop ends.
         self._counting = ("[LightningModule].optimizer_step" if automatic else forward, "run_training_epoch")
         if fitting:
-            # Validation amid training belongs to no step; the loop comes back by asking for a batch.
+            # Validation during training belongs to no step; the loop resumes when it asks for a batch.
             outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
             # Lightning's stand-in for an optimizer has no arithmetic.
             updates = not all(nearest(optimizer) for optimizer in trainer.optimizers)
@@ -193,7 +193,7 @@ class Actions(dict[str, Marked]):
                 "[LightningModule].on_validation_model_eval": outside,
             }
             if not automatic:
-                # There is no clipping hook then: this is the last one after the closure and before the arithmetic.
+                # Without a clipping hook, this is the last hook after the closure and before the arithmetic.
                 begins = Action(timeline, partial(timeline.mark, at.OPTIMIZER))
                 self._spans["[LightningModule].on_before_optimizer_step"] = begins
 
@@ -201,7 +201,7 @@ class Actions(dict[str, Marked]):
         part = self._timeline.part
         kind = _CLASS.sub("].", action_name)
         span = part.run(self._span, action_name, kind) or NOTHING
-        if part.out:  # the spans that count steps mark no more: the timeline has stopped
+        if part.out:  # the timeline has stopped: spans only count steps
             span = self._spans[kind] if kind in self._counting else NOTHING
         if self._around is not None:
             span = self._around(action_name, span)
@@ -211,13 +211,13 @@ class Actions(dict[str, Marked]):
     def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
         """Let ``around`` make the span of each action from now on; None gives the plain span back."""
         self._around = around
-        known = list(self) if around is not None else []  # made now, so that the first step takes no longer
+        known = list(self) if around is not None else []  # made now, so that the first step is not slower
         self.clear()
         for name in known:
             self[name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
-        """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where it means nothing."""
+        """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where the action is ignored."""
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None

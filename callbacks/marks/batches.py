@@ -61,7 +61,7 @@ class BatchCounts:
 class Tokens:
     """Counts a batch's tokens, by the ``tokens_in`` of ``module`` or else as the size of what is called ``input_ids``.
 
-    The latter includes padding: to tell it apart would make the host wait for the device.
+    The latter includes padding: telling padding apart would make the host wait for the device.
     """
 
     def __init__(self, module: object) -> None:
@@ -69,9 +69,9 @@ class Tokens:
         self._paths: list[_Path] | None = None
 
     def __call__(self, batch: Any) -> int | None:
-        """Return the tokens of ``batch``; raises where ``tokens_in`` gives no count, or it is unlike the first one."""
+        """Return the tokens of ``batch``; raises if ``tokens_in`` gives no count, or the batch is unlike the first."""
         if self._tokens_in is None:
-            if self._paths is None:  # only once: to walk through every batch would cost more than all marks
+            if self._paths is None:  # only once: walking through every batch would cost more than all marks
                 self._paths = [path for path, _ in _tensors(batch) if path[-1:] == (_NAMED,)]
             return sum(reduce(getitem, path, batch).numel() for path in self._paths) if self._paths else None
         tokens = index(self._tokens_in(batch))
@@ -83,7 +83,7 @@ class Tokens:
 class Samples:
     """Counts a batch's samples: its graphs, or the first dimension that all its tensors have; None is unknown.
 
-    Only in the first batch it looks where they are. Of several ``combined`` loaders the samples add up.
+    It searches only the first batch for them. The samples of several ``combined`` loaders add up.
     """
 
     def __init__(self, combined: bool) -> None:
@@ -95,9 +95,9 @@ class Samples:
         if self._counts is None:
             self._counts = {key: _count_of(part) for key, part in parts}
         try:
-            counts = [self._counts[key](part) for key, part in parts if part is not None]  # None: that loader ran dry
+            counts = [self._counts[key](part) for key, part in parts if part is not None]  # None: a loader is exhausted
             return sum(counts) if counts else None  # type: ignore[arg-type]  # an unknown one is a TypeError
-        except (AttributeError, IndexError, KeyError, TypeError):  # unlike the first
+        except (AttributeError, IndexError, KeyError, TypeError):  # not like the first batch
             return None
 
 
@@ -115,7 +115,7 @@ def _tensors(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Tensor]]:
 
 
 def _count_of(part: Any) -> Callable[[Any], int | None]:
-    """Return what counts the samples of a batch like ``part``."""
+    """Return a function that counts the samples of a batch like ``part``."""
     if _own_count(part) is not None:
         return _own_count
     rows = {leaf.shape[0] for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and leaf.ndim}

@@ -1,7 +1,7 @@
 """Recognises Lightning's classes by name, under both of its package names.
 
 ``lightning.pytorch`` and ``pytorch_lightning`` each define every class, and a Trainer, a module or an exception may be
-of either. So their classes are never compared by identity, but here, by name.
+from either. So classes are never compared by identity, but here, by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_a(thing: object, name: str) -> bool:
 
 
 def is_exactly(thing: object, name: str) -> bool:
-    """Return whether ``thing`` is of Lightning's class ``name`` itself, and not of a class derived from it."""
+    """Return whether the class of ``thing`` is Lightning's class ``name`` itself, not a class derived from it."""
     return _is(type(thing), name)
 
 

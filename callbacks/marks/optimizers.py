@@ -73,7 +73,7 @@ class OptimizerMarks:
         return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
 
     def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the ``closure`` outside the optimizer's phase, whose arithmetic goes on whenever it returns."""
+        """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
         part = self._timeline.part
         part.run(self._timeline.mark, at.OPTIMIZED)
         try:
@@ -95,12 +95,12 @@ def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: 
     setattr(owner, name, _Bracketed(owner, name, context, part))
     if replaced is not None:
         undo.callback(setattr, owner, name, replaced)
-    else:  # not by delattr where it can be avoided: a Mock would have no such method any more
+    else:  # delattr only where needed: a Mock would lose the method
         undo.callback(own.pop, name, None) if name in own else undo.callback(delattr, owner, name)
 
 
 class _Bracketed:
-    """A method of ``owner`` inside a context. A copy of the owner, or its pickle, has the plain method there."""
+    """A method of ``owner`` inside a context. A copy of the owner, or its pickle, has the plain method instead."""
 
     def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
         self._owner, self._name, self._context, self._part = owner, name, context, part

@@ -22,14 +22,14 @@ from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 
-_DRY = 1000  # batches in a row without a step, times those of a step, that show that a loader has nothing to train on
+_DRY = 1000  # times batches per step: a loader that gives so many batches without a step has nothing to train on
 
 
 @dataclass(eq=False, repr=False)
 class PhaseProfiler(Profiler):
     """Stands in for ``trainer.profiler`` until ``restore``, and marks at the optimizers of a fit.
 
-    It counts the steps by itself and ends the loop, whatever becomes of the instruments. ``batch_ended`` is to be
+    It counts the steps by itself and ends the loop, even if the instruments fail. ``batch_ended`` must be
     called until ``is_sure``, which the first step makes true: it notices where Lightning's actions have other names.
     """
 
@@ -37,13 +37,13 @@ class PhaseProfiler(Profiler):
     timeline: Timeline  # takes the marks
     left: int  # steps until the stages are done
     step_ended: Callable[[], int]  # called between a step and the next; returns how many are left
-    # whose run this is. While the Trainer has only others (a Tuner tries a learning rate), it stands aside
+    # whose run this is; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
     callback: object
-    # turns the count of steps left into that of the other ranks where the instruments failed; does not raise
+    # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
     follow: Callable[[int], int] = lambda left: left
     done: Callable[[], object] = lambda: None  # called when none is left; does not raise
-    ends: bool = False  # whether the loop ends then: it takes StopIteration for the end of its data
-    idle: Callable[[str], object] = lambda what: None  # is given what had no step, where the loop would never end
+    ends: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
+    idle: Callable[[str], object] = lambda what: None  # is told what had no step, where the loop would never end
     step_done: bool = False
     is_sure: bool = False
     cut: bool = False
@@ -71,7 +71,7 @@ class PhaseProfiler(Profiler):
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
 
     def __del__(self) -> None:
-        """Do nothing: Lightning's own fails for one whose constructor raised."""
+        """Do nothing: Lightning's own method fails if the constructor raised."""
 
     def __reduce__(self) -> Any:
         return copy, (self._wrapped,)  # a copy of the Trainer gets a copy of the user's profiler
@@ -87,7 +87,7 @@ class PhaseProfiler(Profiler):
         self._undo.close()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        # Reached only beside a profiler of the user's: see __init__.
+        # Reached only with a profiler of the user's: see __init__.
         span, user = self._spans[action_name], self._wrapped.profile(action_name)
         return user if span is NOTHING else Both(user, span)
 
@@ -95,7 +95,7 @@ class PhaseProfiler(Profiler):
         """Take no more marks, but still count steps, and end the loop where it would have ended."""
         self.timeline.stop()
         self._spans.surround(None)
-        self._undo.close()  # its hooks would go on marking a timeline that nobody reads
+        self._undo.close()  # otherwise its hooks mark a timeline that nobody reads
 
     def start(self, action_name: str) -> None:
         if self._user is not None:  # before our mark, so that its cost is in no phase that begins here
@@ -111,7 +111,7 @@ class PhaseProfiler(Profiler):
                 self._part.run(self.idle, f"{self._without_step:,} batches in a row")
                 raise StopIteration
         elif self.left > 0:
-            # Written out, as Guard.run and close_step have it: three frames fewer a step.
+            # Guard.run and close_step, written out: three frames fewer per step.
             self.step_done = False
             self.is_sure = True
             self._without_step = 0
@@ -145,7 +145,7 @@ class PhaseProfiler(Profiler):
         try:
             if action_name == self._fetch:
                 timeline.note((at.LEAVE, timeline.clock()))
-            elif action_name == "optimizer_step":  # of manual optimization, which starts and stops it
+            elif action_name == "optimizer_step":  # manual optimization starts and stops it
                 timeline.mark(at.OPTIMIZED)
         except BaseException as error:
             self._part.failed(error)
@@ -153,15 +153,15 @@ class PhaseProfiler(Profiler):
             self._user.stop(action_name)
 
     def __getattr__(self, name: str) -> Any:
-        # Whatever else somebody asks of trainer.profiler, they mean their own.
+        # All other attributes of trainer.profiler are those of the user's profiler.
         if name.startswith("__") or "_wrapped" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
     def close_step(self) -> None:
-        """End the step if it was done, because the loop is left; otherwise it waits for the loop to come back."""
+        """End the step if it is done, as the loop is left; otherwise the step waits until the loop resumes."""
         if self.left <= 0:
-            return  # the stages ended within this step, as where it asks for its batch itself
+            return  # the stages ended within this step, for example where it asks for its batch itself
         if self.step_done:
             self.step_done = False
             self.is_sure = True
@@ -171,13 +171,13 @@ class PhaseProfiler(Profiler):
                 self.left = self.follow(self.left)
             if self.left <= 0:
                 self.done()
-                if self.ends and self._fitting:  # the epoch ends as well, in the usual way
+                if self.ends and self._fitting:  # the epoch ends too, in the usual way
                     self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
         else:
             self.timeline.go_outside()
 
     def batch_ended(self) -> bool:
-        """Give up where Lightning's actions do not come although a batch is over; returns whether the loop is to end.
+        """Give up if no action of Lightning's came although a batch is over; returns whether the loop must end.
 
         Without the actions no step would ever be counted, and the loop would not end.
         """
@@ -194,8 +194,8 @@ class PhaseProfiler(Profiler):
         return self.ends
 
     def _leave(self) -> None:
-        """End the loop where it has no context of an epoch, which raises StopIteration where it is ``cut``."""
-        if self._fitting and not self._in_epoch:  # this version names its epochs otherwise
+        """End the loop if no epoch's context is open; an open one raises StopIteration where it is ``cut``."""
+        if self._fitting and not self._in_epoch:  # this version of Lightning names its epochs differently
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def enter_epoch(self) -> None:

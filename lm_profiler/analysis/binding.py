@@ -1,4 +1,4 @@
-"""What binds a run: the first cause that its figures carry, with its share of the step and how sure that is."""
+"""What binds a run: the first cause that its figures support, with its share of the step and how sure that is."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lm_profiler.record.parts import INPUT_PHASES, PHASES, WORKING_PHASES
 from lm_profiler.record.run_record import Bound, Verdict
 from lm_profiler.record.steps import StepRow
 
-# Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.
+# A cause binds the step from this share on: its remedy must then save more than the remedies of other causes.
 INPUT, COMMUNICATION, MEMORY, OTHER = 1 / 3, 0.20, 0.50, 0.30
-STRAGGLER = 0.10  # of the step that mending it saves: what is in it for everybody, whatever else binds
-_HOST = 0.50  # of the marks at which the device had finished
-_IDLE = 0.30  # of the traced steps in which the device had nothing to do
-_BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, not waiting
-_WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
+STRAGGLER = 0.10  # share of the step that mending a straggler saves: it helps all ranks, whatever else binds
+_HOST = 0.50  # share of marks at which the device had finished
+_IDLE = 0.30  # share of the traced steps in which the device was idle
+_BUSY = 0.40  # share of the ceiling: a device that reaches it computes and does not wait
+_WORKING = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
-_CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation")  # findings of what the program does by itself
+_CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation")  # findings about the program's own code
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def binding(seen: RunFacts) -> Verdict | None:
     """Return what binds the run; None where no step was measured.
 
     A device that waits for data or for the host says nothing about its arithmetic, and one that communicates or waits
-    for memory is no better off with more FLOP/s. Ranks that wait for one of them say nothing about themselves. So they
-    are asked in this order. What a busy machine distorts is not said of one.
+    for memory does not profit from more FLOP/s. Ranks that wait for a straggler say nothing about themselves. So causes
+    are checked in this order. On a busy machine, causes that it distorts are left out.
     """
     if not seen.rows or seen.step_s <= 0.0:
         return None
@@ -81,7 +81,7 @@ def binding(seen: RunFacts) -> Verdict | None:
 
 
 def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
-    """Return ``verdict``, not certain where steps do not tell, or something else had what rates are held against."""
+    """Return ``verdict``, not certain if steps do not show it, or contention distorts what rates compare with."""
     distorted = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     few = seen.model.end - seen.model.first < FEWEST_VALUES
     noisy = seen.record.steadiness is not None and seen.record.steadiness.word == "noisy"
@@ -102,7 +102,7 @@ def _straggler(seen: RunFacts) -> Verdict | None:
 
 
 def _input(seen: RunFacts) -> Verdict | None:
-    """Judge the wait for batches: it binds from a third of the step on; near that, the next cause is told as well."""
+    """Judge the wait for batches: it binds from a third of the step on; near that, the next cause is reported too."""
     share = seen.share(*INPUT_PHASES)
     low, high = seen.interval(share, INPUT_PHASES)
     if high < INPUT:
@@ -119,7 +119,7 @@ def _input(seen: RunFacts) -> Verdict | None:
 
 
 def _communication(seen: RunFacts) -> Verdict | None:
-    """Judge what no compute hides: as the ranks say it, without their waiting, else by rank 0's trace."""
+    """Judge exposed communication: from the ranks' figures, without their waiting, else from rank 0's trace."""
     ranks = seen.record.ranks
     share = None if seen.kernels is None else seen.kernels.communication_share
     if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
@@ -145,7 +145,7 @@ def _host(seen: RunFacts) -> Verdict | None:
     """
     idle, used = seen.idle_share, seen.utilisation
     if not seen.on_device or (idle is None and used is None):
-        return None  # host and device are one; or nothing tells waiting from working
+        return None  # host and device are one, or waiting cannot be told from working
     if (idle is not None and idle < _IDLE) or (used is not None and used >= _BUSY):
         return None
     facts = {} if idle is None else {"idle": idle}

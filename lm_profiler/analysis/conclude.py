@@ -1,6 +1,6 @@
-"""From evidence to the record: pure arithmetic, the same at a run's end, for an old or a killed run, and in a test.
+"""Turns evidence into the record: pure arithmetic, the same at a run's end, for an old or a killed run, and in a test.
 
-Each finding is a function of its own; one that fails leaves a note, and its figures unknown.
+Each finding is a separate function; one that fails leaves a note, and its figures unknown.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RunSteps:
 
     @property
     def stretch(self) -> Sequence[StepRow]:
-        """The steps that the figures are of."""
+        """The steps that the figures use."""
         return self.steps[self.model.first : self.model.end]
 
     @cached_property
@@ -135,7 +135,7 @@ class RunSteps:
 
     @cached_property
     def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
-        """The work of a step of as many batches as the measured ones have; of another number the bytes are unknown."""
+        """The work of a step with as many batches as the measured steps; with another number, bytes are unknown."""
         seen, batches, known = self.evidence, self.counts.batches, self.evidence.work_batches
         if not (batches and known) or batches == known:
             return seen.flops, seen.work
@@ -150,7 +150,7 @@ class RunSteps:
 
 
 def main_precision(evidence: Evidence) -> str:
-    """Lightning's name of the precision in which most is multiplied: a module may enter autocast by itself."""
+    """Return Lightning's name of the precision of most FLOPs: a module may enter autocast by itself."""
     seen = evidence.by_dtype
     return _PRECISIONS.get(max(seen, key=seen.__getitem__), "") if any(seen.values()) else evidence.precision
 
@@ -162,14 +162,14 @@ Finding = Callable[[RunSteps, RunRecord, list[str]], Found]
 
 
 def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None) -> RunRecord:
-    """The record of ``evidence``; without ``findings`` of one's own, with all of them."""
+    """Return the record of ``evidence``, with all findings unless ``findings`` names some."""
     notes, shared = list(evidence.notes), {of.name for of in fields(evidence)} & RunRecord.model_fields.keys()
     record = RunRecord(**{name: getattr(evidence, name) for name in shared})
     run = RunSteps(evidence)
     for what, finding in FINDINGS if findings is None else findings:
         try:
             facts = finding(run, record, notes)
-        except Exception as error:  # the measurements are right, and so are the other findings
+        except Exception as error:  # the measurements and the other findings are still right
             notes.append(f"{what} unknown: {type(error).__name__}: {error}".removesuffix(": "))
             continue
         record = record.model_copy(update=facts)  # the next finding may need it
@@ -210,7 +210,7 @@ def _made_ahead(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: float) -> list[str]:
-    """Return a note where the measured steps lived on prefetched batches; one for each worker is usual."""
+    """Return a note where the measured steps lived on prefetched batches; one per worker is usual."""
     if loader is None or not steps or (loader.used_up or 0) <= (loader.workers or 0):
         return []
     mean_s = fmean(row.time("step") for row in steps)
@@ -240,7 +240,7 @@ def _reading(peaks: Peaks) -> MemoryReading:
 
 
 def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """Return the energy of a step, by its share of the time; unknown where not all ranks told of their GPUs."""
+    """Return the energy of a step, by its share of the time; unknown if not all ranks reported their GPUs."""
     reading, steps, seen = run.evidence.telemetry, run.stretch, run.evidence
     if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
         return {}
@@ -272,7 +272,7 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """Tell who waited in the stretch, or in the steps after it in which collectives were timed on the stream."""
+    """Return who waited in the stretch, or in the later steps whose collectives were timed on the stream."""
     seen = run.evidence
     if len(seen.timelines) < 2:
         return {}
@@ -322,7 +322,7 @@ def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall |
         ci_low=times.mean_low,
         ci_high=times.mean_high,
         input_s=times.mean * sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES),
-        waiting_s={} if first is None else first.waiting_s,  # of the rank that was traced
+        waiting_s={} if first is None else first.waiting_s,  # waits of the traced rank
         ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
@@ -335,7 +335,7 @@ def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall |
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """Return what is switched on already, so that nobody is told to switch it on."""
+    """Return what is switched on already, so that no remedy proposes it."""
     if (asked := run.evidence.settings) is None:
         return {}
     use, rate = record.utilisation, record.throughput
@@ -377,7 +377,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
 
 @dataclass(frozen=True)
 class Change:
-    """A change of ``field``, a dotted path in the record; None where the record did not have it, or has it no more."""
+    """A change of ``field``, a dotted path in the record; None where the old or the new record lacks it."""
 
     field: str
     before: Any
@@ -410,7 +410,7 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
 
 
 def with_unfinished(runs: Collection) -> Collection:
-    """``runs``, those that are unfinished with the figures of the steps that they finished."""
+    """Return ``runs``; an unfinished run gets the figures of the steps that it finished."""
     problems = list(runs.problems)
     entries = [if_readable(_so_far, entry, problems=problems) or entry for entry in runs.entries]
     return replace(runs, entries=entries, problems=problems)
@@ -424,13 +424,13 @@ def _so_far(entry: Entry) -> Entry:
 
 
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
-    """``record`` of a run whose rank 0 wrote no more, with the first cause of the ends that its ranks left."""
+    """Return ``record``, which rank 0 did not complete, with the first cause among the ends that its ranks left."""
     cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
     return record if cause is None else record.model_copy(update={"status": cause.status, "failure": cause.failure})
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
-    """``record``, which says nothing of its steps yet, with what those in ``rows`` say."""
+    """Return ``record``, which has no steps yet, with the figures of the steps in ``rows``."""
     known = {of.name: getattr(record, of.name) for of in fields(Evidence) if of.name in RunRecord.model_fields}
     told = conclude(Evidence(**known, rows=rows, world_size=world_of(record) or 1))
     ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)

@@ -1,4 +1,4 @@
-"""What a run, or a window of one, leaves to conclude from: plain data, which a file keeps.
+"""What a run, or a window of a run, leaves to conclude from: plain data, stored in a file.
 
 ``callbacks.collect`` makes it, ``analysis.conclude`` makes a record of it. It stands here and not beside the record,
 because the arithmetic defines the types of what it holds: timelines of ranks, delays, pieces of a trace.
@@ -55,14 +55,14 @@ from lm_profiler.record.steps import Peaks, read_rows
 
 EVIDENCE_FILE = "evidence.json.gz"
 
-MOST_BYTES = 64 * 1024**2  # a larger file, once it is unpacked, is not read: it is none of ours
+MOST_BYTES = 64 * 1024**2  # a file that is larger when unpacked is not read: this package did not write it
 
 _UNTYPED = Annotated[Any, SkipValidation]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a run left, of all ranks. Times in seconds, memory in bytes; None is unknown.
+    """Everything that a run left, for all ranks. Times in seconds, memory in bytes; None is unknown.
 
     A field that the record has by the same name goes there as it is; ``RunRecord`` says what it means.
     """

@@ -1,7 +1,7 @@
-"""What takes time that could be saved: a function a finding, from a run's record to findings, the likeliest first.
+"""What takes time that could be saved: a function per finding, from a run's record to findings, the likeliest first.
 
-Each says the most that a step could be shorter by. What contention cannot fake (an owner, a sleep, an empty queue,
-validation, checkpoints) is said on a busy machine too; what it distorts is then said with "may", if at all.
+Each has the most time that it could save per step. What contention cannot fake (an owner, a sleep, an empty queue,
+validation, checkpoints) is reported on a busy machine too; what it distorts is then reported with "may", or left out.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from lm_profiler.record.run_record import (
     Settings,
 )
 
-WORTH = 0.05  # the share of the step that a finding must save at least to be told
+WORTH = 0.05  # the least share of the step that a finding must save to be reported
 
-# of a remedy that has to be tried: a fact of like size stands before it; and on a machine that others use
+# factors for a remedy that must be tried, as a fact of equal size ranks first; and for one on a busy machine
 _UNTRIED, _DOUBTED = 0.75, 0.5
 _FIXED = ("zero_grad", "clip", "optimizer")
-_MUCH_FIXED = 0.2  # of the step: every step has some
-_FEW_SAMPLES, _USUAL_BATCH = 2, 8  # in a batch; and what it may be made at least, where memory allows
-_SMALL_CALL_S = 50e-6  # of torch: a shorter call costs as much to make as to carry out
+_MUCH_FIXED = 0.2  # share of the step: every step has some fixed cost
+_FEW_SAMPLES, _USUAL_BATCH = 2, 8  # samples in a batch; and the size that it may at least reach, if memory allows
+_SMALL_CALL_S = 50e-6  # a shorter call of torch costs more to make than to execute
 _MANY_CALLS = 200
 _LOGGERS = ("Logger", "Monitor")
 
 
 @dataclass(frozen=True)
 class Known:
-    """A run's record, with what findings ask of it often."""
+    """A run's record, with values that many findings need."""
 
     record: RunRecord
 
@@ -50,17 +50,17 @@ class Known:
 
     @cached_property
     def step_s(self) -> float:
-        """The mean step; on a busy machine what its parts take where they are fastest."""
+        """The mean step; on a busy machine the sum of its parts at their fastest."""
         return sum(self.mean_s(part) for part in PARTS) if self.contended else self.mean_s("step")
 
     @cached_property
     def whole_s(self) -> float:
-        """The mean step with its part of what lies between steps."""
+        """The mean step with its share of the time between steps."""
         return self.step_s + self.each_s(self.record.between_steps_s or 0.0)
 
     @cached_property
     def scale(self) -> float:
-        """The factor for a busy machine's times of which only the mean is known: fastest steps over the mean."""
+        """The factor for times known only as a mean on a busy machine: fastest steps over the mean."""
         step = self.record.time.get("step")
         return self.step_s / step.mean if self.contended and step is not None and step.mean else 1.0
 
@@ -74,7 +74,7 @@ class Known:
         return self.record.environment is not None and self.record.environment.device_type != "cpu"
 
     def mean_s(self, part: str, clock: str = "time") -> float:
-        """Return the mean seconds of ``part``; on a busy machine the 5th percentile, which nothing else made longer."""
+        """Return the mean seconds of ``part``; on a busy machine the 5th percentile, which contention leaves."""
         time = getattr(self.record, clock).get(part)
         return 0.0 if time is None else (time.p5 if self.contended else time.mean) or 0.0
 
@@ -82,7 +82,7 @@ class Known:
         return self.mean_s(part, "host_time")
 
     def each_s(self, seconds: float) -> float:
-        """Return a measured step's part of ``seconds`` that passed between steps."""
+        """Return a measured step's share of ``seconds`` that passed between steps."""
         return self.scale * seconds / max(self.record.steps.get("measure", 0), 1)
 
     def term_s(self, *names: str) -> float:
@@ -91,12 +91,12 @@ class Known:
         return 0.0 if fall is None else self.scale * sum(term.seconds for term in fall.terms if term.name in names)
 
     def actions(self, mine: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
-        """Return those of the owned actions of ``other`` that are ``mine``."""
+        """Return the owned actions of ``other`` for which ``mine`` holds."""
         owned = self.record.other_by_owner
         return [] if owned is None else [of for of in owned.actions if mine(of)]
 
     def line(self, phase: str, seconds: float) -> dict[str, Any]:
-        """Return the line of the program that most of ``seconds`` of a phase were spent in, if one was."""
+        """Return the line of the program that took most of ``seconds`` of a phase, if one did."""
         rows = [row for row in self.record.python_times if row.phase == phase]
         longest = max(rows, key=lambda row: row.seconds, default=None)
         if longest is None or longest.seconds < 0.5 * seconds:
@@ -104,7 +104,7 @@ class Known:
         return {"owner": longest.function, "file": longest.file, "line": longest.line, "what": longest.what}
 
     def finding(self, name: FindingName, saves_s: float, may: bool = False, **more: Any) -> Finding:
-        saves_s = min(saves_s, self.whole_s)  # of a busy machine a part's mean may exceed the fastest steps
+        saves_s = min(saves_s, self.whole_s)  # on a busy machine a part's mean may exceed the fastest steps
         share = saves_s / self.whole_s if self.whole_s > 0.0 else 0.0
         return Finding.model_validate({"name": name, "saves_s": saves_s, "share": share, "may": may, **more})
 
@@ -113,7 +113,7 @@ Look = Callable[[Known], Iterator[Finding]]
 
 
 def findings_of(record: RunRecord) -> list[Finding]:
-    """Return the findings worth telling, the one first that likely saves most."""
+    """Return the findings worth reporting, ordered by likely saving."""
     known = Known(record)
     if known.whole_s <= 0.0:
         return []
@@ -133,7 +133,7 @@ def _ranks(known: Known) -> Iterator[Finding]:
 
 
 def _input(known: Known) -> Iterator[Finding]:
-    """Find batches that come late. The loader sleeps or has an empty queue, which no other program fakes."""
+    """Find late batches. The loader sleeps or has an empty queue, which other programs cannot cause."""
     waited_s, data, loader = known.mean_s("data"), known.record.time.get("data"), known.record.loader
     if data is not None and waited_s:
         empty = loader is not None and bool(loader.workers) and not loader.ready_after
@@ -149,14 +149,14 @@ def _input(known: Known) -> Iterator[Finding]:
 
 
 def _between(known: Known) -> Iterator[Finding]:
-    """Find validation, checkpoints and the turn of an epoch, whether or not they are of a step's time."""
+    """Find validation, checkpoints and the turn of an epoch, whether or not they count in a step's time."""
     for of in known.record.between:
         if of.what in ("validation", "checkpoint", "epoch"):
             yield known.finding(cast(FindingName, of.what), known.each_s(of.seconds))
 
 
 def _owners(known: Known) -> Iterator[Finding]:
-    """Find whose ``other`` is: callbacks, loggers, hooks of the module. Checkpoints are told by themselves."""
+    """Find owners of ``other``: callbacks, loggers, hooks of the module. Checkpoints are a finding of their own."""
     checkpoints = any(of.what == "checkpoint" for of in known.record.between)
 
     def theirs(of: OwnedTime) -> bool:
@@ -169,7 +169,7 @@ def _owners(known: Known) -> Iterator[Finding]:
         by_owner[of.owner] += of.least_s if known.contended and of.least_s is not None else of.seconds
         longest.setdefault(of.owner, of.name)
     theirs_s = sum(by_owner.values())
-    # Some come every few steps: the measured steps tell how long ``other`` is, the timed ones how it divides.
+    # Some run every few steps: the measured steps show how long ``other`` is, the steps timed by action how it divides.
     scale = min(known.host_s("other") / theirs_s, 1.0) if theirs_s > 0.0 else 1.0
     for owner, seconds in by_owner.items():
         logs = owner.endswith(_LOGGERS) or owner == LIGHTNING
@@ -183,7 +183,7 @@ def _of_the_loop(of: OwnedTime) -> bool:
 
 def _python(known: Known) -> Iterator[Finding]:
     """Find functions of the program that sleep, compute outside of torch, or call torch too often."""
-    # Beside a device it can matter only where that has nothing to do for a tenth of the step.
+    # With a device, it can matter only if the device is idle for a tenth of the step.
     if known.on_device and known.term_s("gaps") < 0.1 * known.step_s:
         return
     by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
@@ -197,31 +197,31 @@ def _python(known: Known) -> Iterator[Finding]:
         use = known.record.thread_use.get(phase)
         sleeps = use is not None and waits_s > 0.5 * seconds and use.asleep_s >= 0.5 * waits_s
         name: FindingName = "sleep" if sleeps else "logging" if longest.what == LIGHTNING else "python"
-        # Of what the clock says of a function of C, other programs may have a part.
+        # The clock's time of a C function may include other programs.
         may = known.contended and not sleeps and waits_s > 0.5 * seconds
         place = {"phase": phase, "owner": function, "file": file, "line": longest.line, "what": longest.what}
         yield known.finding(name, seconds, may, facts={"calls": float(longest.calls)}, **place)
 
 
 def _outside_torch(row: PythonTime) -> float:
-    """Return the seconds that are not the work of torch or a library; calls of torch that are too short count whole."""
+    """Return the seconds outside of torch and libraries; calls of torch that are too short count as outside."""
     if row.what == "torch":
         return row.seconds if row.calls >= _MANY_CALLS and row.seconds / row.calls < _SMALL_CALL_S else 0.0
     return 0.0 if row.what == "library" else row.seconds
 
 
 def _asleep(known: Known) -> Iterator[Finding]:
-    """Find phases in which the thread neither runs nor is ready to, where no line of the program is known for it."""
+    """Find phases in which the thread sleeps and no line of the program is known as the cause."""
     told = {row.phase for row in known.record.python_times}
     for phase, use in known.record.thread_use.items():
         if known.on_device or phase not in WORKING_PHASES or phase in told or not use.wall_s:
             continue
-        # Threads of one operator wait for each other, and longer where others have the cores.
+        # An operator's threads wait for each other, and longer if other programs use the cores.
         yield known.finding("sleep", known.mean_s(phase) * use.asleep_s / use.wall_s, may=True, phase=phase)
 
 
 def _pattern(known: Known) -> Iterator[Finding]:
-    """Find that every so many-th step takes longer, in a part of which nothing else is said."""
+    """Find that every n-th step takes longer, in a part without another finding."""
     steady = known.record.steadiness
     if steady is None or steady.pattern is None or not steady.pattern_s or steady.pattern_s < 0.0:
         return
@@ -236,14 +236,14 @@ def _pattern(known: Known) -> Iterator[Finding]:
 def _counters(known: Known) -> Iterator[Finding]:
     mean = known.record.mean_counters
     if mean is not None and mean.gc_s:
-        explicit_s = sum(row.seconds for row in known.record.python_times if row.what == "gc.collect")  # its owner's
+        explicit_s = sum(row.seconds for row in known.record.python_times if row.what == "gc.collect")  # has an owner
         yield known.finding("garbage", max(known.scale * mean.gc_s - explicit_s, 0.0))
     if mean is not None and mean.compile_s:
         yield known.finding("compilation", known.scale * mean.compile_s, owner=mean.compiled)
 
 
 def _checks(known: Known) -> Iterator[Finding]:
-    """Find what is switched on to find errors, and costs time."""
+    """Find checks for errors that are switched on and cost time."""
     compute_s = sum(known.mean_s(part) for part in ("forward", "backward"))
     if known.settings.anomalies:
         yield known.finding("anomalies", compute_s)
@@ -264,9 +264,9 @@ def _sync(known: Known) -> Iterator[Finding]:
 
 
 def _small_batch(known: Known) -> Iterator[Finding]:
-    """Find what a step costs whatever the batch: a batch of k times the samples leaves each 1/k of it."""
+    """Find the cost of a step that does not depend on the batch: k times the samples leave 1/k of it per sample."""
     fixed_s = sum(known.host_s(part) for part in _FIXED)
-    if not known.contended:  # which stretches gaps, and whatever else is known by its mean alone
+    if not known.contended:  # contention stretches gaps, and all else that is known only as a mean
         fixed_s += max(known.term_s("gaps") - sum(finding.saves_s for finding in _python(known)), 0.0)
         fixed_s += sum(of.seconds for of in known.actions(_of_the_loop))
     free, samples = known.settings.memory_free_share, known.settings.samples_per_batch
@@ -277,16 +277,16 @@ def _small_batch(known: Known) -> Iterator[Finding]:
         times = max(min(times, 1.0 / (1.0 - free)), 2.0)
     counts = {name: getattr(known.settings, name) for name in ("tokens_per_batch", "samples_per_batch")}
     facts = {name: float(count) for name, count in counts.items() if count is not None}
-    # One or two samples are few for any model that spends so much on what does not depend on them.
+    # One or two samples are few for any model with so much fixed cost.
     few = samples is not None and samples <= _FEW_SAMPLES and times > 2.0
     saves_s = min(fixed_s, known.step_s) * (1.0 - 1.0 / times)
     yield known.finding("small_batch", saves_s, may=not few, facts=facts)
 
 
 def _optimizer(known: Known) -> Iterator[Finding]:
-    """Find an optimizer of many kernels; how many it was told to have (``foreach=False``) is a fact.
+    """Find an optimizer with many kernels; it is a fact if the user asked for them (``foreach=False``).
 
-    Fused, it still has to move its bytes. On a busy machine the rate of that is not known well enough.
+    A fused one still has to move its bytes. On a busy machine, its rate is not known well enough.
     """
     by_weight, floor = known.settings.weight_by_weight, known.record.floors.get("optimizer")
     least_s = 0.0 if floor is None or known.contended else floor.seconds or 0.0
@@ -298,7 +298,7 @@ def _optimizer(known: Known) -> Iterator[Finding]:
 
 
 def _compile(known: Known) -> Iterator[Finding]:
-    """Find gaps and memory traffic that fusing saves; nothing is said where neither is known, or others had a part."""
+    """Find gaps and memory traffic that fusing saves; nothing if neither is known, or contention had a part."""
     fall = known.record.waterfall
     if known.settings.compiled is False and fall is not None and not known.contended:
         fused_s = sum(
@@ -311,13 +311,13 @@ def _compile(known: Known) -> Iterator[Finding]:
 
 
 def _precision(known: Known) -> Iterator[Finding]:
-    """Find matmuls in more bits than it takes; on a busy machine only what they take at the peak is theirs for sure."""
+    """Find matmuls in more bits than needed; on a busy machine only their time at the peak is certain."""
     settings, use = known.settings, known.record.utilisation
     products_s = known.term_s("ideal", *(() if known.contended else ("slow_products", "clock")))
     if known.record.waterfall is None and use is not None:
         products_s = (use.of_ceiling or use.hfu or 0.0) * known.step_s
     if settings.precision == "float64" or str(settings.precision).startswith("64"):
-        # Twice the bytes, and half the FLOP/s at best: of what computes, float32 takes half at most.
+        # Twice the bytes, and half the FLOP/s at best: in float32, computing takes at most half as long.
         yield known.finding("double", products_s or sum(map(known.mean_s, WORKING_PHASES)) / 2.0)
     elif settings.full_precision and settings.half_precision:
         yield known.finding("precision", products_s, may=True, what=settings.half_precision)

@@ -1,6 +1,6 @@
-"""The command line reads a call, checks it, runs its verb and reports how the call ended.
+"""The command line: reads a call, checks it, runs its verb and reports how the call ended.
 
-What is wrong with a call raises UsageError, wherever it is noticed; ``main`` prints it.
+A wrong call raises UsageError, wherever it is noticed; ``main`` prints it.
 
-May use everything: only here are the other packages joined. Never torch or Lightning for ``--help`` or ``--version``.
+May use everything: it joins the other packages. Never torch or Lightning for ``--help`` or ``--version``.
 """

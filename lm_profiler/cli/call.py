@@ -1,6 +1,6 @@
 """Read a call of a Trainer's verb as it was written: its config files, once, and the classes that it names.
 
-Where a line names another class than a file, jsonargparse keeps each option of the first whose name both classes have.
+Where a line names another class than a file, jsonargparse keeps the file's options whose names both classes have.
 So the file's section for it is left out. This module imports no torch, so that a wrong file is reported at once.
 """
 
@@ -25,9 +25,9 @@ OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.trai
 
 @dataclass(frozen=True)
 class _Config:
-    node: yaml.MappingNode  # its scalars are still text: parsed ones would be written back in another way
+    node: yaml.MappingNode  # its scalars are still text: parsed ones would be written back differently
     content: Mapping[str, Any]
-    word: str  # a path from which it can be read again, or its text where it came through a pipe
+    word: str  # a path that can be read again, or the text if it came through a pipe
 
     def class_of(self, key: str) -> str | None:
         said = self.content.get(key)
@@ -77,7 +77,7 @@ class Call:
         left_out = {*self._left_out(self.leaves_data_out()), "name", "log_dir"}
         content = {key: value for each in self._configs for key, value in each.content.items() if key not in left_out}
         for name, text in sorted(self.overrides.items(), key=lambda option: option[0] not in OURS):
-            with suppress(yaml.YAMLError):  # a text that is no YAML is itself
+            with suppress(yaml.YAMLError):  # text that is not YAML stays text
                 text = yaml.safe_load(text)
             _put(content, name.split("."), text)
         return content
@@ -88,7 +88,7 @@ class Call:
         return next(filter(None, (self._named(key), *reversed(in_files))), OURS[key])
 
     def leaves_data_out(self) -> bool:
-        """Whether a module that brings its own data gets no other: its line says nothing of data, nor its own file."""
+        """Whether a module that brings its own data gets no other: neither the line nor its file mentions data."""
         on_line = any(option.name.partition(".")[0] == "data" for option in self.line)
         theirs = self._named("model") is None and any("data" in each.content for each in self._configs)
         return not on_line and not theirs and self.class_of("data") == OURS["data"]
@@ -96,7 +96,7 @@ class Call:
     def for_parser(self, known: Container[str] = (), leave_data: bool = False) -> list[str]:
         """Return the arguments without options of other classes, and without the class names of ``known`` keys.
 
-        Files go first, then classes, then their options: the line has the last word, wherever it says what.
+        Files go first, then classes, then their options: the line overrides files, whatever its order.
         """
         left_out = {*self._left_out(leave_data)}
         texts = [without(each.node, left_out) if left_out & {*each.content} else each.word for each in self._configs]
@@ -120,7 +120,7 @@ class Call:
         for key in (key for key in OURS if any(key in each.content for each in self._configs)):
             line, files = self._named(key), [each.class_of(key) for each in self._configs]
             theirs = next(filter(None, reversed(files)), OURS[key])
-            # by its last name: ours can be named by package, by module, or by class name alone
+            # compared by last name: our classes can be named by package, by module, or by class name alone
             other = line is not None and line.rpartition(".")[2] != theirs.rpartition(".")[2]
             if other or (key == "data" and leave_data):
                 yield key

@@ -13,20 +13,20 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import NEEDS_POSIX, UsageError
 
-# The verbs with their help. Each is in the ``VERBS`` of the module of ``lm_profiler.cli.verbs`` that is called so, or
+# The verbs with their help. Each is in the ``VERBS`` of its module in ``lm_profiler.cli.verbs``, which has its name, or
 # that it shares with another verb: its options, its examples, and the function that runs it.
 VERBS = {
     "fit": "profile training steps",
     "validate": "profile the forward pass alone, under no_grad",
     "test": "profile test steps",
     "predict": "profile prediction steps",
-    "run": "profile a program of your own as it is: lm_profiler run -- python train.py",
+    "run": "profile your own program unchanged: lm_profiler run -- python train.py",
     "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
-    "improve": "try what would be faster, and prove it",
+    "improve": "try changes that may be faster, and prove which are",
     "plan": "what memory a run would need, on any GPU, before it runs",
     "report": "tables, plots and pages of any runs",
-    "watch": "a training that goes on: where its time goes, and what happened to it",
-    "trace": "ask a training that is watched for a trace of its next steps",
+    "watch": "show a running training: where its time goes, and what happened to it",
+    "trace": "ask a watched training for a trace of its next steps",
     "compare": "is B faster than A?",
     "ab": "run two trees of a repository in turns, until it is clear which is faster",
     "numerics": "what low precision does to a sum",
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = WRONG_CALL
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         code = OK
-    except OSError as error:  # a full disk, a folder that somebody removed
+    except OSError as error:  # a full disk, a removed folder
         mute()
         say(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         code = FAILED

@@ -1,7 +1,7 @@
-"""Read the options of one of our verbs: jsonargparse makes a parser and the help of a dataclass.
+"""Read the options of one of our verbs: jsonargparse makes a parser and the help from a dataclass.
 
-Each field is an option; its line in the docstring is the help. Three fields are no options: ``options`` gets the words
-that are no options of the verb, ``program`` those after ``--``, ``command`` the whole call. Before the parser reads a
+Each field is an option; its line in the docstring is the help. Three fields are not options: ``options`` gets the words
+that are not options of the verb, ``program`` those after ``--``, ``command`` the whole call. Before the parser reads a
 line, each option becomes one word: a sequence may be written as values with commas, or with spaces for numbers and
 paths; a mapping as ``--field.KEY VALUE``. All values stay text until a field's type reads them: a sweep passes ``010``
 unchanged to its cells.
@@ -30,7 +30,7 @@ from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, 
 from lm_profiler.usage_error import UsageError, expect
 
 MANY = sys.maxsize  # the number of values of an option that takes any number of them
-_MOST_VALUES = 1000  # of one option of a sweep or a search
+_MOST_VALUES = 1000  # most values of one option of a sweep or a search
 
 _REST, _PROGRAM, _COMMAND = "options", "program", "command"
 _EXPECTED = "config: expected a YAML file of options"
@@ -119,7 +119,7 @@ class OptionsReader(Generic[T]):
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _PROGRAM, _COMMAND) if name in names}
         self._named = {name.removesuffix("_"): name for name in names if name not in self._has}  # `try` is a keyword
-        kinds = {option: hints[name] for option, name in self._named.items()}  # an optional one loses its None
+        kinds = {option: hints[name] for option, name in self._named.items()}  # an optional type loses its None
         self._fields = {of: get_args(k)[0] if get_origin(k) in (Union, UnionType) else k for of, k in kinds.items()}
 
     def read(self, arguments: Sequence[str]) -> T:
@@ -156,7 +156,7 @@ class OptionsReader(Generic[T]):
         if self._file in self._fields:
             parser.add_argument(f"--{self._file}", action="config", help="A YAML file of these options.")
         parser.add_class_arguments(self._kind, as_group=False, skip={*self._has, self._file})
-        # jsonargparse describes its own syntax, and calls `--try` as its field, whose name has a `_` more.
+        # jsonargparse describes its own syntax, and calls `--try` by its field's name, `try_`.
         for action in parser._actions:
             option = action.dest.removesuffix("_")
             if (kind := self._fields.get(option)) is not None:
@@ -178,7 +178,7 @@ class OptionsReader(Generic[T]):
         kind = self._kind_of(name)
         if _is(kind, tuple):
             return len(get_args(kind))
-        # Texts could be the verb's own words, where it has any.
+        # A text could be a positional argument of the verb, if it takes any.
         several = _is(kind, Sequence) and (get_args(kind)[0] in (int, Path) or not self._words)
         return 0 if kind is bool else MANY if several else 1
 
@@ -197,7 +197,7 @@ class OptionsReader(Generic[T]):
                 mappings.setdefault(head, {})[key] = _value(name, kind, option.values)
             elif kind is not None:
                 own.append(f"--{name}={_word(name, kind, option.values)}")
-            # A dotted name is an option of fit. Without a dot it may be one of ours that was misspelt.
+            # A dotted name is an option of fit. A name without a dot may be a misspelt one of ours.
             elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
                 rest.append("=".join(option.words))
             else:
@@ -237,7 +237,7 @@ def _is(kind: Any, origin: type) -> bool:
 
 
 def _word(name: str, kind: Any, values: Sequence[str]) -> str:
-    """Return what was written for an option as one value that jsonargparse reads."""
+    """Return the values written for an option as one word that jsonargparse reads."""
     if kind is bool and not values:
         return "true"
     if not any(values):
@@ -249,19 +249,19 @@ def _word(name: str, kind: Any, values: Sequence[str]) -> str:
 
 
 def _value(name: str, kind: Any, values: Sequence[str]) -> Any:
-    """Return what was written for an option of a mapping: a text, or a list of texts."""
+    """Return the values written for an option of a mapping: a text, or a list of texts."""
     word = _word(name, kind, values)
     try:
         value = word if kind is str else _texts(word)
     except YamlTextError as error:
         raise UsageError(f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}") from None
-    if isinstance(value, list):  # the parser copies all of them for each: 20,000 take minutes
+    if isinstance(value, list):  # the parser copies the list for each value: 20,000 values take minutes
         expect(len(value) <= _MOST_VALUES, name, f"at most {_MOST_VALUES:,} values", len(value))
     return value
 
 
 def _texts(text: str) -> Any:
-    """Return what YAML says, with all scalars as they were written: jsonargparse's loader here."""
+    """Return parsed YAML with all scalars as they were written: the loader for jsonargparse."""
     node = compose(text)
     return None if node is None else _built(node)
 
@@ -305,7 +305,7 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
 
 
 def told_in(output: str) -> str:
-    """Return what a wrong call has printed, of the ``output`` of its process."""
+    """Return the message of a wrong call from the ``output`` of its process."""
     return output.rpartition("lm_profiler: ")[2].strip()
 
 
@@ -315,7 +315,7 @@ _KEY = re.compile(r'Parser key "([^"]+)"')
 _UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)")
 _GIVEN = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
-# lines of a message that say nothing to who wrote the call: of a union of types only what each of them expected does
+# lines of a message that do not help the user: for a union of types, only what each expected helps
 _NOISE = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot")
 
 
@@ -329,7 +329,7 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
 
     ``known`` are the options that exist; ``prefix`` is the subject where the message names none.
     """
-    message = re.sub(r'^Parser key "\w+": ', "", message)  # of the option that named a file, before what is wrong there
+    message = re.sub(r'^Parser key "\w+": ', "", message)  # names the option of the file, before its error
     match = _KEY.search(message)
     key = match[1].replace("init_args.", "").removesuffix("_") if match else prefix
     if unknown := _UNKNOWN.search(message):

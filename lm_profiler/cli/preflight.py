@@ -19,8 +19,8 @@ from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run_record import PlannedMemory
 from lm_profiler.usage_error import UsageError
 
-LIMIT_S = 20.0  # seconds of CPU time to plan a run, and as many again for the largest batch where it is refused
-_SHOWN = 3  # options that a refusal names beside the batch, those that change the least of the training
+LIMIT_S = 20.0  # seconds of CPU time to plan a run, and the same again for the largest batch if it is refused
+_SHOWN = 3  # options that a refusal names besides the batch, those that change training least
 
 
 def plan_ahead(cli: ProfilerCLI) -> None:
@@ -97,7 +97,7 @@ def _reason(planned: Planned, available: int) -> str:
 
 
 def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the options of which each alone makes the run fit, and the first of others that need less."""
+    """Return the options that each alone make the run fit, and the first of others that need less."""
     gpu = gpu_of(cli.trainer.strategy.root_device)
     planned = told(ask(cli, gpu, "batch", limit_bytes, LIMIT_S, fresh=not cli.is_ours))
     ways = remedies(planned) if isinstance(planned, Planned) else []

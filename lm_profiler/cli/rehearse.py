@@ -44,13 +44,13 @@ LIMIT_S = 120.0  # seconds for all sizes of one call
 
 _FOR_STEPS = 0.05  # the share of the time limit for the steps of one size, where steps may differ
 
-# the Trainer options on which a step on one device depends, besides its precision
+# the Trainer options that affect a step on one device, besides its precision
 KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
 
-# the most batches of one step that are rehearsed: from the second on, each finds gradients and needs the same
+# most batches of one step to rehearse: from the second on, gradients exist and each batch needs the same
 _BATCHES = 2
 
-# the number of steps that a learning-rate schedule sees for a run that ends with its stages; never reached
+# the total steps that a learning-rate schedule sees if the run ends with its stages; never reached
 _STEPS = 10_000
 
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
@@ -92,7 +92,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     context = None
     if isinstance(data, FakeTokens):  # build one row only; the full batch may not fit
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
-    if isinstance(model, AttentionAlone):  # its inputs are parameters: another size is another module
+    if isinstance(model, AttentionAlone):  # its inputs are parameters: another size needs another module
         what = "nothing"
     largest, own = list[int](), lambda: {"batch": strategy.samples, "context": context}.get(what)
     alike = isinstance(model, (LanguageModel, AttentionAlone))
@@ -102,7 +102,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
     try:
         getattr(trainer, cli.verb)(model, datamodule=data, **kept)
-    except Exception as error:  # a later size, or a hook after training, may fail: what is known by then counts
+    except Exception as error:  # a later size, or a hook after training, may fail: earlier results count
         first = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
         if not rehearsal.known:
             raise first from first.__cause__
@@ -144,9 +144,9 @@ class TooLarge(Exception):
 
 
 def too_large(cli: ProfilerCLI, has: int) -> str | None:
-    """Return a line where our own model's weights, gradients and optimizer states alone need more than ``has`` bytes.
+    """Return a line if our own model's weights, gradients and optimizer states alone need more than ``has`` bytes.
 
-    Batch, context and activations do not count, so that nothing need be built. None where that is not so, or unknown.
+    Batch, context and activations do not count, so nothing is built. None if they need less, or it is unknown.
     """
     model, trainer = cli.model, cli.trainer
     width = _WIDTHS.get(str(trainer.precision))
@@ -233,7 +233,7 @@ def _planned(
 
 
 def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
-    """Return a Trainer with the user's options on which a step on one device depends."""
+    """Return a Trainer with those of the user's options that affect a step on one device."""
     given = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
     precision = str(given["precision"] or "32-true")
@@ -269,7 +269,7 @@ def _callbacks(cli: ProfilerCLI) -> list[Callback]:
 
 
 def _made(cli: ProfilerCLI, option: str) -> Any:
-    """Return the object that an ``option`` of the Trainer describes, made anew."""
+    """Build and return the object that an ``option`` of the Trainer describes."""
     config = cli.config.clone()
     for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, option)):
         for key in vars(section).keys() - {kept}:

@@ -51,12 +51,12 @@ from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
-_LEAVING_S = 5.0  # seconds that ranks have to end by themselves once the run of this process is over
-_ASKED_S = 20.0  # seconds that they have to write how far they came once they were asked to end
+_LEAVING_S = 5.0  # seconds for ranks to end by themselves once this process's run is over
+_ASKED_S = 20.0  # seconds for ranks to write their progress once they were asked to end
 
 
 def local_rank() -> int:
-    """Return this process's number on its machine, as far as it is known before there is a Trainer."""
+    """Return this process's number on its machine, as known before a Trainer exists."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
@@ -66,7 +66,7 @@ class RunContext:
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        self.profiler: TrainingProfiler | None = None  # from its set-up on, it writes the record
+        self.profiler: TrainingProfiler | None = None  # it writes the record once it is set up
         self.rank: int | None = None
         self.folder: Path | None = None  # claimed by rank 0 alone
         self._parent = Path(log_dir, launch.name)
@@ -93,7 +93,7 @@ class RunContext:
             ) from None
 
     def _begin_without_trainer(self) -> None:
-        """Claim the folder where no Trainer could be built to tell the rank: the launcher's variables tell it."""
+        """Claim the folder if no Trainer could be built; the launcher's variables give the rank."""
         if self.rank is None:
             with suppress(UsageError):
                 self.begin(getattr(rank_zero_only, "rank", 0) or int(os.environ.get("NODE_RANK", 0)))
@@ -109,7 +109,7 @@ class RunContext:
 
     def _remove_made(self) -> None:
         for made in self._made:
-            with suppress(OSError):  # it was not made, or another run has begun in it
+            with suppress(OSError):  # the folder was not made, or another run has begun in it
                 made.rmdir()
 
     @property
@@ -121,7 +121,7 @@ class RunContext:
         return if_readable(read_run, self.folder)
 
     def launched(self, **known: Any) -> None:
-        """Add what has become known of the start of the run: fields of its ``Launch``."""
+        """Add newly known facts about the start of the run: fields of its ``Launch``."""
         self.launch = replace(self.launch, **known)
         if self.profiler is not None:
             self.profiler.launched(**known)
@@ -132,7 +132,7 @@ class RunContext:
         self._record("refused", failure, environment=where, model=model)
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Whether ``error``, ours or Lightning's, came before the first step and so means a wrong call."""
+        """Whether ``error``, ours or Lightning's, came before the first step, which means a wrong call."""
         record = self.record
         begun = record is not None and record.status != "refused"
         return not begun and isinstance(error, (UsageError, MisconfigurationException))
@@ -156,7 +156,7 @@ class RunContext:
         """Write the traceback, and a record if there is none yet; return the exit code."""
         self._begin_without_trainer()
         rank = self.rank
-        if isinstance(error, ProcessException):  # of a rank that was forked or spawned
+        if isinstance(error, ProcessException):  # from a forked or spawned rank
             rank = (rank or 0) + error.error_index
             if getattr(error, "exit_code", None) == INTERRUPTED:
                 return self.ended(KeyboardInterrupt())
@@ -178,14 +178,14 @@ class RunContext:
     def _rank_ended(self, rank: int, error: ProcessException) -> None:
         """Record that ``rank``, which this process has started, has ended badly.
 
-        Where it left no word it was killed, and what ended the others followed from that: also the signal that torch
-        sends them then, which is no interruption of the run.
+        A rank that left no end was killed, and the other ranks ended because of that: also by the signal that torch
+        then sends them, which is not an interruption of the run.
         """
         folder = self.folder
         if folder is None:
             return
         ends, failure = read_ends(folder), _failure(error).model_copy(update={"rank": rank, "host": platform.node()})
-        if not isinstance(error, ProcessExitedException):  # it raised, perhaps before it knew the folder
+        if not isinstance(error, ProcessExitedException):  # the rank raised, perhaps before it knew the folder
             ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
         elif not ends:
             ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
@@ -201,7 +201,7 @@ class RunContext:
         folder, launch = self.folder, self.launch
         if folder is None or _has_final_record(folder):
             return
-        if (folder / "run.json").exists():  # a rank began it, and none could end it
+        if (folder / "run.json").exists():  # a rank began the record, and none could complete it
             begun = read_run(folder).model_copy(update={"status": status, "failure": failure})
             record = as_far_as_it_came(begun, read_rows(folder, growing=True))
         else:
@@ -223,7 +223,7 @@ def _has_final_record(folder: Path) -> bool:
 
 def _failure(error: BaseException) -> Failure:
     kind, message = type(error).__name__, first_line(error)
-    if isinstance(error, ProcessRaisedException):  # its text is the traceback in the rank
+    if isinstance(error, ProcessRaisedException):  # its text is the rank's traceback
         kind, _, message = masked_text(str(error)).rstrip().splitlines()[-1].partition(": ")
     return Failure(phase="setup", step=None, type=kind.rpartition(".")[2], message=message)
 
@@ -231,7 +231,7 @@ def _failure(error: BaseException) -> Failure:
 class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
     """Lightning's multiprocessing launcher, whose ranks end as ranks of the command line do.
 
-    Lightning calls ``on_exception`` in the process that called the launcher alone, where no step runs.
+    Lightning calls ``on_exception`` only in the process that called the launcher, where no step runs.
     """
 
     def _wrapping_function(self, process_idx: int, trainer: Trainer | None, *args: Any) -> None:
@@ -245,7 +245,7 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
                     if trainer is not None and isinstance(each, TrainingProfiler):
                         each.on_exception(trainer, trainer.lightning_module, error)
                 if isinstance(error, KeyboardInterrupt):
-                    sys.exit(INTERRUPTED)  # torch would end the rank as if all went well
+                    sys.exit(INTERRUPTED)  # torch would end the rank as if it had succeeded
                 raise
             finally:
                 leave_group()
@@ -266,9 +266,9 @@ def leave_group() -> None:
 
 
 def end_ranks(trainer: Trainer | None, ask: bool = False, leaving_s: float = _LEAVING_S) -> None:
-    """Wait for the ranks that Lightning started, which are told to end if ``ask``; kill those that do not end."""
+    """Wait for the ranks that Lightning started, asking them to end if ``ask``; kill those that do not end."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "gloo":
-        leave_group()  # who waits for this rank sees that it has gone; NCCL would wait for the others
+        leave_group()  # ranks that wait for this one see that it has gone; NCCL would wait for the others
     launcher = trainer.strategy.launcher if trainer is not None else None
     processes = getattr(launcher, "procs", [])
     children = list(processes)

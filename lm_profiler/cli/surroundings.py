@@ -1,4 +1,4 @@
-"""What surrounds a call: streams, variables that must be numbers, libraries that talk. Imports no torch."""
+"""The environment of a call: streams, variables that must be numbers, libraries that log. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEVELS = {
     "lightning.pytorch": logging.ERROR,
     "lightning.fabric": logging.ERROR,
     "lightning_utilities": logging.ERROR,
-    "torch.multiprocessing.spawn": logging.ERROR,  # names the ranks that it ends where one has failed
+    "torch.multiprocessing.spawn": logging.ERROR,  # names the ranks that it ends after one failed
     "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user asked for
 }
 _ADVICE = (
@@ -61,7 +61,7 @@ def mute() -> None:
 
 
 def check_variables() -> None:
-    """Raise UsageError for a rank that is no number: Lightning would end in a traceback while it is imported."""
+    """Raise UsageError for a rank that is not a number: importing Lightning would end in a traceback."""
     for name in _RANKS:
         given = os.environ.get(name, "0")
         if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", given) is None:
@@ -99,7 +99,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_port() -> int:
-    """Return MASTER_PORT, 0 where it is not set; raise UsageError where it is no port, or taken."""
+    """Return MASTER_PORT, 0 if it is not set; raise UsageError if it is not a port, or taken."""
     given = os.environ.get("MASTER_PORT", "0")
     expect(given.isdecimal() and int(given) < 1 << 16, "MASTER_PORT", "a port", given)
     try:
@@ -110,6 +110,6 @@ def check_port() -> int:
 
 
 def say_who_shares(processes: int, cores: int, what: str) -> None:
-    """Say where ``processes`` that compute on the CPU are more than its ``cores``."""
+    """Print a line if there are more ``processes`` computing on the CPU than ``cores``."""
     if processes > cores:
         say(f"{processes} processes share {cores} cores: they take turns, which counts as time of {what}")

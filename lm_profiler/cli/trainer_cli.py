@@ -42,12 +42,12 @@ from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
-# the packages whose classes run no code of a user
+# the packages whose classes run no user code
 _KNOWN = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
 
 _PASSED_ON = ("ckpt_path", "weights_only")  # options of the Trainer's methods rather than of its constructor
 
-# what Lightning, torch and our own classes raise for options that are wrong
+# what Lightning, torch and our own classes raise for wrong options
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
@@ -56,7 +56,7 @@ _DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
 class EventsLogger(TensorBoardLogger):
-    """Lightning's logger, which leaves no empty ``hparams.yaml`` here."""
+    """Lightning's logger, without its empty ``hparams.yaml``."""
 
     def save(self) -> None:
         if self.hparams:
@@ -109,7 +109,7 @@ class ProfilerCLI(OptionsCLI):
             check_launch(trainer)
         except (*OPTION_ERRORS, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "SLURM" not in str(error):
-                raise  # Lightning raises RuntimeError for SLURM variables that do not fit, others are the user's
+                raise  # Lightning raises RuntimeError for wrong SLURM variables, others are the user's
             raise trainer_error(_cause(error), given) from error
         self.trainer = trainer
         skip_teardown(trainer)
@@ -121,7 +121,7 @@ class ProfilerCLI(OptionsCLI):
 
     @property
     def checks_memory(self) -> bool:
-        """Whether to refuse a run that cannot fit: as asked, else where the rehearsal runs no user's code."""
+        """Whether to refuse a run that cannot fit: as asked, else if the rehearsal runs no user code."""
         asked = self._get(self.config, "check_memory")
         return self.is_ours if asked is None else bool(asked)
 
@@ -141,7 +141,7 @@ class ProfilerCLI(OptionsCLI):
         arguments = {key: given[key] for key in _PASSED_ON if key in given}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
-            arguments["return_predictions"] = False  # kept, they would fill the memory
+            arguments["return_predictions"] = False  # stored predictions would fill the memory
         self.context.launched(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
@@ -155,7 +155,7 @@ class ProfilerCLI(OptionsCLI):
         if self._logs_by_default(config):
             log_dir = self._get(self.config, "log_dir")
             version = None if context.folder is None else int(context.folder.name.rpartition("_")[2])
-            # Beside a default metric TensorBoard would show no other HPARAMS.
+            # With a default metric TensorBoard would show no other HPARAMS.
             trainer.logger = EventsLogger(log_dir, context.launch.name, version, default_hp_metric=False)
 
     @staticmethod
@@ -209,7 +209,7 @@ class ProfilerCLI(OptionsCLI):
 def skip_teardown(trainer: Trainer) -> None:
     """Keep ``trainer``'s teardown from copying optimizer states and gradients to the host (``Strategy.teardown``).
 
-    With AdamW in float32 they are 12 of 16 bytes a parameter. For xl that is 24 GB, more than many hosts have free, and
+    With AdamW in float32 they are 12 of 16 bytes per parameter: for xl 24 GB, more than many hosts have free, and
     the copy takes longer than the run. A user's module is still copied: its last hooks may expect it on the CPU.
     """
     trainer.strategy.teardown = partial(_tear_down, trainer.strategy)  # type: ignore[method-assign]
@@ -231,7 +231,7 @@ def _read(arguments: Sequence[str]) -> ProfilerCLI:
 
 
 def _cause(error: Exception) -> Exception:
-    """Return the exception of the class itself; the parser wraps it in a list of all types that the option may have."""
+    """Return the exception that the class itself raised; the parser wraps it in a list of all types of the option."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
@@ -293,12 +293,12 @@ def check_launch(trainer: Trainer) -> None:
     elif environment is not None:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
         if type(environment) is LightningEnvironment and not environment.creates_processes_externally:
-            check_port()  # torch would name it in a traceback
+            check_port()  # torch would report it only in a traceback
             if trainer.strategy.root_device.type == "cpu":
                 say_who_shares(trainer.num_devices, cpu_cores(), "the step")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
         tasks = os.environ["SLURM_NTASKS"]
-        say(f"SLURM has {tasks} tasks: each is a run of its own, for --trainer.devices and --trainer.num_nodes are 1")
+        say(f"SLURM has {tasks} tasks: each is a separate run, as --trainer.devices and --trainer.num_nodes are 1")
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
@@ -314,7 +314,7 @@ def check_together(model: LightningModule, data: object, trainer: Trainer, verb:
 
 
 def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> None:
-    """Raise UsageError where an attention function that is not ours is wrong, on the run's device and in its dtype."""
+    """Raise UsageError if a user's attention function gives wrong results, on the run's device and in its dtype."""
     if isinstance(model, LanguageModel):
         name, width = model.config.attention, model.config.head_dim
     elif isinstance(model, AttentionAlone):

@@ -48,14 +48,14 @@ INSTRUMENTS = {
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
-_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")  # that Lightning resolves itself
+_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")  # words that Lightning resolves itself
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
 
-# what --help prints; --help all has every option with its type and default
+# the text of --help; --help all has every option with its type and default
 FIRST = """\
 usage: lm_profiler {verb} [options]
 
-The options that people use first. All, with types and defaults: --help all
+The most used options. All options, with types and defaults: --help all
 
 the run:
   --config                         file of options, or a name such as demo
@@ -113,10 +113,10 @@ class Parser(LightningArgumentParser):
 
 
 class _Help(Action):
-    """The action of ``--help``: print the options that people use first, or all, and end the call."""
+    """The action of ``--help``: print the most used options, or all, and end the call."""
 
     def __init__(self, **options: Any) -> None:
-        text = "Print the options that people use first, or all of them, and exit."
+        text = "Print the most used options, or all of them, and exit."
         super().__init__(**{**options, "default": SUPPRESS, "help": text})
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -132,13 +132,13 @@ class _Help(Action):
 
 @dataclass
 class _RunOptions:
-    """What is asked of a run beside its parts.
+    """The options of a run as a whole.
 
     Args:
         name: Name of the run; the config file's if not given.
         log_dir: Folder of all runs.
-        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit. If
-            not given, runs of our own module and data alone are: a rehearsal runs the code of a module once more.
+        check_memory: Rehearse the run before it is built, on tensors without data, and refuse a run that cannot fit. If
+            not given, only for our own module and data: a rehearsal runs a module's code once more.
         peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
     """
 
@@ -183,8 +183,8 @@ class OptionsCLI(LightningCLI):
             for line in call.said_of_files(leave_data):
                 say(line)
 
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # which here depends on the call
-        """Return the call's verb, whose parser takes 0.05 s, and the arguments of it that are no options."""
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here
+        """Return the call's verb, whose parser takes 0.05 s, and its arguments that are not options."""
         verb = self.call.arguments[0]
         return {verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}}  # see run_verb; ours
 
@@ -204,14 +204,14 @@ class OptionsCLI(LightningCLI):
         parser.add_argument("--watch", type=bool | WatchOptions, default=False, help=text)
         super().add_core_arguments_to_parser(parser)
         for key, ours in OURS.items():
-            # from the beginning: where it changes, jsonargparse keeps the values of options that both classes have
+            # set first: if the class changes later, jsonargparse keeps the values of options that both classes have
             parser.set_defaults({key: {"class_path": self._classes.get(key, ours)}})
             (parser.groups or {})[key].title = f"The {key}; the options of {ours} are at the end"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read ``args``, whatever ``sys.argv`` holds."""
+        """Read ``args`` instead of ``sys.argv``."""
         self.config = parser.parse_args(args)
-        for key in (*INSTRUMENTS, *_OFFERED, "trainer"):  # jsonargparse takes anything that a file says for all of it
+        for key in (*INSTRUMENTS, *_OFFERED, "trainer"):  # jsonargparse accepts any value for a whole section of a file
             if not isinstance(given := self.config[self.config["subcommand"]].get(key), Namespace):
                 raise UsageError(f"{key}: expected options, given {given!r}; leave it out")
 
@@ -257,7 +257,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     at = traceback.extract_tb(error.__traceback__)
-    # The fault is in the last file of the user, not in the installed packages that it calls.
+    # The fault is in the innermost file of the user, not in the installed packages that it calls.
     others = ("<frozen", __file__, sys.prefix, sys.base_prefix)
     last = ([frame for frame in at if not frame.filename.startswith(others)] or at)[-1]
     return f"{last.filename}:{last.lineno}"

@@ -1,4 +1,4 @@
-"""The options of ``improve``, and the changes that it tries, with what each could save at most.
+"""The options of ``improve``, and the changes that it tries, with the most that each could save.
 
 The most that a change could save is read from the first setting's run, from the terms of its waterfall or else from its
 phases: a change saves no more time than the part that it changes takes.
@@ -30,23 +30,23 @@ _MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "check
 
 @dataclass(frozen=True, kw_only=True)
 class ImproveRequest:
-    """Try what would make a training step faster, prove it, and write down the setting that did.
+    """Try changes that may make a training step faster, prove which do, and write the best setting to a file.
 
-    Each change runs beside the setting without it, in fresh processes that alternate, until it is clear which is
-    faster. What wins stays, and the rest is tried on top of it. Started again, it goes on where it was.
+    Each change is compared with the setting without it, in fresh processes that alternate, until it is clear which is
+    faster. A winner stays, and the rest is tried on top of it. The same command resumes an interrupted search.
 
     Args:
         file: YAML with any of these options.
-        config: Config of the run to be improved, or the name of one that comes with the package, such as demo.
-        try_: Values of an option to be tried too, as in --try.data.num_workers 0,2,4.
-        only: Try no changes but those.
+        config: Config of the run to improve, or the name of one that comes with the package, such as demo.
+        try_: Values of an option to try too, as in --try.data.num_workers 0,2,4.
+        only: Try only the changes of --try.
         budget: Time for all runs, such as 90s, 10m or 1h.
-        global_batch: Whether changes of the batch must keep the samples of a step (keep), or may not (free).
-        accept_numerics: Take what is faster though its numbers are off.
-        name: Name of the improvement; if not given, the config's and _improve.
+        global_batch: keep the samples of a step when the batch changes, or leave them free.
+        accept_numerics: Accept a faster setting even if its numbers are off.
+        name: Name of the improvement; if not given, the config's name and _improve.
         log_dir: Folder of all runs.
-        format: terminal, or json, with the lines on what goes on in stderr.
-        options: Options of fit, of every run.
+        format: terminal, or json, with progress on stderr.
+        options: Options of fit, for every run.
         command: The whole call.
     """
 
@@ -104,7 +104,7 @@ def seconds_of(budget: str) -> float:
 
 
 def candidates(look: Entry, free_batch: bool) -> list[Candidate]:
-    """Return the changes that the run of ``look`` has not made; some are refused.
+    """Return the changes that the run of ``look`` does not have yet, with refused ones marked.
 
     ``free_batch`` is whether the number of samples in a step may change.
     """
@@ -116,18 +116,18 @@ def candidates(look: Entry, free_batch: bool) -> list[Candidate]:
 def asked_for(
     values: Mapping[str, Sequence[str]], known: Sequence[Candidate], option: Callable[[str], Any]
 ) -> list[Candidate]:
-    """Return a candidate for each of the ``values`` that a user asked for, except for those that the run has already.
+    """Return a candidate for each of the ``values`` that a user asked for, except those that the run already has.
 
-    A ``known`` candidate with the same options is taken as it is, with its ceiling. Another value of an option in
+    A ``known`` candidate with the same options is taken unchanged, with its ceiling. Another value of an option in
     ``known`` takes group and ``may_change`` from there. Those of workers are known even if no candidate tries them.
     ``option`` returns the run's value of an option.
     """
     alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
     alike |= {name: (one.group, one.may_change) for one in known for name in one.options}
-    alike[ATTENTION] = (ATTENTION, UNKNOWN)  # a third kind, in a user's module, may compute anything
+    alike[ATTENTION] = (ATTENTION, UNKNOWN)  # the user's own attention function may compute anything
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
-        compiled = name.removesuffix("_mode")  # a mode has an effect with compilation alone
+        compiled = name.removesuffix("_mode")  # a mode has an effect only with compilation
         needs = {compiled: "true"} if name.endswith(".compile_mode") and option(compiled) is False else {}
         options = {**needs, name: text}
         if not all(_same(option(each), value) for each, value in options.items()):

@@ -25,7 +25,7 @@ from lm_profiler.sweep.sweep_plan import safe_name
 # options of cells that are only timed: they leave out all stages after the measured steps
 _TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace")} | {"numerics.audit": "false"}
 _AUDITED = {"numerics.audit": "true", "numerics.losses": "10"}
-# an option of a setting that has fitted before: planning it again takes a fifth of a cell's time
+# an option for a setting that fitted before: planning it again takes a fifth of a cell's time
 _NOT_REHEARSED = {"check_memory": "false"}
 
 _PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by default (``prefetch_factor``)
@@ -64,7 +64,7 @@ class CellCalls:
         return {} if steps <= first.steps_planned.get("warmup", steps) else {"stages.warmup_steps": str(steps)}
 
     def _cell(self, options: Mapping[str, str], suffix: str, instruments: Mapping[str, str], number: int = 0) -> Cell:
-        # One setting has one name, in whatever order the search has collected its options.
+        # Sorted, so that a setting has one name whatever the order of its options.
         options = dict(sorted(options.items()))
         text = ",".join(f"{name.removeprefix('trainer.')}={value}" for name, value in options.items())
         cell_id = f"{safe_name(text, options) if options else 'first'},{suffix}"
@@ -94,7 +94,7 @@ class RanCell:
 
     @property
     def record(self) -> RunRecord:
-        """The record of a run that ended well; NoSteps is raised for any other."""
+        """The record of a run that succeeded; raises NoSteps for any other."""
         if self.outcome.status != "ok" or self.entry.record is None:
             raise NoSteps(f"{self.outcome.status}: {self.outcome.reason or 'no reason given'}")
         return self.entry.record
@@ -108,7 +108,7 @@ class RanCell:
             step = record.time.get("step")
             if step is None or step.mean is None:
                 raise NoSteps("too few measured steps: raise --stages.measure_steps")
-            # The mean: batches of several workers come in bursts, so that a median tells no rate.
+            # The mean: batches of several workers come in bursts, so a median does not show the rate.
             seconds = step.mean * (1.0 if other is None else other[1] / other[2])
             peak = _peak_bytes(record)
         except NoSteps as error:
@@ -174,10 +174,10 @@ class Cells:
         return replace(done, took_s=max(self._since_s - before_s, done.outcome.duration_s))
 
     def _read(self, cell: Cell) -> RanCell | None:
-        """Read a cell from its folder; None where it has not ended by itself."""
+        """Read a cell from its folder; None if it has not ended by itself."""
         path = self.folder.path
         outcome = read_outcome(path, cell.id)
-        # One that was killed alone, as by the OOM killer, has ended: the search goes on without it.
+        # A cell that was killed alone, for example by the OOM killer, has ended: the search continues without it.
         if outcome is None or (outcome.status == "interrupted" and outcome.exit_code != -signal.SIGKILL):
             return None
         run = path / (outcome.run or cell.id)

@@ -1,4 +1,4 @@
-"""Is B faster than A? What a search knows, and intervals of pairs of processes that hold at every look.
+"""Is B faster than A? The results of a search, and intervals from pairs of processes that hold at every look.
 
 This module is pure.
 """
@@ -25,26 +25,26 @@ class Ran:
     """The outcome of a run."""
 
     # mean seconds of a measured step, scaled to the first setting's tokens or samples, so that batches compare; None
-    # where it did not get that far
+    # if the run did not get that far
     seconds: float | None
-    took_s: float  # seconds of the budget that it took, start and end included
-    failed: str | None = None  # in a few words, why it did not end well
-    refused: str | None = None  # in a few words, why it was not begun: what the hardware lacks, or what would not fit
+    took_s: float  # seconds of the budget that the run took, start and end included
+    failed: str | None = None  # why it failed, in a few words
+    refused: str | None = None  # why it was not started: what the hardware lacks, or what would not fit
     memory_bytes: int | None = None  # its peak
-    cut: bool = False  # whether the budget's end was its end: that says nothing of the setting
-    out_of_memory: bool = False  # whether that may be why it failed: it said so, or was killed
+    cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
+    out_of_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Whether a winner computes what it did before."""
+    """Whether a winner still computes the same."""
 
     within: bool | None  # whether all distances are within the tolerance; None where that is unknown
     took_s: float = 0.0  # seconds of the budget that it took
     # distance of the mean loss of the first steps, over the same batches and seed, as a share
     loss: float | None = None
     gradients: float | None = None  # distance of the gradients from those in float32, as a share
-    why: str | None = None  # in a few words: which tolerance it was, or why it is unknown
+    why: str | None = None  # in a few words: the tolerance that was exceeded, or why that is unknown
 
 
 LAST = Candidate("", {}, "")
@@ -55,17 +55,17 @@ class Compared:
     """A comparison, ended or under way: B is A with the candidate."""
 
     candidate: Candidate  # what was tried; ``LAST`` for the last comparison, of the final setting with the first
-    a_options: Mapping[str, str]  # of A, beside those of the first setting
-    b_options: Mapping[str, str]  # of B
+    a_options: Mapping[str, str]  # options of A, besides those of the first setting
+    b_options: Mapping[str, str]  # options of B
     a: tuple[Ran, ...] = ()  # runs of A, in the order of the pairs
     b: tuple[Ran, ...] = ()  # runs of B
-    # of the ratio of seconds, B over A; None where too little is known. It holds at all looks together.
+    # interval of the ratio of seconds, B over A, which holds at all looks together; None if too little is known
     interval: RatioInterval | None = None
-    error: float = 0.05  # in how many of all tries an interval of it may be wrong, at any look
-    verdict: TriedVerdict | None = None  # of the step's time, or why there is none; None while it is under way
-    accepted: bool = False  # whether B is what the rest is tried on
-    checked: Checked | None = None  # of the numbers; None where that was not asked
-    why: str | None = None  # in a few words, where the verdict alone does not say it
+    error: float = 0.05  # share of tries in which an interval may be wrong, at any look
+    verdict: TriedVerdict | None = None  # verdict on the step's time, or why there is none; None while it runs
+    accepted: bool = False  # whether the rest is tried on top of B
+    checked: Checked | None = None  # check of the numbers; None if not asked for
+    why: str | None = None  # the reason in a few words, if the verdict alone does not give it
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class Compared:
 
     @property
     def saved_s(self) -> tuple[float, float, float] | None:
-        """Seconds of a step that B saves, the least, and the most that the interval allows."""
+        """Seconds that B saves per step, and the least and most that the interval allows."""
         if self.interval is None or self.a_s is None:
             return None
         best, high, low = (self.a_s * (1.0 - x) for x in (self.interval.ratio, self.interval.low, self.interval.high))
@@ -114,17 +114,17 @@ def _geometric_mean(values: Sequence[float]) -> float | None:
 
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
-# Pairs after which a comparison is looked at: each look more costs width. One slow process must not decide, so the
-# first is at two.
+# Pairs after which a comparison is checked: each further look widens the interval. One slow process must not decide,
+# so the first look is after two pairs.
 LOOKS = (2, 4, 8, 12, 16, 24)
 FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
 
-# Pairs of its own for which a comparison takes what the others showed. More would be narrower, and wrong of a change
-# that makes processes differ more.
+# The spread of other comparisons counts like this many pairs. More would be narrower, and wrong for a change
+# that increases the spread.
 _BORROWED = 4
 
-# standard errors by which a comparison must miss ``MARGIN`` before it is given up: one in twenty real gains of twice
-# the margin are, at all looks together
+# standard errors by which a comparison must miss ``MARGIN`` to be given up: one in twenty real gains of twice
+# the margin is given up, at all looks together
 _SURE = 1.64
 
 _DRAWS = 40_000
@@ -133,7 +133,7 @@ _DRAWS = 40_000
 def spread(settings: Sequence[Sequence[float]], known: ProcessSpread = ASSUMED_SPREAD) -> float:
     """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
-    It begins at what is ``known`` of the machine; what is assumed weighs as much as one process beyond the first.
+    It starts from the ``known`` spread of the machine; an assumed one weighs as much as one further process.
     """
     logs = [np.log(finite(processes)) for processes in settings if len(processes)]
     weight = min(known.freedom, float(_BORROWED)) if known.learned else 1.0
@@ -146,9 +146,9 @@ def repeated_interval(
 ) -> RatioInterval | None:
     """Geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks`` together.
 
-    As many standard errors wide at each look, which is what Pocock (1977, Biometrika 64:191) has for tests and Jennison
-    & Turnbull (1989, JRSS B 51:305) for intervals, but wider at the first ones (``_caution``); how many is simulated.
-    What is known of the scatter (``spread`` of processes) counts like a few pairs more. None before the first look.
+    It is equally many standard errors wide at each look, as Pocock (1977, Biometrika 64:191) has for tests and Jennison
+    & Turnbull (1989, JRSS B 51:305) for intervals, but more at the first looks (``_caution``); the number is simulated.
+    The known ``spread`` of processes counts like a few more pairs. None before the first look.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -163,19 +163,19 @@ def repeated_interval(
 
 
 def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
-    """Return by how much B looks faster than ``MARGIN``, in logarithms, with so many standard ``errors`` taken off."""
+    """Return by how much B looks faster than ``MARGIN``, in logarithms, minus this many standard ``errors``."""
     logs = np.log(finite(ratios))
     return math.log1p(-MARGIN) - float(logs.mean()) - errors * _standard_error(logs, spread)
 
 
 def hopeless(ratios: Sequence[float], spread: float) -> bool:
-    """Return whether more pairs are not worth their time: at a look after the first, B hardly saves ``MARGIN``."""
+    """Return whether to give up: at a look after the first, B very likely does not save ``MARGIN``."""
     return len(ratios) in LOOKS[1:] and gain(ratios, spread, -_SURE) < 0.0
 
 
 @lru_cache(maxsize=64)
 def _widths(error: float, looks: tuple[int, ...]) -> float:
-    """Standard errors by which the mean of equal pairs is off at any of ``looks`` in a share ``error`` of series."""
+    """Return the standard errors that the mean of equal pairs exceeds at some look in a share ``error`` of series."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((_DRAWS, looks[-1]))
     before = rng.chisquare(_BORROWED, _DRAWS)
@@ -189,7 +189,7 @@ def _widths(error: float, looks: tuple[int, ...]) -> float:
 
 
 def _caution(pairs: int) -> float:
-    """How much wider an interval of so few pairs is: they hardly show whether a change makes processes differ more."""
+    """Return the factor that widens an interval of few pairs: they hardly show whether a change adds spread."""
     return 1.0 + 2.0 / pairs
 
 
@@ -211,7 +211,7 @@ _UNLIKELY = "more pairs would hardly show it to be faster"
 
 
 def judged(compared: Compared, most: int, spread: float) -> Compared:
-    """Return the comparison with its interval and, once that decides or there is no more to be had, its verdict."""
+    """Return the comparison with its interval and, once that decides or no pair is left, its verdict."""
     compared = failed(compared)
     if compared.verdict is not None or len(compared.a) != len(compared.b):
         return compared
@@ -227,7 +227,7 @@ def judged(compared: Compared, most: int, spread: float) -> Compared:
 
 
 def failed(compared: Compared) -> Compared:
-    """Return the comparison with a verdict where the latest run of a side did not end well."""
+    """Return the comparison with a verdict if the latest run of a side failed."""
     for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
         if runs and runs[-1].seconds is None:
             if runs[-1].cut:
@@ -240,7 +240,7 @@ def failed(compared: Compared) -> Compared:
 
 
 def passed_over(compared: Compared, spread: float) -> Compared:
-    """Return a screening's verdict on one that does not look faster beside the others; only a proof may say FASTER."""
+    """Return a screening's verdict on a change that does not look faster than others; only a proof may say FASTER."""
     interval = repeated_interval(compared.ratios, compared.error, spread)
     compared, word = replace(compared, interval=interval), change(interval)
     if word == "SLOWER" or word == "SAME":
@@ -249,7 +249,7 @@ def passed_over(compared: Compared, spread: float) -> Compared:
 
 
 def takes_place_of(new: Compared, old: Compared) -> bool:
-    """Return whether ``old`` is the same comparison, or no more than a look at the same candidate."""
+    """Return whether ``old`` is the same comparison, or only a screening of the same candidate."""
     looked = old.verdict is None or old.why == PASSED
     return new.candidate == old.candidate and (looked or new.a_options == old.a_options)
 

@@ -1,11 +1,11 @@
-"""What `improve` tries next: a search that asks for runs and for checks of numbers, and ends with what it found.
+"""What `improve` tries next: a search that asks for runs and for checks of numbers, and ends with its result.
 
-It has no clock and no chance of its own, so the same answers give the same search again: a search that was killed goes
-on when the answers that it had are given anew.
+It has no clock and no randomness, so the same answers give the same search again: a search that was killed continues
+when it gets its former answers again.
 
-All candidates are screened against one shared baseline, the worse half of them left after a few rounds (sequential
-halving: Karnin, Koren & Somekh 2013, ICML). What looks faster is then proven, or not, in pairs of fresh processes that
-it was not chosen by: so only proofs can err, and these share ``ERROR``, however many candidates there are.
+All candidates are screened against one shared baseline, and the worse half is dropped after a few rounds (sequential
+halving: Karnin, Koren & Somekh 2013, ICML). A candidate that looks faster is then tested in fresh pairs, which did
+not select it: so only these proofs can err, and they share ``ERROR``, however many candidates there are.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from lm_profiler.improve.decision import (
 from lm_profiler.record.improve_record import Ended
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
-# share of all searches that may accept a change which does not make the step faster, where processes differ as they did
-# before; where they differ three times as much after some changes, up to 4 % do (`benchmarks.improve`)
+# share of searches that may accept a change that does not make the step faster, if processes differ as much as
+# before; if they differ three times as much after some changes, up to 4 % do (`benchmarks.improve`)
 ERROR = 0.02
 
-SHARE = 4  # pairs that a proof may have, however many wait: two say little of what saves 10 %
+SHARE = 4  # pairs that a proof may have, however many others wait: two pairs hardly show a saving of 10 %
 
-# Pairs of runs that compare the final setting with the first anew; a quarter of the budget's pairs, where that is
-# fewer. The time of one pair more is kept for them, for numbers are checked and runs may take longer than they did.
+# Pairs of runs that compare the final setting with the first again; a quarter of the budget's pairs, if that is
+# fewer. The time of one more pair is reserved, since numbers are checked and runs may take longer than before.
 LAST_PAIRS = 6
 
-# the fewest runs in the budget with which anything is tried: the first setting's, a proof, and the last comparison
+# the fewest runs in a budget for trying anything: the first setting's run, a proof, and the last comparison
 FEWEST_RUNS = 1 + 4 * FEWEST_PAIRS
 
-_ROUNDS, _HALVED_AFTER = 6, (2, 4)  # the rounds of a screening, each with a run of the baseline and of whatever is left
+_ROUNDS, _HALVED_AFTER = 6, (2, 4)  # rounds of a screening, each a run of the baseline and of each candidate left
 
-# standard errors by which what looks faster is screened no longer: the best of a dozen equal ones hardly ever is
+# a candidate this many standard errors faster leaves the screening: the best of a dozen equal ones hardly ever does
 _CLEAR = 2.5
 
-# the step over what it was at the last screening, below which all is screened anew: what bound it may be gone
+# if the step shrinks below this share of that at the last screening, all are screened again: its bound may be gone
 _MOVED = 0.85
 
 _SETTLED = ("NUMERICS", "FAILED")  # verdicts that another setting would hardly change
@@ -62,9 +62,9 @@ _SETTLED = ("NUMERICS", "FAILED")  # verdicts that another setting would hardly 
 class Searcher:
     """A search for the fastest setting, and its state so far.
 
-    Where the budget has no room to screen all, those with the largest ceiling come first, unknown ones after the
-    known; of one group, what has the fewest options. What is proven is kept, and the rest is tried on top of it. What
-    contains a change that failed is refused. No run is begun that would not end in time, by the runs so far, and a run
+    If the budget cannot screen all, candidates with the largest ceiling come first, unknown ceilings after the
+    known; within a group, the fewest options first. A proven change is kept; the rest is tried on top. A candidate
+    with a change that failed is refused. A run is begun only if it would end in time, by the runs so far, and a run
     that was cut decides nothing.
 
     ``time`` runs a fresh process of the first setting with these options, the ``number``-th of them (from 0); ``check``
@@ -81,15 +81,15 @@ class Searcher:
         known: ProcessSpread = ASSUMED_SPREAD,
     ) -> None:
         self.candidates = _ordered(candidates)
-        self.left = list(self.candidates)  # those that wait for their turn, in order; at the end, that had none
-        # the run of the first setting alone, before anything was compared; None until it has ended
+        self.left = list(self.candidates)  # candidates that wait for a turn, in order; at the end, those without one
+        # the first setting's own run, before any comparison; None until it has ended
         self.first: Ran | None = None
-        self.options: Mapping[str, str] = {}  # what has been accepted, beside the options of the first setting
+        self.options: Mapping[str, str] = {}  # accepted options, besides those of the first setting
         self.tried: list[Compared] = []  # comparisons in order; some may be under way
-        # the final setting against the first, anew; None where nothing was accepted or the budget did not last
+        # the final setting compared with the first again; None if nothing was accepted or the budget ran out
         self.last: Compared | None = None
         self.spent_s = 0.0
-        # none while it goes on; ``done``: all was tried; ``failed``: the first setting does not run
+        # None while it runs; ``done``: all was tried; ``failed``: the first setting does not run
         self.ended: Ended | None = None
         self.budget_s, self.time, self.check_numbers = budget_s, time, check
         self.accept_numerics, self.known = accept_numerics, known
@@ -130,7 +130,7 @@ class Searcher:
         return "budget" if more or unchecked or cut else "done"
 
     def chosen(self) -> list[Compared]:
-        """Return what is to be proven next, the most promising first; empty where nothing is, or no room is left."""
+        """Return the candidates to prove next, the most promising first; empty if none, or no room, is left."""
         while self.room() >= FEWEST_PAIRS and (pool := self.pool()):
             batch = [one for one in pool if one.name in self.screened]
             if not batch:
@@ -142,21 +142,21 @@ class Searcher:
         return sorted(self.open(), key=lambda one: one.ratio)[:1] if self.room() >= FEWEST_PAIRS else []
 
     def pool(self) -> list[Compared]:
-        """Candidates that this screening is not done with, on top of the latest setting, the highest ceiling first."""
+        """Return candidates still to screen, on top of the latest setting, the highest ceiling first."""
         out = self.out | {one.name for one in self.latest() if one.verdict in _SETTLED or self.failed_in(one)}
         pool = [self.on_top(one) for one in self.candidates if one.name not in out]
         known = [(one, self.screened.get(one.name, one)) for one in pool if one.b_options != self.options]
         return [replace(one, a=before.a, b=before.b) for one, before in known]
 
     def open(self) -> list[Compared]:
-        """Proofs on the latest setting that more pairs may decide."""
+        """Return proofs on the latest setting that more pairs may decide."""
         return [one for one in self.latest() if one.a_options == self.options and may_go_on(one)]
 
     def latest(self) -> list[Compared]:
         return list({one.name: one for one in self.tried}.values())
 
     def screen(self, alive: list[Compared]) -> list[Compared]:
-        """Rounds until some clearly look faster, or one is left; returns these, the best first."""
+        """Run rounds until some candidates clearly look faster, or one is left; return these, the best first."""
         while len(alive) > 1 and self.rounds < _ROUNDS:
             if 2 * self.room() <= len(alive):
                 self.short = True
@@ -177,9 +177,9 @@ class Searcher:
         return [one for one in alive if one.name not in self.out]
 
     def round(self, alive: Sequence[Compared]) -> list[Compared]:
-        """A run of the baseline, which all share, and one of each, in turns from the first and from the last on."""
+        """Run the shared baseline and each candidate once, in forward and reverse order in turns."""
         base = self.run(self.options)
-        if base.seconds is None and not base.cut:  # once more: on it depends what becomes of all
+        if base.seconds is None and not base.cut:  # once more: all candidates depend on it
             base = self.run(self.options)
         left = list[Compared]()
         for one in alive if self.rounds % 2 else reversed(alive):
@@ -199,28 +199,28 @@ class Searcher:
         return left
 
     def pass_over(self, compared: Compared) -> None:
-        """Leave it: it does not look faster beside the others."""
+        """Drop ``compared``, which does not look faster than the others."""
         self.out.add(compared.name)
         self.tell(passed_over(compared, self.spread_beside(compared)))
 
     def failed_in(self, compared: Compared) -> Candidate | None:
-        """A change that this one contains and that failed, but not for memory, which the rest of it may save."""
+        """Return a failed change that is part of this one; not one out of memory, which other parts may save."""
         options = compared.candidate.options.items()
         broken = [one.candidate for one in self.latest() if one.b and one.b[-1].failed and not one.b[-1].out_of_memory]
         return next((of for of in broken if of.options.items() < options), None)
 
     def on_top(self, candidate: Candidate) -> Compared:
-        """Return a comparison with the latest setting; the candidate takes the place of what its group had."""
+        """Return a comparison with the latest setting; the candidate replaces the former one of its group."""
         kept = [one for group, one in self.kept.items() if group != candidate.group]
         options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
         return Compared(candidate, self.options, options)
 
     def prove(self, compared: Compared, waiting: int) -> bool:
-        """A comparison in pairs of its own, to its verdict or to its share of the budget; whether it was accepted."""
+        """Compare in fresh pairs until a verdict or the share of the budget; return whether the change was accepted."""
         candidate = compared.candidate
         if not compared.pairs:
-            # An interval errs on both of its sides and one of them accepts. What was proven spends nothing of the error
-            # (Holm 1979): had it been wrong, the search would have erred already.
+            # An interval errs on both sides, and only one of them accepts. A proven change uses none of the error
+            # (Holm 1979): if it was wrong, the search has erred already.
             compared = replace(self.on_top(candidate), error=ERROR / 2.0**self.unproven)
         self.out.add(candidate.name)
         if (broken := self.failed_in(compared)) is not None:
@@ -240,7 +240,7 @@ class Searcher:
 
     def accept(self, candidate: Candidate, compared: Compared) -> None:
         self.kept.pop(candidate.group, None)
-        self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
+        self.kept[candidate.group] = candidate  # last: if two set an option, the later one counts
         self.options = compared.b_options
         self.since *= compared.ratio
         if self.since < _MOVED:
@@ -255,7 +255,7 @@ class Searcher:
         return replace(compared, checked=checked, verdict="NUMERICS", why=checked.why)
 
     def compare(self, compared: Compared, most: int) -> Compared:
-        """Pairs of runs, B first and A first in turns, until the interval decides."""
+        """Run pairs, B first and A first in turns, until the interval decides."""
         compared = replace(compared, verdict=None)
         while compared.verdict is None:
             if not self.has_time_for(compared):
@@ -296,17 +296,17 @@ class Searcher:
         return self.budget_s - self.spent_s
 
     def room(self) -> int:
-        """Pairs that the budget has room for beside those that are kept, if they take as long as the runs so far."""
+        """Return the pairs that fit in the budget besides reserved ones, if they take as long as the runs so far."""
         return max(0, int((self.left_s - self.kept_s) / self.pair_s()))
 
     def has_time_for(self, compared: Compared) -> bool:
-        """Return whether one pair more would end in time, and leave what the last comparison needs."""
+        """Return whether one more pair would end in time, and leave enough for the last comparison."""
         pair_s = self.pair_s(compared)
         kept_s = 0.0 if compared.candidate is LAST else max(self.kept_s, FEWEST_PAIRS * pair_s)
         return self.left_s >= kept_s + pair_s
 
     def pair_s(self, compared: Compared | None = None) -> float:
-        """Return the seconds of a pair, by the runs of the two settings so far, else by all."""
+        """Return the seconds of a pair, from the runs of the two settings so far, else from all runs."""
         usual_s = _usual_s([ran for runs in self.runs.values() for ran in runs])
         sides = () if compared is None else (compared.a_options, compared.b_options)
         each_s = [_usual_s(self.runs.get(frozenset(options.items()), ())) or usual_s for options in sides]
@@ -314,13 +314,13 @@ class Searcher:
 
 
 def _usual_s(runs: Sequence[Ran]) -> float:
-    """Return the mean seconds of runs that ended well; 0 where none did."""
+    """Return the mean seconds of runs that succeeded; 0 if none did."""
     took = [ran.took_s for ran in runs if ran.seconds is not None]
     return sum(took) / len(took) if took else 0.0
 
 
 def _ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Sort by the largest ceiling of each group, the plainest of a group first: what fails in it fails in others."""
+    """Sort by the largest ceiling of each group, the simplest of a group first: if it fails, so do the others."""
     most_s: dict[str, float] = {}
     for one in candidates:
         most_s[one.group] = max(most_s.get(one.group, -math.inf), -math.inf if one.ceiling_s is None else one.ceiling_s)

@@ -1,4 +1,4 @@
-"""Drive a search: run the cells that answer its questions, write the record after each answer, show how it goes on."""
+"""Drive a search: run the cells that answer its questions, write the record after each answer, show its progress."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Account:
     started: str  # when the improvement first began
     look_s: float = 0.0  # seconds that the first setting's own run took
     refused: Sequence[Candidate] = ()  # changes that are not tried
-    notes: Sequence[str] = ()  # notes that hold whatever the search finds
+    notes: Sequence[str] = ()  # notes that hold for any result
 
     def record(self, search: Searcher | None, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
-        """Return the record as of now. ``shared`` counts the ``runs`` during which something else used the machine."""
+        """Return the current record. ``shared`` counts the ``runs`` during which something else used the machine."""
         results: dict[str, Any] = {}
         if search is not None:
             results["first_s"] = None if search.first is None else search.first.seconds
@@ -84,7 +84,7 @@ def _tried(compared: Compared) -> Tried:
 
 
 def _final(last: Compared) -> Final | None:
-    """Return the comparison of the first and the final setting; None where too few of its runs ended well."""
+    """Return the comparison of the first and the final setting; None if too few of its runs succeeded."""
     if (interval := last.interval) is None or last.a_s is None or last.b_s is None:
         return None
     return Final(
@@ -218,7 +218,7 @@ class Runner:
 
 
 class ImproveDisplay(LineDisplay):
-    """Shows how the search in ``folder`` goes on."""
+    """Shows the progress of the search in ``folder``."""
 
     def __init__(
         self,

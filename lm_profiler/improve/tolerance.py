@@ -14,7 +14,7 @@ from lm_profiler.improve.decision import Checked
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RunRecord
 
-# The tolerated share of the mean loss of the first steps, and the share beyond which chance is no excuse.
+# The tolerated share of the mean loss of the first steps, and the largest share that chance may explain.
 LOSS_TOLERANCE, _MOST_BY_CHANCE = 0.01, 0.1
 
 # The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
@@ -32,11 +32,11 @@ _COUNTED = ("samples", "tokens")
 def checked_numbers(
     a: RunRecord, b: RunRecord, may_change: str | None, free_batch: bool = False, first: RunRecord | None = None
 ) -> Checked:
-    """Return whether run ``b``, of a setting with a change, computes what run ``a`` does without it; and why not.
+    """Return whether run ``b``, with a change, computes the same as run ``a`` without it; and if not, why.
 
     Both runs have the same seed, and the same batches unless ``other_step`` says otherwise. Losses of other batches,
-    which ``free_batch`` allows, cannot be compared: then the gradients alone count. The loss of b is held to that of
-    the ``first`` setting's run as well, because small distances of several winners add up.
+    which ``free_batch`` allows, cannot be compared: then only the gradients count. The loss of b is also compared with
+    that of the ``first`` setting's run, because small distances of several winners add up.
     """
     other = other_step(a, b)
     loss, by_chance = _loss_off(a, b)
@@ -57,7 +57,7 @@ def checked_numbers(
 
 
 def _judged(off: Sequence[str], limits: Sequence[tuple[str, float | None, float]]) -> tuple[bool | None, str | None]:
-    """Return whether nothing is off and each distance is within its limit, None where one is unknown; and what is."""
+    """Return whether all distances are within limits, None if one is unknown; and what is off."""
     off = [*off, *(_off_text(what, by, most) for what, by, most in limits if by is not None and not by <= most)]
     unknown = [what for what, by, _ in limits if by is None]
     if off:
@@ -71,7 +71,7 @@ def _off_text(what: str, by: float, allowed: float) -> str:
 
 
 def _loss_off(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
-    """Return the distance of b's mean loss from a's, as a share, None where it is unknown; and what chance explains.
+    """Return the distance of b's mean loss from a's, as a share, None if unknown; and the share that chance explains.
 
     The means are over the steps that both runs have. The distance may be infinite.
     """
@@ -80,8 +80,8 @@ def _loss_off(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
     mean = fmean(x for x, _ in both) if both else 0.0
     if not mean:
         return None, 0.0
-    # Another number of workers, or another kernel, draws other random numbers: single steps are then off by both
-    # signs. A real error is off by one, so that its steps scatter by less than their mean.
+    # Another number of workers, or another kernel, draws other random numbers: single steps are then off in both
+    # directions. A real error goes in one direction, so its steps scatter by less than their mean.
     steps = [(y - x) / abs(x) for x, y in both if x and y < inf]
     error = stdev(steps) / sqrt(len(steps)) if len(steps) > 1 else 0.0
     return abs(fmean(y for _, y in both) - mean) / abs(mean), error and error * student(len(steps) - 1.0, 0.95)
@@ -92,7 +92,7 @@ def _losses(run: RunRecord) -> Sequence[float | None]:
 
 
 def _own_limits(a: RunRecord, b: RunRecord, same_batches: bool) -> list[tuple[str, float | None, float]]:
-    """Return how far an option whose effect is unknown is off, of what may differ by the order of sums alone."""
+    """Return how far an option with unknown effect is off, in values that may differ only by the order of sums."""
     if a.model is None or b.model is None or a.numerics is None or b.numerics is None:
         return [("what the option changes", None, 0.0)]
     norms = _furthest(a.numerics.gradient_norms, b.numerics.gradient_norms)
@@ -104,8 +104,8 @@ def _own_limits(a: RunRecord, b: RunRecord, same_batches: bool) -> list[tuple[st
 
 
 def _unlike(a: RunRecord, b: RunRecord) -> list[str]:
-    """Return what shows that b trains another model, or in another way."""
-    # Losses do not show other clipping where no step was clipped.
+    """Return signs that b trains another model, or trains differently."""
+    # Losses do not show different clipping if no step was clipped.
     clips = (Entry(Path(), run).option("trainer.gradient_clip_val") for run in (a, b))
     facts = {"gradient clipping": tuple(clips)}
     if a.model is not None and b.model is not None:
@@ -128,7 +128,7 @@ def _furthest(a: Sequence[float | None], b: Sequence[float | None]) -> float | N
 def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
     """Return the unit in which steps of ``a`` and ``b`` differ in size, with both counts; None if they do not.
 
-    The unit is samples, else tokens. Where neither was counted in the batches, the options tell.
+    The unit is samples, else tokens. If neither was counted in the batches, the options give it.
     """
     one, two = _sizes(a), _sizes(b)
     both = [what for what in one if what in two]
@@ -139,7 +139,7 @@ def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
 
 
 def _sizes(run: RunRecord) -> dict[str, int]:
-    """Return the size of a step of ``run`` in each unit that is known, what was counted first."""
+    """Return the size of a step of ``run`` in each known unit, counted units first."""
     batches = 1 if run.model is None else run.model.accumulate_grad_batches
     size = Entry(Path(), run).option("data.batch_size")
     sizes = {what: getattr(run.throughput, f"{what}_per_step", None) for what in _COUNTED}

@@ -1,7 +1,7 @@
 """The boundary between training and its instruments: an instrument may fail, training must not.
 
 All code of ours that training calls (hooks, profiler actions, observers of marks, wrapped methods) belongs to a
-``Guard``. An error there takes that instrument out and is reported once; training goes on as without it.
+``Guard``. An error there takes that instrument out and is reported once; training continues as without it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Guard:
 def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Result | None:
     """Return what ``look`` returns; where it raises, return None and note that ``what`` is unknown and why.
 
-    Any error counts: a user's module, loader or logger runs in there, or a driver, and the run itself went well.
+    Any error counts: user code (module, loader, logger) or a driver runs in there, and the run itself succeeded.
     """
     return Guard(what, notes.append, outcome="unknown").run(look)
 
@@ -193,6 +193,6 @@ def put(stream: TextIO | None, text: str) -> None:
         stream.write(signs.decode(getattr(stream, "encoding", None) or "utf-8"))
         stream.flush()
         return
-    # Past the buffer; a pipe may take only a part at a time.
+    # Written without the buffer; a pipe may take only a part at a time.
     while signs:
         signs = signs[os.write(stream.fileno(), signs) :]

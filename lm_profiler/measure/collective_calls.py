@@ -44,7 +44,7 @@ class CollectiveCall(NamedTuple):
 
 
 def flight_recorder(device_type: str) -> Dump | None:
-    """Return a reader of this process's ring for collectives of ``device_type``; None where this torch has none.
+    """Return a reader of this process's ring for collectives of ``device_type``; None if this torch has none.
 
     Reading takes some 10 µs an entry and leaves the ring unchanged. NCCL has a ring of its own. Call it once the
     process group exists: torch 2.15 records that through hooks, in a ring of another name.
@@ -113,8 +113,8 @@ class Arrivals:
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the ring's clock
     room: int = field(default_factory=ring_size)  # the capacity of the ring
-    calls: list[CollectiveCall] = field(default_factory=list)  # since those that it held at the first reading
-    at_ns: list[int] = field(default_factory=list)  # their instants
+    calls: list[CollectiveCall] = field(default_factory=list)  # calls since the first reading
+    at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
     lost: bool = False  # whether entries were overwritten before they were read
     clock_was_set: bool = False  # whether the wall clock was set, so that the instants cannot be trusted
     last: int = -1  # the number of the newest entry that was read

@@ -1,4 +1,4 @@
-"""Tells the code of the program that is profiled from that of libraries, by its file."""
+"""Distinguishes the profiled program's code from libraries, by its file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = {
     "lm_profiler": OURS,
     "numpy": "numpy",
 }
-# folders of ours that belong to the program that is profiled, not to the profiler
+# our folders that count as the profiled program, not as the profiler
 _PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
 
 _ROOT = Path(__file__).resolve().parents[2].as_posix()
@@ -26,13 +26,13 @@ _OWN = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 _LOOPS = ("/lightning/pytorch/loops/", "/pytorch_lightning/loops/")
-# these apply any function to any batch: only their caller says what for
+# these apply any function to any batch: only their caller shows the purpose
 _APPLIES = ("/lightning_utilities/", "/apply_func.py")
 
 
 @cache
 def package_of(file: str) -> str:
-    """Return the package or library of ``file``; empty for the program that is profiled."""
+    """Return the package or library of ``file``; empty for the profiled program."""
     path = Path(file).as_posix()
     if any(folder in path for folder in _PROGRAMS):
         return ""
@@ -50,7 +50,7 @@ def package_of(file: str) -> str:
 def user_line(innermost: FrameType, frameworks: bool = False) -> tuple[str, int, str] | None:
     """Return file, number and function of the innermost line of the program's code; None where there is none.
 
-    With ``frameworks`` a framework's own line stands in where it acts by itself. The search stops at a Lightning loop:
+    With ``frameworks``, a framework's own line counts where it acts by itself. The search stops at a Lightning loop:
     beyond it the program's next line is the call of ``fit``, which says nothing.
     """
     fallback = None

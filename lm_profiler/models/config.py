@@ -11,7 +11,7 @@ from typing import Any
 from lm_profiler.usage_error import expect, expect_one_of
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
-OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names somebody else's
+OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names any other
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class TransformerConfig:
     rope_theta: float = 10_000.0  # base of RoPE's wavelengths
     # `sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`
     attention: str = "sdpa"
-    # keep only each block's input for the backward pass, and compute the rest again there: `checkpoint_every` 1
+    # keep only each block's input for the backward pass, and recompute the rest there: `checkpoint_every` 1
     activation_checkpointing: bool = False
-    # blocks to a checkpoint, of which the first one's input alone is kept; further numbers are nested in it
+    # blocks per checkpoint, which keeps only the first one's input; further numbers are nested in it
     checkpoint_every: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "vocab_size", "rope_theta"):
             expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
-        divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE turns pairs"
+        divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE rotates pairs"
         expect(self.d_model % (2 * self.num_heads) == 0, "num_heads", divisor, self.num_heads)
         check_attention_name(self.attention)
         every = self.checkpoint_every
@@ -46,7 +46,7 @@ class TransformerConfig:
         expect(nests, "checkpoint_every", expected, list(every))
 
     @property
-    def checkpoints(self) -> tuple[int, ...]:  # blocks to a checkpoint, the outermost first
+    def checkpoints(self) -> tuple[int, ...]:  # blocks per checkpoint, the outermost first
         return self.checkpoint_every or (1,) * self.activation_checkpointing
 
     @property
@@ -59,7 +59,7 @@ class TransformerConfig:
         return f"{self.d_model}/{self.d_ff}/{self.num_layers}/{self.num_heads}"
 
     def num_parameters(self, embedding: bool = True) -> int:
-        """Return the exact number of parameters, with or without those of the ``embedding``, whose rows are looked up.
+        """Return the exact number of parameters, with or without those of the ``embedding``, which only looks up rows.
 
         A block holds four D·D attention matrices, three D·F SwiGLU matrices and two norm gains (D each).
         Around the blocks stand the token embedding (V·D), the untied LM head (V·D) and the final norm (D).
@@ -71,7 +71,7 @@ class TransformerConfig:
 
 
 def check_attention_name(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ours or reads as ``package.module:function``."""
+    """Raise UsageError unless ``name`` is one of ours or has the form ``package.module:function``."""
     known = f"{', '.join(OUR_ATTENTION)} or package.module:function"
     expect(name in OUR_ATTENTION or re.fullmatch(r"[\w.]+:[\w.]+", name) is not None, "attention", known, name)
 
@@ -90,7 +90,7 @@ _BY_SOURCE = {
         "xl": _CS336_2025["2.7B"],
         "10B": TransformerConfig(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
     },
-    # Touvron et al. 2023 (Llama 2). Of its sizes these two have as many heads of keys as of queries, as our model has.
+    # Touvron et al. 2023 (Llama 2). These two of its sizes have as many key heads as query heads, as our model has.
     "llama-2": {
         "7B": TransformerConfig(d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000),
         "13B": TransformerConfig(d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000),
@@ -114,7 +114,7 @@ def other_meanings(sizes: Iterable[str]) -> list[str]:
 
 
 def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
-    """Return other meanings of a size, or, where it was ``named`` and other options give dimensions, those."""
+    """Return other meanings of a size, or, if it was ``named`` but other options give dimensions, a line on these."""
     size, own = options.get("size", ""), [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
     told = f"size {size}: only its name; other options give {', '.join(own)}"
     return [told] * (named and size in PRESETS) if own else other_meanings([size])

@@ -1,4 +1,4 @@
-"""A decoder-only Transformer, and causal attention by name: our own two functions, and anybody's, which is checked.
+"""A decoder-only Transformer, and causal attention by name: our own two functions, or any other, which is checked.
 
 Shapes: B batch, T context, D width of the model, H heads, E width of a head, V vocabulary.
 """
@@ -66,7 +66,7 @@ def imported(subject: str, kind: str, name: str) -> Any:
     module, _, path = name.partition(":")
     try:
         return reduce(getattr, path.split("."), import_module(module))
-    except Exception as error:  # a module of somebody else's may raise anything
+    except Exception as error:  # a user's module may raise anything
         raise UsageError(f"{subject}: expected {kind} that can be imported, given {name} ({_told(error)})") from error
 
 
@@ -78,13 +78,13 @@ def attention_function(name: str, is_causal: bool = True) -> AttentionFunction:
     expect(callable(function), "attention", "a function", name)
     try:
         by_name = "is_causal" in signature(function).parameters
-    except (TypeError, ValueError):  # one that is written in C
+    except (TypeError, ValueError):  # a function written in C
         by_name = False
-    # An autograd.Function's `apply` takes anything, but nothing by its name.
+    # An autograd.Function's `apply` takes any arguments, but none by name.
     return partial(function, is_causal=is_causal) if by_name else lambda q, k, v: function(q, k, v, is_causal)
 
 
-# sequences, heads and tokens of the check: all unlike, so that none is taken for another; tokens as kernels tile
+# sequences, heads and tokens of the check: all different, so that a mix-up shows; tokens as kernels tile
 _CHECKED = (2, 3, 256)
 
 # the largest error of the check, as a share of the largest number: the dtype's rounding, many times over
@@ -97,7 +97,7 @@ _TF32_TOLERANCE = 5e-3
 def check_attention(
     name: str, width: int, dtype: torch.dtype, device: torch.device, backward: bool, is_causal: bool = True
 ) -> None:
-    """Compare somebody's function with the definition in float64: its values and, with ``backward``, its gradients.
+    """Compare a user's function with the definition in float64: its values and, with ``backward``, its gradients.
 
     Raises:
         UsageError: it fails, or its shape or its numbers are wrong; the message says where they are off.
@@ -144,7 +144,7 @@ def _values(attend: AttentionFunction, qkv: list[Tensor], upstream: Tensor, back
 
 
 def _differ(given: Tensor, truth: Tensor, within: float) -> str | None:
-    """Return where numbers are off by more than ``within`` as a share of the largest true one; None where none is."""
+    """Return where numbers are off by more than ``within`` as a share of the largest true one; None if none is."""
     try:
         torch.testing.assert_close(
             given.detach().cpu().double(), truth, rtol=0.0, atol=within * float(truth.abs().max())
@@ -169,7 +169,7 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def reset_parameters(self) -> None:  # which sharded strategies call to fill weights built on the meta device
+    def reset_parameters(self) -> None:  # sharded strategies call it to fill weights built on the meta device
         std = self.in_features**-0.5
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
 
@@ -254,7 +254,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids [B, T] (int64) to logits [B, T, V]; T is whatever it is given."""
+    """Token ids [B, T] (int64) to logits [B, T, V]; T is any length."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class Transformer(nn.Module):
 
 
 def through(blocks: Sequence[nn.Module], x_BTD: Tensor, rope: tuple[Tensor, Tensor], every: Sequence[int]) -> Tensor:
-    """Return [B, T, D] behind ``blocks``; each ``every[0]`` of them are a checkpoint, ``every[1:]`` nest in it.
+    """Return [B, T, D] after ``blocks``; each ``every[0]`` of them are a checkpoint, ``every[1:]`` nest in it.
 
     With checkpoints of k of n blocks, n/k inputs and what k blocks save are held at once (Chen et al. 2016).
     """

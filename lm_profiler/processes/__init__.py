@@ -1,5 +1,5 @@
 """Child processes: one that answers a question (``child``), and a server that forks the cells of a sweep.
 
-May use psutil. Never torch, or anything else of ours; the fork server imports only what it is told to.
+May use psutil. Never torch, or anything else of ours; the fork server imports only the modules that its command names.
 Whatever is unpickled comes from a pipe or from an unnamed file, to which no other process can write.
 """

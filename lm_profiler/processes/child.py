@@ -33,9 +33,9 @@ Limits = tuple[float, int | None, str]
 
 PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow
 
-_MOST_SENT = 256 << 20  # bytes that are sent to a fresh interpreter at most
+_MOST_SENT = 256 << 20  # most bytes sent to a fresh interpreter
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-# variables that tell a process of other ranks, or keep torch from asking CUDA itself how many devices there are
+# variables that tell a process about other ranks, or keep torch from asking CUDA itself for the number of devices
 _NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 _PROGRAM = """
@@ -69,9 +69,9 @@ class Child(Generic[Answer]):
     """A child process, started at once, that calls ``find`` and sends back the result.
 
     The child leads a process group, is silent, sees no device, and is killed with its group once it has answered, or
-    when this process ends. It is a fork of this process; or a fresh interpreter, which has to import all that ``find``
-    needs: where this process has opened a device or counted its devices through CUDA, a fork is of no use; and where
-    ``find`` runs a user's code beside a run of the same code the child must be ``fresh``, since a fork shares file
+    when this process ends. It is a fork of this process, or a fresh interpreter, which has to import all that ``find``
+    needs: if this process has opened a device or counted its devices through CUDA, a fork cannot work; and if
+    ``find`` runs user code beside a run of the same code, the child must be ``fresh``, since a fork shares file
     offsets and shared memory. The child may take ``limit_s`` of CPU time, ``PATIENCE`` times that of wall time, and
     ``limit_bytes`` of memory.
     """
@@ -88,7 +88,7 @@ class Child(Generic[Answer]):
 
     def _begin(self, fresh: bool) -> None:
         try:
-            # It is killed and cannot remove its files itself. A short name: those of sockets have 107 bytes at most.
+            # The child is killed, so it cannot remove its files. Its path is short: a socket's has at most 107 bytes.
             self._folder = tempfile.mkdtemp(prefix="lmp-")
             limits = (self._limit_s, self._limit_bytes, self._folder)
             told = _told(self._find, limits) if fresh else b""
@@ -124,7 +124,7 @@ class Child(Generic[Answer]):
             code = _exit_code(self._process)
             if code == -signal.SIGPROF:  # the timer that `_confine` has set
                 raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
-            raise NoAnswer(f"the process that was asked ended: {how_ended(code)}") from None
+            raise NoAnswer(f"the child process ended: {how_ended(code)}") from None
         finally:
             self.end()
         return heard
@@ -133,12 +133,12 @@ class Child(Generic[Answer]):
         if self._link is not None:
             started = list[psutil.Process]()
             with suppress(psutil.Error):
-                # Listed before the child dies: it adopts those whose parents have ended, and afterwards nobody knows
-                # whose children they were.
+                # Listed before the child dies: it adopts processes whose parents have ended, and later nobody knows
+                # where they came from.
                 started = psutil.Process(self._process.pid).children(recursive=True)
             with suppress(ProcessLookupError):  # it may not lead a group yet
                 os.killpg(self._process.pid, signal.SIGKILL)
-            for each in started:  # what has left the group
+            for each in started:  # processes that have left the group
                 with suppress(psutil.Error):
                     each.kill()
             self._process.kill()
@@ -150,7 +150,7 @@ class Child(Generic[Answer]):
 
 
 def can_fork() -> bool:
-    """Return whether a fork of this process is of use: on Linux, before a device was opened."""
+    """Return whether a fork of this process works: on Linux, before a device was opened."""
     torch = sys.modules.get("torch")
     return sys.platform == "linux" and (torch is None or not torch.cuda.is_initialized())
 
@@ -238,7 +238,7 @@ def answer_told(told: BinaryIO, link: Connection, is_ours: bool = True) -> None:
     """
     parent, *limits = json.loads(told.readline())
     _confine(*limits)
-    if is_ours and os.getppid() != parent:  # it died before `die_with_parent` took effect
+    if is_ours and os.getppid() != parent:  # the parent died before `die_with_parent` took effect
         os._exit(1)
     _answer(lambda: pickle.load(told)(), link)
 
@@ -264,11 +264,11 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    # A fork inherits its parent's handlers, and the pipe that asyncio is woken by.
+    # A fork inherits its parent's handlers, and asyncio's wake-up pipe.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
-    signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # ends this process also where nobody waits for it any more
+    signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # ends this process even if nobody waits for it any more
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
@@ -288,7 +288,7 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
         link.send(("unfit", None))
     except Exception as error:
         link.send(("failed", f"{type(error).__name__}: {error}"))
-    while True:  # wait to be killed: what this process has started can be found as long as it lives
+    while True:  # wait to be killed: this process's children can be found as long as it lives
         signal.pause()
 
 

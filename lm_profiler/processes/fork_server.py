@@ -29,9 +29,9 @@ from typing import IO, NoReturn
 
 from lm_profiler.processes.child import die_with_parent, how_ended
 
-_PATIENCE_S = 10.0  # seconds that the program has to end by itself before it is killed
+_PATIENCE_S = 10.0  # seconds for the program to end by itself before it is killed
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
-_LOCK = "LM_PROFILER_LOCK"  # the variable that tells the program which descriptor the folder's lock is
+_LOCK = "LM_PROFILER_LOCK"  # the variable that tells the program the descriptor of the folder's lock
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class CellServer:
         """End the program, which kills its cells, and wait until it is gone."""
         if self._process is not None:
             self._link.close()
-            # Before it is ready it has no cells to kill, and imports for seconds.
+            # Before it is ready it has no cells to kill, and still imports for seconds.
             self._wait_or_kill(self._process, _PATIENCE_S if self._ready else 0.0)
 
     def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
@@ -139,15 +139,15 @@ class CellServer:
                 # Lightning sets the last one as well: without it, torch.cuda.is_available() would open the GPU.
                 env={**_QUIET, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **lock},
                 pass_fds=[*map(int, lock.values())],
-                start_new_session=True,  # Ctrl-C in the terminal is for the sweep, which lets its cells end
+                start_new_session=True,  # Ctrl-C in the terminal goes to the sweep, which lets its cells end
             )
 
     def _send(self, request: StartCell | SignalCell) -> None:
-        with suppress(OSError):  # the program died: `events` will tell
+        with suppress(OSError):  # the program died: `events` reports it
             self._link.send(request)
 
     def _died(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
-        """Kill what is left of the cells, and report each one as ended.
+        """Kill the remaining processes of the cells, and report each cell as ended.
 
         The cells die with the program (``die_with_parent``), but the processes that they started do not.
         """
@@ -253,7 +253,7 @@ class Server:
         for cell, pid in list(self._running.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                self._signal(cell, signal.SIGKILL)  # what the cell left behind: workers, other ranks
+                self._signal(cell, signal.SIGKILL)  # processes that the cell left behind: workers, other ranks
                 del self._running[cell]
                 self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
 
@@ -261,9 +261,9 @@ class Server:
 def _fork(output: int) -> int:
     """Fork a child that leads a process group and prints into ``output``; return its pid, and 0 in the child."""
     torch = sys.modules.get("torch")
-    assert torch is None or not torch.cuda.is_initialized(), "a device that was touched is of no use to children"
+    assert torch is None or not torch.cuda.is_initialized(), "children cannot use a device that was opened"
     pid = os.fork()
-    with suppress(OSError):  # in both processes, so that neither goes on before the group exists
+    with suppress(OSError):  # in both processes, so that neither continues before the group exists
         os.setpgid(pid, pid)
     if pid == 0:
         for end in (1, 2):
@@ -276,13 +276,13 @@ def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int
     die_with_parent()
     if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
         os._exit(1)
-    with suppress(OSError):  # where memory runs out, the kernel shall kill the cell and not the sweep
+    with suppress(OSError):  # if memory runs out, the kernel must kill the cell, not the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(cell.environment)
     if afresh:
         os.execv(sys.executable, (sys.executable, "-m", program, *cell.arguments))
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # or every cell would have the server's state; torch seeds itself alike in every process
+        numpy.random.seed()  # otherwise every cell has the server's state; torch's seed is always the same
     sys.argv = [program, *cell.arguments]
     try:
         # It sets sys.argv and __main__, by which the cell starts further processes, such as DDP's ranks.
@@ -331,5 +331,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # That of the module by its own name: what is sent must be of the classes that the client knows.
+    # main() of the module under its own name: sent objects must have the classes that the client knows.
     sys.exit(import_module("lm_profiler.processes.fork_server").main())

@@ -11,12 +11,12 @@ from typing import Any
 
 from lm_profiler.processes.child import die_with_parent, how_ended
 
-# seconds in which the rank that caused a failure may still be seen to have died: its peers often tell first
+# seconds to wait for the death of the rank that caused a failure: its peers often report first
 _GRACE_S = 2.0
 
 
 class RankFailed(Exception):
-    """A rank raised or died; the message says which and how. One that hangs makes its peers raise: see their group."""
+    """A rank raised or died; the message says which and how. If one hangs, its peers' group makes them raise."""
 
 
 # what a rank does, given its number and a function that sends a message to the process that started it
@@ -29,7 +29,7 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
     Raises:
         RankFailed: a rank raised or died.
     """
-    context = get_context("spawn")  # a fork of a process that has opened a device is of no use
+    context = get_context("spawn")  # a fork of a process that has opened a device cannot use it
     processes, links = [], dict[Any, int]()  # by the end of each rank's pipe
     link: Any
     try:
@@ -60,8 +60,8 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
 
 
 def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
-    """Return what became of ``rank``, or of one that died without a word and is why ``rank`` failed."""
-    ended = wait([each.sentinel for each in processes], _GRACE_S)  # a rank that failed, or is done, waits to be killed
+    """Return how ``rank`` failed, or which rank died silently and so made ``rank`` fail."""
+    ended = wait([each.sentinel for each in processes], _GRACE_S)  # a failed or finished rank waits to be killed
     for at, process in enumerate(processes):
         if process.sentinel in ended:
             process.join()  # its pipes close a moment before its exit code is known
@@ -78,5 +78,5 @@ def _be_rank(work: Work, rank: int, link: Connection) -> None:
         link.send(("done", None))
     except Exception as error:
         link.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
-    while True:  # wait to be killed: to take a group down may hang
+    while True:  # wait to be killed: destroying a process group may hang
         signal.pause()

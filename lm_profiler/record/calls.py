@@ -1,4 +1,4 @@
-"""How a call is written down, what it ends with, and what it needs: shipped configs, and extras of the package."""
+"""How a call is written, its exit codes, and what it needs: shipped configs, and extras of the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
 
 def check_folder_name(name: object, log_dir: object) -> None:
-    """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``, and for what is no text."""
+    """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``, and for one that is not text."""
     for option, given in (("name", name), ("log_dir", log_dir)):
         if not isinstance(given, (str, Path)) or not str(given).isprintable():
             raise UsageError(f"{option}: expected text that can be printed, given {str(given)[:100]!r}")
@@ -23,7 +23,7 @@ def check_folder_name(name: object, log_dir: object) -> None:
 
 
 def command_line(arguments: Iterable[str]) -> str:
-    """``arguments`` after the name of the program, quoted for a shell."""
+    """Return ``arguments`` after the name of the program, quoted for a shell."""
     return shlex.join(("python", "-m", "lm_profiler", *arguments))
 
 
@@ -55,15 +55,15 @@ def require(module: str, subject: str) -> None:
 
 
 def by_name(below: str = "") -> dict[str, str]:
-    """The paths of the shipped configs by their names, or those of the shipped sweeps (``below`` is ``sweeps``)."""
+    """Return the paths of the shipped configs by name, or of the shipped sweeps (``below`` is ``sweeps``)."""
     folder = Path(__file__).parent.parent / "configs" / below
     return {file.stem: str(file) for file in sorted(folder.glob("*.yaml"))}
 
 
 def config_file(given: str, below: str = "") -> str:
-    """The path of the config that somebody calls ``given``: a file's own path, or the name of a shipped one.
+    """Return the path of the config ``given``: a file's own path, or the name of a shipped config.
 
-    A file that is called so, in the current folder, goes before a shipped one.
+    A file of that name in the current folder goes before a shipped one.
     """
     shipped = by_name(below)
     return given if given not in shipped or Path(given).is_file() else shipped[given]

@@ -22,24 +22,24 @@ UNFINISHED = "it is still running, or its process was killed"  # the reason of a
 
 @dataclass(frozen=True)
 class Cut:
-    """The recorded steps that figures are of: ``steps`` of them after the first ``warmup``."""
+    """The recorded steps that figures use: ``steps`` of them after the first ``warmup``."""
 
     warmup: int | None = None  # None: the run's own
-    steps: int | None = None  # None: all that there are
+    steps: int | None = None  # None: all
 
 
 @dataclass(frozen=True)
 class Entry:
     """A line of any table: a run, or a cell of a sweep that may have left none."""
 
-    folder: Path  # the run's, or the cell's where there is no run
-    record: RunRecord | None  # none where the cell left none (it timed out, was killed, or was a wrong call)
+    folder: Path  # the run's folder, or the cell's if there is no run
+    record: RunRecord | None  # None if the cell left no record (it timed out, was killed, or was a wrong call)
     cell: Cell | None = None  # none for a run that belongs to no sweep
-    outcome: CellOutcome | None = None  # how the cell ended, as the sweep wrote it down
+    outcome: CellOutcome | None = None  # how the cell ended, as the sweep recorded it
     sweep: Path | None = None  # the sweep's folder
-    # another cell of the sweep; its run knows what the sweep did not vary, where this cell left no run
+    # another cell of the sweep, whose run has the options that the sweep does not vary, if this cell left no run
     sibling: Entry | None = None
-    # how the recorded steps were cut anew for the figures of ``record``; None for the run's own figures
+    # the new cut of the recorded steps for the figures of ``record``; None for the run's own figures
     cut: Cut | None = None
 
     @property
@@ -48,7 +48,7 @@ class Entry:
 
     @property
     def status(self) -> str:
-        # The sweep's word comes first: a run that was stopped at its time limit calls itself interrupted.
+        # The sweep's status goes first: a run that was stopped at its time limit calls itself interrupted.
         if self.outcome is not None:
             lost = self.outcome.run is not None and self.record is None
             return "missing" if lost else self.outcome.status
@@ -97,19 +97,19 @@ class Entry:
 
     @property
     def shows_steps(self) -> bool:
-        """Whether its steps can be shown: it ended well, or has not ended and has times."""
+        """Whether its steps can be shown: it succeeded, or has not ended and has times."""
         return self.status in ("ok", "unfinished") and self.record is not None and bool(self.record.time)
 
     @cached_property
     def rows(self) -> StepTable:
-        """The rows of its steps, all ranks and stages; after a bad end only the steps that all ranks finished."""
+        """The rows of its steps, all ranks and stages; after a failure only the steps that all ranks finished."""
         status = None if self.record is None else self.record.status
         rows = read_rows(self.folder, status == "unfinished")
         return rows if status == "ok" else rows.finished_by_all()
 
 
 def machine_of(entries: Iterable[Entry]) -> Environment | None:
-    """Return the machine of the first of ``entries`` that knows its own; None where none does."""
+    """Return the first known machine of ``entries``; None if none is known."""
     return next((machine for entry in entries if (machine := entry.environment) is not None), None)
 
 
@@ -121,7 +121,7 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
         inner = value.get("init_args")  # a class with arguments, as jsonargparse writes it
         value = value.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
     if isinstance(value, Mapping) and "class_path" in value:
-        # Lightning's own classes have the names by which one gives them: DDPStrategy.
+        # Lightning's own classes go by their short names: DDPStrategy.
         return re.sub(r"^lightning\..*\.", "", str(value["class_path"]))
     return value
 
@@ -147,7 +147,7 @@ class Collection:
 
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:
-    """Return what is wrong with the ``steps.csv`` of runs that finished steps, a line each, as no picture shows it."""
+    """Return a line for each run that finished steps but whose ``steps.csv`` is unreadable: no picture shows it."""
     problems = list[str]()
     for entry in entries:
         if entry.record is not None and any(entry.record.steps.values()):
@@ -169,7 +169,7 @@ def collect(paths: Iterable[Path]) -> Collection:
 
 
 class _Search:
-    """A search in progress: its finds, the folders seen so far, and the links that it did not follow."""
+    """A search in progress: its results, the folders seen so far, and the links that it did not follow."""
 
     def __init__(self) -> None:
         self.collection = Collection()
@@ -205,7 +205,7 @@ class _Search:
                 self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
 
     def _sweep(self, folder: Path) -> bool:
-        """Add the cells of a sweep; return False where its plan cannot be read: its runs are found like any others."""
+        """Add the cells of a sweep; return False if its plan is unreadable: its runs are then found like any others."""
         if (plan := self._read(read_plan, folder)) is None:
             return False
         entries, outcomes = [], read_outcomes(folder)

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import PydanticUndefined
 
-# Units by name: as stored, as shown, the factor between the two, and the most digits behind the point. ``bytes`` are
-# shown each in the unit that fits. ``text`` is no figure but what a reader needs beside one: a source, a reason.
+# Units by name: as stored, as shown, the factor between the two, and the most decimals. ``bytes`` are
+# each shown in a fitting unit. ``text`` is not a figure but what a reader needs with one: a source, a reason.
 UNITS: dict[str, tuple[str, str, float, int]] = {
     "ms": ("s", "ms", 1e3, 3),
     "s": ("s", "s", 1.0, 2),
@@ -46,7 +46,7 @@ _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
 
 
 class Place(IntEnum):
-    """How early a figure is shown where there is no room for all; each place includes those before it."""
+    """How prominently a figure is shown; each place includes those before it."""
 
     HEADLINE = 1  # shown beside a run's name: at a sweep's end, and in the columns of the tab that stay in place
     TABLE = 2  # shown in the usual table of runs, and among TensorBoard's HPARAMS
@@ -65,30 +65,30 @@ class Figure:
     title: str
     kind: str  # one of ``UNITS``
     meaning: str  # one line without a full stop
-    name: str = ""  # the name in the registry; empty where it is the field's name, or the key
+    name: str = ""  # the name in the registry; empty if it equals the field's name, or the key
     _: KW_ONLY
     path: str = ""  # its place in its file, which the registry fills in; empty for a computed value
-    compute: Callable[[Any], Any] | None = None  # what reads it from a record, where that is not its path alone
+    compute: Callable[[Any], Any] | None = None  # reads it from a record, if its path is not enough
     # the keys of a mapping of numbers that are figures, perhaps each with its word
     keys: Iterable[str] | Mapping[str, str] = ()
-    interval_ends: tuple[str, str] | None = None  # the fields beside it that hold the ends of its 95 % interval
+    interval_ends: tuple[str, str] | None = None  # the neighbouring fields with the ends of its 95 % interval
     # whether it is a rate over the step's time; its interval is then that of the step, inverted
     goes_by_step: bool = False
     place: Place = Place.FILE
     tag: str | None = None  # the TensorBoard tag of its value in each step; None where steps have no such value
     run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
-    # the word in ``name`` and ``meaning`` that tells the members of a family apart, such as the phase
+    # the word in ``name`` and ``meaning`` that distinguishes the members of a family, such as the phase
     of: str | None = None
 
     def __call__(self, schema: dict[str, Any]) -> None:
         """Describe the field in the published ``schema``; pydantic calls this as ``json_schema_extra``."""
-        # A meaning with a placeholder belongs to a part that stands in several places, and fits none of them as it is.
+        # A meaning with a placeholder belongs to a part with several places, and fits none of them without its word.
         if "{" not in self.meaning:
             text = self.meaning.replace("PHASE", "the phase")
             schema.setdefault("description", text if self.unit in ("1", "text") else f"{text} ({self.unit})")
 
-    # the four of its row in ``UNITS``: as stored, as shown, the factor between the two, digits behind the point
+    # the four entries of its row in ``UNITS``: as stored, as shown, the factor between the two, decimals
     @property
     def unit(self) -> str:
         return UNITS[self.kind][0]
@@ -107,7 +107,7 @@ class Figure:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text beside a figure, such as a source or a reason."""
+        """Whether it is a text about a figure, such as a source or a reason."""
         return self.kind == "text"
 
     @property
@@ -139,7 +139,7 @@ class Figure:
         return None if low is None or high is None else (low, high)
 
     def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
-        """Return ``value`` (SI) for people, ``unknown`` for None; ``digits`` are behind the point."""
+        """Return ``value`` (SI) for people, ``unknown`` for None; ``digits`` is the number of decimals."""
         if value is None:
             return "unknown"
         if self.is_text:
@@ -150,17 +150,17 @@ class Figure:
         return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
 
     def rounded(self, value: float, low: float | None = None, high: float | None = None) -> str:
-        """Return ``value`` to four significant digits, its interval to as many behind the point, without the unit."""
+        """Return ``value`` to four significant digits, its interval to as many decimals, without the unit."""
         shown = abs(value * self.scale)
         places = 3 - math.floor(math.log10(shown)) if shown else self.digits
-        # Of a small model, settings that differ in a per cent differ in the fifth digit of a GiB.
+        # For a small model, settings that differ by 1 % differ in the fifth digit of a GiB.
         most = 6 if self.kind == "GiB" and shown < 0.1 else self.digits
         digits = max(0, min(most, places))
         text, *ends = (self.show(x, unit=False, digits=digits) for x in (value, low, high) if x is not None)
         return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
 
     def fit(self, value: Any) -> str:
-        """Return ``value`` in the unit that fits it best, where no column asks for the same unit in all rows."""
+        """Return ``value`` in the unit that fits it best, if no column needs the same unit in all rows."""
         if value is None or self.is_text:
             return self.show(value)
         if self.unit == "bytes":
@@ -225,10 +225,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Return bytes with three significant digits, in the largest unit of which they are at least a half."""
+    """Return bytes with three significant digits, in the largest unit that gives at least 0.5."""
     unit, size = next(((unit, size) for unit, size in _BINARY if abs(count) >= size / 2), ("B", 1.0))
     shown = count / size
-    # 9.995 and 99.95 are where rounding would add a digit before the point.
+    # At 9.995 and 99.95, rounding adds a digit before the point.
     digits = 0 if size == 1 or abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else 2
     return f"{shown:,.{digits}f} {unit}"
 
@@ -252,17 +252,17 @@ _MS = Figure("", "ms", "")
 
 
 def digits_of(step_s: float) -> int:
-    """Return how many digits behind the point show this step in ms with four significant digits."""
+    """Return how many decimals show this step in ms with four significant digits."""
     return len(_MS.rounded(step_s).partition(".")[2])
 
 
 def ms_text(seconds: float, digits: int | None = None) -> str:
-    """Return a time in ms without its unit; without ``digits`` behind the point, with four significant ones."""
+    """Return a time in ms without its unit; with ``digits`` decimals, or with four significant digits."""
     digits = digits_of(seconds) if digits is None else digits
-    # Adding 0.0 turns -0.0 into 0.0: what rounds to 0 has no sign.
+    # Adding 0.0 turns -0.0 into 0.0: a value that rounds to 0 has no sign.
     return _MS.show(round(seconds, digits + 3) + 0.0, unit=False, digits=digits)
 
 
 def share_text(share: float | None) -> str:
-    """Return a share in per cent with a digit behind the point; empty where it is unknown."""
+    """Return a share in per cent with one decimal; empty if it is unknown."""
     return "" if share is None else f"{share:.1%}"

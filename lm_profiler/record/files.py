@@ -1,6 +1,6 @@
-"""Records as files: what they are made of (``Part``), writing them whole, reading plain files of any version.
+"""Records as files: their building block (``Part``), writing them atomically, reading plain files of any version.
 
-No number is read on which arithmetic would overflow.
+Numbers that would overflow in arithmetic are refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def from_here(path: Path) -> Path:
     """Return ``path`` relative to the current folder where it lies below it."""
     try:
         return path.relative_to(Path.cwd())
-    except (OSError, ValueError):  # the current folder is gone; or it lies elsewhere
+    except (OSError, ValueError):  # the current folder is gone, or ``path`` lies elsewhere
         return path
 
 
@@ -108,7 +108,7 @@ def read_json(path: Path) -> Any:
     """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text."""
     content = read_plain(path)
     read = from_json(content.decode("utf-8"), allow_inf_nan=False)
-    # A search in the translated bytes takes a small part of the time of parsing; a regular expression takes longer.
+    # Searching the translated bytes takes a small part of the parsing time; a regular expression takes longer.
     digits = content.translate(_ANY_DIGIT)
     return _checked(read, "") if any(number in digits for number in _PERHAPS_BEYOND) else read
 
@@ -134,7 +134,7 @@ def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
         raise
 
 
-# marks a field that holds one of some words: a word that a later version may have added is kept as it is
+# marks a field with fixed words: a word that a later version may have added is kept unchanged
 Newer = WrapValidator(_known_or_newer)
 
 
@@ -151,7 +151,7 @@ class Part(BaseModel):
 
 
 def json_of(record: Any, indent: int | None = None) -> str:
-    """Return a ``Part`` or a dataclass as JSON, with null for what is no number; lone surrogates, which command lines
+    """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity; lone surrogates, which command lines
     and messages may have, become question marks."""
     try:
         return to_json(record, indent=indent, inf_nan_mode="null").decode()
@@ -194,7 +194,7 @@ def if_readable(read: Callable[..., T], *given: Any, problems: list[str] | None 
 
 
 def _why_not(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):  # no JSON, or figures that are none
+    if not isinstance(error, ValidationError):  # not JSON, or wrong figures
         return f"file: {error}"
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg'].removeprefix('Value error, ')}"

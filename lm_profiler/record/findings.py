@@ -1,4 +1,4 @@
-"""The results of a run: why it died, how far off its precision is, what binds it, and its waterfall."""
+"""The results of a run: why it died, the error of its precision, what binds it, and its waterfall."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error, in bytes, exact to its two decimals; None where it does not say."""
+    """The figures of an out-of-memory error, in bytes, exact to its two decimals; None if it does not report one."""
 
     requested: int | None = figure("requested", "GiB", "asked for, as the error reports", "oom_requested_bytes")
     free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
@@ -55,10 +55,10 @@ class NumericsKind(Part):
 
 
 class NumericsFacts(Part):
-    """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
+    """The first batch's step in the run's precision and in float32, with the trained weights, in eval mode.
 
-    Errors are Euclidean norms; None is not finite, or nothing to compare. The output is the first floating-point tensor
-    that the last module to return one returned: a language model's logits. Gradients are those before clipping.
+    Errors are Euclidean norms; None: not finite, or nothing to compare. The output is the first floating-point tensor
+    of the last module that returns one: a language model's logits. Gradients are taken before clipping.
     """
 
     loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
@@ -75,12 +75,12 @@ class NumericsFacts(Part):
     )
 
 
-# What can bind a run. ``straggler``: most ranks wait for one, for those of one host, or for another one each step.
+# What can bind a run. ``straggler``: most ranks wait for one rank, for one host's ranks, or for ranks in turns.
 Bound = Literal["straggler", "input", "host", "program code", "compute", "memory bandwidth", "communication"]
 
 
 class Verdict(Part):
-    """What binds the run, and how one sees it."""
+    """What binds the run, and the evidence for it."""
 
     bound_by: Annotated[Bound | None, Newer]  # None: the evidence shows no bottleneck
     share: float | None = figure(
@@ -89,14 +89,14 @@ class Verdict(Part):
     )  # fmt: skip
     share_low: float | None = None
     share_high: float | None = None
-    # what else may bind it, where the interval of the share holds the least share that binds
+    # what else may bind it, if the interval of the share contains the threshold
     or_bound_by: Annotated[Bound | None, Newer] = None
-    because: str | None = None  # the name of the sentence that says how one sees it
+    because: str | None = None  # the name of the sentence with the evidence
     facts: dict[str, float] = Field(default_factory=dict)  # the figures of that sentence
     # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""
-    # false where the steps are too few or differ too much, or where something else used the machine
+    # false if the steps are too few or differ too much, or if something else used the machine
     certain: bool = True
 
 
@@ -109,7 +109,7 @@ FindingName = Literal[
 
 
 class Finding(Part):
-    """Something that takes time which could be saved, and whose code it is."""
+    """Something that takes time that could be saved, and the code that it is in."""
 
     name: Annotated[FindingName, Newer] = figure("finding", "text", "what takes time that could be saved")
     saves_s: float = figure("could save at most", "ms", "of a step and what follows it", interval=("low_s", "high_s"))
@@ -143,7 +143,7 @@ class Contributor(Part):
 
 
 class Term(Part):
-    """One term of the waterfall; of version 0.2 ``unexplained`` may be negative.
+    """One term of the waterfall; in records of version 0.2, ``unexplained`` may be negative.
 
     No ends: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
     """
@@ -158,7 +158,7 @@ class Term(Part):
 
 
 class Waterfall(Part):
-    """The mean measured (untraced) step as a sum of terms, by the trace of rank 0; rates are of one device."""
+    """The mean measured (untraced) step as a sum of terms, from rank 0's trace; rates are for one device."""
 
     step_s: float = figure("step taken apart", "ms", "mean step, sum of the terms", interval=("ci_low", "ci_high"))
     ci_low: float | None
@@ -180,6 +180,6 @@ class Waterfall(Part):
 
     @property
     def untold(self) -> set[str]:
-        """The terms that count in the next one, because the clock or the bandwidth is unknown."""
+        """The terms that are part of the next term, because the clock or the bandwidth is unknown."""
         rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
         return {name for name, rate in rates.items() if rate is None}

@@ -14,7 +14,7 @@ from lm_profiler.record.run_record import Newer, Part, Verb, read_as
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 
 # How a comparison ended. ``SAME``: within 1 %. ``UNDECIDED``: the interval was still too wide after the last pair.
-# ``FAILED``: a run did not end well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``:
+# ``FAILED``: a run failed. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``:
 # FASTER, but loss or gradients are off.
 TriedVerdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
 
@@ -25,7 +25,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Numerics(Part):
-    """How far a change moves the numbers, over the same batches and seed. None is unknown; norms are Euclidean."""
+    """How much a change alters the numbers, with the same batches and seed. None is unknown; norms are Euclidean."""
 
     loss: float | None = figure("loss off by", "error", "of the mean loss of the first steps without it", "loss_off")
     gradients: float | None = figure("gradients off by", "error", "norm of the difference / norm", "gradients_off")
@@ -35,7 +35,7 @@ class Numerics(Part):
 class Tried(Part):
     """A change, compared with the best setting so far in ``pairs`` of fresh processes, which alternate.
 
-    Times are of the first setting's tokens or samples. The interval of ``saved_s`` holds whenever one stopped.
+    Times are scaled to the first setting's tokens or samples. The interval of ``saved_s`` holds at any stop.
     """
 
     name: str = figure("change", "text", "what the call gets more")
@@ -52,7 +52,7 @@ class Tried(Part):
     high_s: float | None = figure("saved, high", "ms", "an end of that interval", default=None)
     a_bytes: int | None = figure("memory without", "bytes", "peak without it: of the device or process", default=None)
     b_bytes: int | None = figure("memory with", "bytes", "peak with it: of the device or process", default=None)
-    numerics: Numerics | None = None  # None where nobody looked: only what is FASTER is checked
+    numerics: Numerics | None = None  # None if not checked: only FASTER changes are
     # None while it is being compared
     verdict: Annotated[TriedVerdict, Newer] | None = figure("verdict", "text", "and whether it was kept", default=None)
     accepted: bool = False
@@ -60,7 +60,7 @@ class Tried(Part):
 
 
 class Final(Part):
-    """The final against the first setting, in fresh pairs of processes that no choice rests on."""
+    """The final setting compared with the first, in fresh pairs of processes that no choice depends on."""
 
     pairs: int = figure("last pairs", "count", "of processes that nothing was chosen by", "final_pairs")
     first_s: Positive = figure("first step", "ms", "of the first setting: geometric mean of processes", "final_first_s")
@@ -94,24 +94,24 @@ class ImproveRecord(Part):
     elapsed_s: float = figure("elapsed", "s", "time that runs took, over all calls that went on with it")
     ended: Annotated[Ended, Newer] = "unfinished"
     first_s: float | None = figure("first run", "ms", "step of the first setting's first run", default=None)
-    # the options of all accepted changes together; empty where nothing helped
+    # the options of all accepted changes together; empty if nothing helped
     options: dict[str, str] = Field(default_factory=dict)
-    tried: list[Tried] = Field(default_factory=list)  # the changes so far; one may be under way
+    tried: list[Tried] = Field(default_factory=list)  # the changes so far; the last may still run
     left: list[str] = Field(default_factory=list)  # the names of changes that were not tried
-    # None where nothing was accepted, the budget ended before, or too few of its runs ended well
+    # None if nothing was accepted, the budget ended before, or too few of its runs succeeded
     final: Final | None = None
     runs: int = figure("runs", "count", "processes that were asked for", default=0)
     notes: list[str] = Field(default_factory=list)  # what a reader must know before using the figures
 
     @property
     def way(self) -> list[WayPoint]:
-        """The step before the first accepted change, and after each; empty where nothing was accepted."""
+        """The step before the first accepted change, and after each; empty if none was accepted."""
         points: list[WayPoint] = []
         for change in self.tried:
             if change.accepted and change.a_s is not None and change.b_s is not None:
                 if not points:
                     points.append(WayPoint("first setting", change.a_s))
-                # The most that was saved leaves the shortest step, so the ends of the interval change places.
+                # The largest saving gives the shortest step, so the ends of the interval swap.
                 low_s, high_s = (
                     None if saved_s is None else change.a_s - saved_s for saved_s in (change.high_s, change.low_s)
                 )

@@ -21,7 +21,7 @@ _TRACE, _KERNELS = ".pt.trace.json.gz", ".kernels.json"
 
 
 class KindTime(Part):
-    """The calls and the time of one kind in a phase; kernels that run at the same time count in full."""
+    """The calls and the time of one kind in a phase; concurrent kernels count in full."""
 
     count: int
     total_s: float
@@ -32,7 +32,7 @@ class PhaseKernels(Part):
 
     busy_s: float
     idle_s: float
-    # by how much the totals of ``kinds`` exceed ``busy_s``: several streams, or threads, worked at the same time
+    # by how much the totals of ``kinds`` exceed ``busy_s``, as several streams, or threads, work at the same time
     overlap_s: float
     kinds: dict[Annotated[Kind, Newer], KindTime]
 
@@ -44,7 +44,7 @@ class KernelRow(Part):
     kind: Annotated[Kind, Newer]
     name: str
     operator: str | None  # the operator that launched the kernel, or called this operator
-    # the path of the module whose forward or backward pass this is, with ``*`` for the indices of equal layers
+    # the path of the module that the forward or backward pass belongs to, with ``*`` for the indices of equal layers
     module: str | None
     module_type: str | None  # the class of that module
     count: int
@@ -63,9 +63,9 @@ class KernelTable(Part):
     """The time of the traced steps, in seconds over all ``steps``: divide by them for one step."""
 
     schema_version: Literal[1] = 1
-    # ``kernels``: those of the device, in the phase whose host code launched them; idle time is of the phase whose
-    # kernel ended it. ``operators``: PyTorch's on the host without their children, where there is no device; idle is
-    # what no operator covers, Python and the loop
+    # ``kernels``: the device's, in the phase whose host code launched them; idle time belongs to the phase whose
+    # kernel ended it. ``operators``: PyTorch's on the host without their children, if there is no device; idle is time
+    # outside of operators: Python and the loop
     source: Annotated[Literal["kernels", "operators"], Newer]
     steps: int = Field(gt=0)
     # from the beginning of the first traced step to the end of the last one and of its work
@@ -81,7 +81,7 @@ class KernelTable(Part):
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
         for row in self.rows:
-            # A phase may be idle and busy for 0 s by itself, if all of its kernels ran beside those of others.
+            # A phase may have 0 s idle and busy, if all of its kernels ran at the same time as those of others.
             phase = self.phases.get(row.phase)
             if phase is None or (row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0):
                 raise ValueError(f"rows: expected phases that took time, given {row.phase!r}")
@@ -89,12 +89,12 @@ class KernelTable(Part):
 
 
 def kernels_file(trace: Path) -> Path:
-    """Return the path of the kernel table that lies beside ``trace``."""
+    """Return the path of the kernel table next to ``trace``."""
     return trace.with_name(trace.name.removesuffix(_TRACE) + _KERNELS)
 
 
 def kernel_files(folder: Path) -> list[Path]:
-    """Return the kernel tables of the run in ``folder``, one a rank, rank 0's first."""
+    """Return the kernel tables of the run in ``folder``, one per rank, rank 0's first."""
     # Shorter names first: rank 2 before rank 10.
     return sorted((folder / "trace").glob(f"[!.]*{_KERNELS}"), key=lambda file: (len(file.name), file.name))
 

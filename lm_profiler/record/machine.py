@@ -1,4 +1,4 @@
-"""The model, the machine and how well the run used it, and memory: as measured, as planned, the floors of phases."""
+"""The model, the machine and its utilization, and memory: as measured, as planned, the floors of phases."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Settings(Part):
     num_workers: int | None = None
     cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
-    fused_optimizer: bool | None = None  # None also where there is no fused kernel
-    weight_by_weight: bool = False  # whether an optimizer was told to update each weight by itself (foreach=False)
+    fused_optimizer: bool | None = None  # None also if there is no fused kernel
+    weight_by_weight: bool = False  # whether an optimizer updates each weight separately (foreach=False)
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
@@ -55,7 +55,7 @@ class Settings(Part):
 
 
 class ModelFacts(Part):
-    """The module that was profiled; it is ``compiled`` where any part of it is."""
+    """The profiled module; it is ``compiled`` if any part of it is."""
 
     class_path: str
     parameters: int = figure("parameters", "count", "parameters of the module")
@@ -69,7 +69,7 @@ class ModelFacts(Part):
 
 
 # The share of the needed CPU time, or of the GPU's time, that others may take before the run counts as contended. Less
-# cannot be seen in the times of steps.
+# does not show in step times.
 SHARED = 0.05
 
 
@@ -96,7 +96,7 @@ class Flops(Part):
 
 
 class Utilisation(Part):
-    """How close the mean step comes to the hardware's peak, in the dtype of most matmuls. None is unknown."""
+    """The mean step's share of the hardware's peak, in the dtype of most matmuls. None is unknown."""
 
     mfu: float | None = figure(
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
@@ -104,8 +104,8 @@ class Utilisation(Part):
     )  # fmt: skip
     hfu: float | None = figure("HFU", "%", "all FLOPs of a step / (its time x the device's peak)", goes_by_step=True)
     peak_flops_per_s: float | None = figure("peak of a device", "TFLOP/s", "on its datasheet, in the run's precision")
-    dtype: str | None = figure("dtype of the peak", "text", "precision that the peak is of", "peak_dtype")
-    peak_source: str | None = figure("source of the peak", "text", "where the peak of a device is from")
+    dtype: str | None = figure("dtype of the peak", "text", "precision of the peak", "peak_dtype")
+    peak_source: str | None = figure("source of the peak", "text", "where the peak of a device comes from")
     ceiling_flops_per_s: float | None = figure("measured matmul rate", "TFLOP/s", "of a large matmul after the run")
     of_ceiling: float | None = figure(
         "of the measured matmul rate", "%", "all FLOPs of a step / (its time x that rate)", goes_by_step=True
@@ -122,11 +122,11 @@ class GpuSharing(Part):
 
 
 class Telemetry(Part):
-    """The whole GPU over the measured steps, as its driver reports it, whoever else uses it. None is unknown.
+    """The whole GPU over the measured steps, as its driver reports it, with all of its users. None is unknown.
 
-    NVML's power is a mean over the last second on Ampere (but GA100) and later; the energy counter (Volta and later)
-    moves every 20 to 100 ms. Of several cards energy and power are sums, clocks the slowest's, the temperature the
-    highest's, ``throttle_reasons`` those of any.
+    NVML's power is a mean over the last second on Ampere (except GA100) and later; the energy counter (Volta and later)
+    moves every 20 to 100 ms. With several cards, energy and power are sums, clocks the slowest card's, temperature the
+    highest, ``throttle_reasons`` those of any card.
     """
 
     energy_per_step_j: float | None = figure(
@@ -182,11 +182,11 @@ class Sync(Part):
 
 
 class FlopRate(Part):
-    """FLOP/s of one device in matmuls of ``dtype``, by torch's name, and where the figure is from."""
+    """FLOP/s of one device in matmuls of ``dtype``, by torch's name, and the source of the figure."""
 
     dtype: str = figure("dtype", "text", "of the factors of matrix products")
-    flops_per_s: float = figure("FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against")
-    source: str = figure("source", "text", "where that figure is from")
+    flops_per_s: float = figure("FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are compared with")
+    source: str = figure("source", "text", "where that figure comes from")
 
 
 class Rates(Part):
@@ -211,7 +211,7 @@ HOW_HELD = "`allocator`: all tensors of the device; `counted`: parameters, gradi
 
 
 class MemoryReading(Part):
-    """Peaks of memory; None where this device or system cannot say."""
+    """Peaks of memory; None if this device or system does not report them."""
 
     allocated_peak: int | None = figure(
         "peak allocated", "GiB", "most bytes held by tensors on the device", "allocated_peak_bytes",
@@ -229,7 +229,7 @@ class MemoryReading(Part):
 
 
 class MemoryCauses(Part):
-    """The causes of an allocated peak; ``activations_and_rest`` is what the others leave of it, None is unknown."""
+    """The causes of an allocated peak; ``activations_and_rest`` is the remainder, None is unknown."""
 
     parameters: int = figure("parameters", "GiB", "{title}")
     gradients: int = figure("gradients", "GiB", "{title}")
@@ -247,13 +247,13 @@ MOMENTS = {
 
 
 class AllocatorReading(Part):
-    """The device's caching allocator over the measured steps; None where it does not say."""
+    """The device's caching allocator over the measured steps; None if it does not report."""
 
     allocated_peak: int | None = figure("allocated", "GiB", "most held by tensors", "allocator_allocated_peak_bytes")
     requested_peak: int | None = figure(
         "requested", "GiB", "the same, not rounded up to blocks", "allocator_requested_peak_bytes", default=None
     )
-    active_peak: int | None = figure("in use", "GiB", "with what waits for a stream", "allocator_active_peak_bytes")
+    active_peak: int | None = figure("in use", "GiB", "with what a stream still uses", "allocator_active_peak_bytes")
     reserved_peak: int | None = figure("reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes")
     inactive_split_peak: int | None = figure(
         "inactive split", "GiB", "free in blocks partly in use", "allocator_inactive_split_peak_bytes"
@@ -265,10 +265,10 @@ class AllocatorReading(Part):
 
 
 class MemoryLevels(Part):
-    """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None where the step has no such phase.
+    """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None if the step has no such phase.
 
-    By ``allocator`` all tensors of the device; ``counted``, on the CPU: parameters, gradients, states, buffers, what
-    autograd saved. ``forward`` and ``backward`` are the most of the step's batches.
+    ``allocator``: all tensors of the device; ``counted``, on the CPU: parameters, gradients, states, buffers, tensors
+    saved by autograd. ``forward`` and ``backward`` are the maximum over the step's batches.
     """
 
     start: int | None = figure("forward begins", "GiB", "{title}")
@@ -301,17 +301,17 @@ class MemoryFacts(Part):
 
     @property
     def saved_bytes(self) -> Annotated[int | None, SAVED]:
-        """The bytes that are held after forward and were not before it."""
+        """The bytes held after forward, minus those held before it."""
         return None if self.held is None else _less(self.held.forward, self.held.start)
 
     @property
     def backward_added_bytes(self) -> Annotated[int | None, ADDED]:
-        """The bytes that are held after backward, less those held before it."""
+        """The bytes held after backward, minus those held before it."""
         return None if self.held is None else _less(self.held.backward, self.held.forward)
 
 
 SAVED = Figure("saved for backward", "GiB", "bytes that forward leaves for backward")
-ADDED = Figure("added by backward", "GiB", "what backward added: gradients, less what was saved for it")
+ADDED = Figure("added by backward", "GiB", "what backward added: gradients, minus what was saved for it")
 
 
 def _less(after: int | None, before: int | None) -> int | None:
@@ -323,7 +323,7 @@ PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "
 
 
 class PlannedMemory(Part):
-    """The memory of a step on one device, rehearsed without data (and torch.compile); empty where that failed."""
+    """The memory of a step on one device, rehearsed without data (and torch.compile); empty if that failed."""
 
     peaks: dict[str, int] = figure(
         "{key}: planned", "GiB", "planned peak within {key}", "{key}_planned_peak_bytes", keys=PARTS,
@@ -343,7 +343,7 @@ class PlannedMemory(Part):
     )  # fmt: skip
     reserved: int | None = figure(
         "planned reserved", "GiB",
-        "what the allocator of a GPU would take of it, gaps between blocks included, if that is not short",
+        "what a GPU's allocator would reserve, gaps between blocks included, if memory is not short",
         "planned_reserved_bytes", default=None,
     )  # fmt: skip
     available: int | None = figure("free before the run", "GiB", "for one replica", "available_bytes", default=None)
@@ -361,7 +361,7 @@ class PlannedMemory(Part):
 
 
 class Floor(Part):
-    """The least work of a phase on one device and the least time that it takes (roofline). None is unknown.
+    """The least work of a phase on one device and its least time (roofline). None is unknown.
 
     ``seconds`` is the longer of two: the FLOPs at the peak, or the bytes at the bandwidth (``transfer``: of the bus).
     """
@@ -373,6 +373,6 @@ class Floor(Part):
     bytes: int | None = figure("bytes at least", "GiB", "PHASE has to move, one device", "floor_bytes", default=None)
     seconds: float | None = figure("floor (ms)", "ms", "least time of PHASE: FLOPs or bytes", "floor_s", default=None)
     bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
-        "floor is of", "text", "compute or memory in PHASE", "floor_bound", default=None
+        "floor is set by", "text", "compute or memory in PHASE", "floor_bound", default=None
     )
     times: float | None = figure("x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None)

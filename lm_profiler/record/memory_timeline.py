@@ -13,27 +13,27 @@ from pydantic import model_validator
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, read_as
 
-# The causes, each with its title, in the order of the stack. ``activations`` are what forward leaves for backward and
-# what checkpointing makes again; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
+# The causes, each with its title, in the order of the stack. ``activations`` are tensors for backward, or
+# recomputed by checkpointing; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
 # last three add up to ``MemoryCauses.activations_and_rest``.
 _CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "workspaces", "activations", "rest")
 HELD = {cause: cause.replace("_", " ") for cause in _CAUSES}
 
-# where a timeline is from, with its title
-SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, of the allocator's history"}
+# sources of timelines, with their titles
+SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, from the allocator's history"}
 
 
 class Allocation(Part):
-    """One storage, or ``count`` alike. None is unknown, or what came before the step."""
+    """One storage, or ``count`` equal ones. None is unknown, or made before the step."""
 
     bytes: int  # bytes of each
     count: int = 1
     cause: str
-    phase: str | None = None  # the phase that made it; None where it was there before the step
+    phase: str | None = None  # the phase that made it; None if it existed before the step
     shape: list[int] | None = None
     dtype: str | None = None
-    name: str | None = None  # the operator that made it; of a parameter and what belongs to one: the tensor's name
-    # the path of the module in whose forward, or its backward, it was made; ``*`` for the indices of equal layers
+    name: str | None = None  # the operator that made it; for a parameter, its gradient or its states, the tensor's name
+    # the path of the module whose forward or backward made it; ``*`` for the indices of equal layers
     module: str | None = None
     line: str | None = None  # the innermost line of the module's code: file and number
 
@@ -46,16 +46,16 @@ class MemoryTimeline(Part):
     causes: list[str]  # the causes to which ``events`` refer by number
     start: list[int]  # bytes of each cause when the step begins
     phases: list[tuple[str, int]]  # each phase, and the number of events before it
-    # the number of a cause, and by how many bytes it grew; negative where memory was freed
+    # the number of a cause, and the bytes by which it grew; negative where memory was freed
     events: list[tuple[int, int]]
     largest: list[Allocation]  # the largest allocations that were alive at the peak
-    # what autograd saved for backward, parameters aside: storages that are alike in one row, the most bytes first
+    # what autograd saved for backward, without parameters: equal storages in one row, the most bytes first
     saved: list[Allocation]
-    saved_bytes: int  # bytes of all storages that autograd saved, parameters aside
-    # the tensor that residual connections add up, of batch, context and width: the sum of three dimensions that occurs
+    saved_bytes: int  # bytes of all storages that autograd saved, without parameters
+    # the residual stream, of batch, context and width: the sum of three dimensions that occurs
     # most often among the activations
     residual: Allocation | None = None
-    set_up: dict[str, int] | None = None  # bytes of each cause before the first step, with model and optimizers there
+    set_up: dict[str, int] | None = None  # bytes of each cause before the first step, once model and optimizers exist
 
     @model_validator(mode="after")
     def _whole(self) -> MemoryTimeline:
@@ -85,7 +85,7 @@ class MemoryTimeline(Part):
         return dict(zip(self.causes, held, strict=True))
 
     def moments(self) -> dict[str, MemoryCauses]:
-        """Return what is held after set-up, and before and after the optimizer's step, as far as it is known."""
+        """Return what is held after set-up, and before and after the optimizer's step, if known."""
         held = {} if self.set_up is None else {"set_up": self.set_up}
         steps = [number for number, (phase, _) in enumerate(self.phases) if phase == "optimizer"]
         if steps:
@@ -124,7 +124,7 @@ def _coarse(held: Mapping[str, int]) -> MemoryCauses:
 
 
 def write_timeline(timeline: MemoryTimeline, folder: Path) -> None:
-    """Write ``timeline`` beside the record of the run in ``folder``."""
+    """Write ``timeline`` next to the record of the run in ``folder``."""
     write_whole(timeline_file(folder, timeline.source), json_of(timeline) + "\n")
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-INPUT_PHASES = ("data", "transfer")  # what runs in these, or waits there, is due to the batch
+INPUT_PHASES = ("data", "transfer")  # the batch causes all work and waiting in these
 PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer")
 WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
-# the parts of a step, which add up to it: the phases, and ``other`` for what no phase covers
+# the parts of a step, which add up to it: the phases, and ``other`` for time outside of phases
 PARTS = (*PHASES, "other")
-BETWEEN_STEPS = "between steps"  # what belongs to no step, such as a validation
+BETWEEN_STEPS = "between steps"  # time outside of steps, such as a validation
 
 TIMED = (*PARTS, "step")  # the times that ``steps.csv`` has of each step
 
-# the meaning of everything that a run has times of
+# the meaning of every time of a run
 MEANINGS = {
     "data": "the loop asks for a batch, until it has it",
     "transfer": "the batch goes to the device",
@@ -29,9 +29,9 @@ MEANINGS = {
 
 
 def lacked(there: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
-    """Return what a file of times, which has those that are ``there``, lacks; all readers refuse it for one.
+    """Return the times that a file lacks, given those that are ``there``; all readers refuse a file that lacks one.
 
-    What older files say of a new phase is decided here.
+    This function decides how older files, without a new phase, are read.
     """
     known = {*there}
     return [part for part in expected if part not in known]
@@ -43,7 +43,7 @@ WORDS = {part: part.replace("forward_backward", "forward + backward") for part i
 # the stages of a run in their order, as adjectives: ``warm-up steps``
 STAGES = {"warmup": "warm-up"} | {of: of for of in ("measure", "collectives", "actions", "memory", "trace")}
 
-# the same stages as what a run is doing: ``measuring``, ``tracing``
+# the same stages as activities: ``measuring``, ``tracing``
 STAGE_NAMES = {
     "warmup": "warm-up",
     "measure": "measuring",

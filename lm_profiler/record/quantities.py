@@ -1,4 +1,4 @@
-"""The one registry of all measured quantities: names, units, formats, TensorBoard tags, meanings, places in records.
+"""The registry of all measured quantities: names, units, formats, TensorBoard tags, meanings, places in records.
 
 Columns of ``steps.csv``, keys of ``run.json`` and ``improve.json``, tags, table headers and the documentation come
 from here. A figure's row stands beside its field, in ``record/run_record.py`` and the files that it imports; this
@@ -24,7 +24,7 @@ Quantity = Figure  # a figure of the registry, with its path
 
 
 def figures_in(form: type[Part]) -> Iterator[Figure]:
-    """Yield the figures that an object of the type has once: its fields', those of parts within it, its properties'."""
+    """Yield the figures that an object of the type has once: of its fields, of parts within it, of its properties."""
     for name, field in form.model_fields.items():
         told, kind = field.json_schema_extra, _bare(field.annotation)
         if isinstance(told, Figure) and told.keys:
@@ -38,7 +38,7 @@ def figures_in(form: type[Part]) -> Iterator[Figure]:
             yield from _figures_within(name, told if isinstance(told, Within) else Within(), kind)
     for name, member in vars(form).items():
         returned = getattr(member.fget, "__annotations__", {}).get("return", "") if isinstance(member, property) else ""
-        # Annotations are text here, and only those of figures are worth evaluating.
+        # Annotations are text here, and only those of figures need evaluating.
         if str(returned).startswith("Annotated"):
             told = get_type_hints(member.fget, include_extras=True)["return"].__metadata__[0]
             yield replace(told, name=told.name or name, compute=at(name))
@@ -102,7 +102,7 @@ def _is_part(kind: Any) -> TypeGuard[type[Part]]:
 
 
 def _is_column(kind: Any) -> bool:
-    """Return whether it is a list of numbers, which is a table of its own; a list of words is one line."""
+    """Return whether it is a list of numbers, which is a separate table; a list of words is one line."""
     return get_origin(kind) is list and _bare(get_args(kind)[0]) in (int, float)
 
 
@@ -112,7 +112,7 @@ def _words(keys: Any) -> list[tuple[str, str]]:
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
 _RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
-# by clock, what stands behind a name, a title and a meaning
+# by clock, the suffixes of name, title and meaning
 _CLOCKS = {"time": ("", "", ""), "host_time": ("_host", " (host)", ", on the host's clock")}
 _STATISTICS = {
     "median": ("median", "ms", Place.FILE),
@@ -126,7 +126,7 @@ _STATISTICS = {
 
 
 def _time(times: str, part: str, name: str) -> Figure:
-    """Return the figure of a statistic of ``part`` on a clock; unknown where it took no time, and so did not occur."""
+    """Return the figure of a statistic of ``part`` on a clock; unknown if it took no time, so did not occur."""
 
     def get(record: RunRecord) -> Any:
         time = getattr(record, times).get(part)
@@ -156,13 +156,13 @@ HOST_TIMES = {part: _time("host_time", part, "mean") for part in TIMES}  # times
 # the title and the meaning of each term, in the order of the waterfall
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),
-    "clock": ("lower clock", "what the model's FLOPs take longer at the clock that the device held"),
+    "clock": ("lower clock", "excess time of the model's FLOPs at the clock that the device held"),
     "slow_products": ("slow matmuls", "what matrix products and fused attention take beyond the ideal at that clock"),
-    "recomputation": ("recomputation", "what activation checkpointing computes once more"),
+    "recomputation": ("recomputation", "what activation checkpointing recomputes"),
     "bandwidth": ("memory traffic", "memory-bound kernels, if they moved their bytes at the full bandwidth"),
     "beyond_bandwidth": ("beyond bandwidth", "what memory-bound kernels take longer than at the full bandwidth"),
     "communication": ("communication", "communication that no other kernel hides"),
-    "waiting": ("waiting for ranks", "waiting for other ranks, which only mending those saves"),
+    "waiting": ("waiting for ranks", "waiting for other ranks; only mending those ranks saves it"),
     "gaps": ("gaps", "nothing ran: waiting for the host, or at a synchronization"),
     "input": ("input", "waiting for data and its transfer"),
     "unexplained": ("unexplained", "what is left of the step"),
@@ -198,8 +198,8 @@ def _backward_over_forward(record: RunRecord) -> float | None:
 
 
 def _over_planned(record: RunRecord) -> float | None:
-    """Return the measured over the planned bytes: of the peak, or else of what is held after forward."""
-    # Without a device that counts its tensors, a process's resident size says too little of them.
+    """Return the measured over the planned bytes: of the peak, or else of the level after forward."""
+    # If no device counts its tensors, a process's resident size says too little about them.
     planned, memory = record.planned, record.memory
     if planned is None or memory is None:
         return None
@@ -209,10 +209,10 @@ def _over_planned(record: RunRecord) -> float | None:
     return next((measured / whole for measured, whole in pairs if measured is not None and whole), None)
 
 
-_OVER = "peak allocated over the planned one; where the device does not tell it, what forward left over what it should"
+_OVER = "peak allocated over the planned one; without a device that reports it, the level after forward over its plan"
 _CARDS = "cards of the run: energy and power are their sums, clocks the slowest's, the temperature the highest"
 
-# by the name of each: title, unit, meaning, group, and how it is computed
+# by name: title, unit, meaning, group, and how it is computed
 _COMPUTED: dict[str, tuple[str, str, str, str, Callable[[RunRecord], Any]]] = {
     **{
         f"waterfall_{name}_s": (title, "ms", meaning, "Terms of the waterfall", _term_s(name))
@@ -265,7 +265,7 @@ def _every_figure() -> Iterator[Figure]:
     for name, (title, unit, meaning, group, compute) in _COMPUTED.items():
         yield Figure(title, unit, meaning, name, group=group, compute=compute)
     for of in figures_in(RunRecord):
-        # Other phases hardly multiply: their FLOPs would be columns that are nearly always empty.
+        # Other phases have hardly any FLOPs: their columns would be nearly always empty.
         if not (of.path.startswith("floors.") and ".flops." in of.path) or of.of in ("forward", "backward"):
             of = replace(of, group=of.group or "Steps")
             yield replace(of, compute=_whole_run) if of.path == "duration_s" else of
@@ -289,7 +289,7 @@ QUANTITIES: dict[str, Figure] = {of.name: of for group in GROUPS.values() for of
 # the columns of each list in ``run.json``, by its path; their paths and ``get`` are relative to a row
 LISTS = dict(rows_in(RunRecord))
 
-# the figures of each kind of file, by path: under an empty path those that it has once, then the columns of lists
+# the figures of each kind of file, by path: under an empty path the figures that it has once, then the columns of lists
 FIGURES: dict[type[Part], dict[str, tuple[Figure, ...]]] = {
     RunRecord: {"": tuple(QUANTITIES.values()), **LISTS},
     ImproveRecord: {"": tuple(figures_in(ImproveRecord)), **dict(rows_in(ImproveRecord))},
@@ -321,16 +321,16 @@ PLANNED_COLUMNS = (
     _column("phase", "phase", "text", "part of the step"),
     _column("peak", "peak", "bytes", "most bytes at one time in it, rehearsed"),
     *(_column(f"causes.{cause}", title, "bytes", f"{title} in that peak") for cause, title in CAUSES.items()),
-    _column("workspaces", "workspaces", "bytes", "what cuBLAS keeps to work in"),
+    _column("workspaces", "workspaces", "bytes", "memory that cuBLAS keeps as workspace"),
     FLOOR,
 )
 
 # the columns of a plan's table of settings that would need less
 REMEDY_COLUMNS = (
-    _column("needs", "needs", "bytes", "memory that surely holds it: the peak and a ninth of it, or what is reserved"),
+    _column("needs", "needs", "bytes", "memory that surely suffices: the peak and a ninth of it, or what is reserved"),
     replace(FLOOR, meaning="least time of the step: the sum of its phases' floors that are known"),
     _column("fits", "verdict", "text", "whether it fits into the device"),
-    _column("changes", "may change", "text", "what of the training it may change"),
+    _column("changes", "may change", "text", "what it may change in training"),
     _column("words", "with", "text", "options to be added to the call"),
 )
 
@@ -349,7 +349,7 @@ TRIED_COLUMNS = (
 
 
 def overview() -> dict[str, list[Figure]]:
-    """Return the groups with one entry a family; ``PART`` or ``MOMENT`` stands for what differs in it."""
+    """Return the groups with one entry per family; ``PART`` or ``MOMENT`` stands for the word that differs in it."""
     return {title: list({of.name: of for of in map(_whole_family, group)}.values()) for title, group in GROUPS.items()}
 
 

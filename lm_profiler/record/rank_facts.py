@@ -1,4 +1,4 @@
-"""Own work and waiting of the ranks of a run, and who is slow. Seconds are means over the steps."""
+"""Own work and waiting of the ranks of a run, and which ranks are slow. Seconds are means over the steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lm_profiler.record.parts import BETWEEN_STEPS, PARTS
 # where a rank can be slow: a part of the step, or between steps (validation, checkpoints)
 RANK_PARTS = (*PARTS, BETWEEN_STEPS)
 
-# For whom the others wait. ``straggler``: one rank; ``several``: ranks that are slow together, in the same phase or in
+# Whom the others wait for. ``straggler``: one rank; ``several``: ranks that are slow together, in the same phase or in
 # different ones between two collectives; ``host``: the ranks of one host; ``turns``: another rank each step; ``equal``:
-# nobody waits long; ``unsure``: they wait, and the steps do not say for whom.
+# nobody waits long; ``unsure``: they wait, and the steps do not show for which.
 FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"]
 
 
 class RankSpread(Part):
     """How the seconds of a phase differ over all ranks."""
 
-    least_s: float = figure("least (ms)", "ms", "of the rank with least")
+    least_s: float = figure("least (ms)", "ms", "least of all ranks")
     median_s: float = figure("median (ms)", "ms", "of the median rank")
-    largest_s: float = figure("most (ms)", "ms", "of the rank with most")
+    largest_s: float = figure("most (ms)", "ms", "most of all ranks")
     slowest: int = figure("rank", "count", "the rank with most")
 
 
@@ -52,30 +52,30 @@ class RankTimes(Part):
         return sum(self.waiting_s.values())
 
 
-# why no rank is named although ranks wait: more steps are needed to be sure; one rank was slow in some steps, perhaps
+# why no rank is named although ranks wait: there are too few steps; one rank was slow in some steps, perhaps
 # by chance; or other programs used the machine and may have made it late
 RankDoubt = Literal["few steps", "chance", "shared machine"]
 
 
 class SlowRank(Part):
-    """A rank that takes longer in ``phase`` (one of ``RANK_PARTS``) than those that are not slow there."""
+    """A rank that takes longer in ``phase`` (one of ``RANK_PARTS``) than the ranks that are not slow there."""
 
     rank: int = figure("rank", "count", "that is slow")
     host: str = figure("host", "text", "its machine")
     phase: str = figure("phase", "text", "in which it is slow")
-    excess_s: float = figure("longer by", "ms", "how much longer that takes than on the others, in the mean step")
+    excess_s: float = figure("longer by", "ms", "excess time of that phase over the other ranks, in the mean step")
     low_s: float | None = figure("longer by, low", "ms", "an end of its 95 % interval")
     high_s: float | None = figure("longer by, high", "ms", "an end of its 95 % interval")
     certain: bool
     """Whether neither chance nor, on a shared machine, other programs explain it."""
-    first_step: int = figure("from step", "count", "where it begins to be slow")
-    last_step: int = figure("to step", "count", "where it ends to be slow")
+    first_step: int = figure("from step", "count", "the first step in which it is slow")
+    last_step: int = figure("to step", "count", "the last step in which it is slow")
 
 
 class RankFinding(Part):
     """The ranks that the others wait for, and what mending them would save.
 
-    ``rank``, ``host`` and ``phase`` are known where all slow ranks have the same; for ``turns``, ``phase`` is where the
+    ``rank``, ``host`` and ``phase`` are known if all slow ranks share them; for ``turns``, ``phase`` is where the
     ranks are uneven. ``saves_s`` comes from replaying the steps from collective to collective with the slow ranks as
     fast as the others, or for ``turns`` with every rank at the median of ``phase``.
     """
@@ -89,11 +89,11 @@ class RankFinding(Part):
     )
     phase: str | None = figure("slow phase", "text", "the phase that takes longer there", "slow_phase", default=None)
     excess_s: float | None = figure(
-        "longer by", "ms", "how much longer that takes than the others", "slow_by_s", default=None
+        "longer by", "ms", "excess time of that phase over the other ranks", "slow_by_s", default=None
     )
     saves_s: float | None = figure(
         "mending it saves", "ms",
-        "by how much a step would be shorter if that took what the others take, with its 95 % interval",
+        "by how much a step would be shorter if that phase took as long as on the others, with its 95 % interval",
         "mending_saves_s", interval=("low_s", "high_s"), default=None,
     )  # fmt: skip
     low_s: float | None = figure(
@@ -109,10 +109,10 @@ class RankFinding(Part):
         "others wait", "ms", "how long the other ranks wait for it in the mean step", default=None
     )
     slow: list[SlowRank] = Field(default_factory=list)
-    """The 64 slowest ranks and phases to mend; where the kind is ``unsure``, those that might have to be."""
+    """The 64 slowest ranks and phases to mend; if the kind is ``unsure``, those that may have to be mended."""
     slow_ranks: int | None = figure("slow ranks", "count", "how many ranks the others wait for", default=None)
     steps: int | None = figure(
-        "steps judged", "count", "measured steps that say who waits for whom", "ranks_judged_steps", default=None
+        "steps judged", "count", "measured steps that show who waits for whom", "ranks_judged_steps", default=None
     )
     doubt: Annotated[RankDoubt, Newer] | None = figure(
         "why nobody is named", "text", "few steps, chance, or a shared machine", "ranks_doubt", default=None
@@ -123,8 +123,8 @@ _BY_PHASE = "Own work and waiting by phase"
 WAITING = Figure(
     "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
 )
-OWN_WORK = Figure("own work", "ms", "how long the mean rank works itself in a step")
-HEARD = Figure("ranks heard", "count", "ranks of which waiting is known", "ranks_heard")
+OWN_WORK = Figure("own work", "ms", "how long the mean rank works in a step, without waiting")
+HEARD = Figure("ranks heard", "count", "ranks whose waiting is known", "ranks_heard")
 HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
 
 
@@ -142,19 +142,19 @@ class CollectiveFigures(Part):
     name: str = figure("collective", "text", "its kind, and for FSDP2 the module whose parameters it gathers")
     calls: float = figure("calls", "number", "in a step", "collective_calls")
     seconds: float = figure("time (ms)", "ms", "of all its calls in a step; some may overlap", "collective_s")
-    exposed_s: float = figure("exposed (ms)", "ms", "of that, what no compute hides", "collective_exposed_s")
+    exposed_s: float = figure("exposed (ms)", "ms", "the part of it that no compute hides", "collective_exposed_s")
 
 
 class Ranks(Part):
-    """The ranks of a run, by when each came to the collectives of its steps.
+    """The ranks of a run, judged by their arrivals at the collectives of its steps.
 
-    The figures are of the steps that the run's other figures are of; the finding is of all measured steps.
+    The figures use the same steps as the run's other figures; the finding uses all measured steps.
     """
 
     world: int
     hosts: dict[str, list[int]]
-    """By host, those of the ``world`` ranks that said when they came."""
-    steps: int = figure("steps of waiting", "count", "measured steps of which waiting is known", "waiting_steps")
+    """By host, the ranks of ``world`` that reported their arrivals."""
+    steps: int = figure("steps of waiting", "count", "measured steps whose waiting is known", "waiting_steps")
     step_s: float = figure("step of waiting", "ms", "mean of those steps, over the ranks heard", "waiting_step_s")
     own: dict[str, RankSpread] = _spreads("own", "own work")
     waiting: dict[str, RankSpread] = _spreads("waiting", "waiting")
@@ -169,27 +169,25 @@ class Ranks(Part):
         "{key}: exposed (ms)", "ms", "time of the collectives in {key} that no compute hides", "{key}_exposed_s",
         keys=PARTS, group=_BY_PHASE, place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
-    exposed_source: str | None = figure(
-        "exposed is known from", "text", "what says which collectives compute does not hide", default=None
-    )
+    exposed_source: str | None = figure("exposed is known from", "text", "source of the exposed time", default=None)
     communication_s: float | None = figure(
-        "communication", "ms", "time of a traced step in which collectives go on, waiting included",
+        "communication", "ms", "time of a traced step during collectives, waiting included",
         place=Place.TABLE, default=None,
     )  # fmt: skip
     communication_share: float | None = figure(
         "share of communication", "%", "that time / the traced step's", default=None
     )
     exposed_communication_s: float | None = figure(
-        "exposed communication", "ms", "of that, what no compute of the same rank hides", place=Place.TABLE,
+        "exposed communication", "ms", "the part of it that no compute of the same rank hides", place=Place.TABLE,
         default=None,
     )  # fmt: skip
     collectives: list[CollectiveFigures] = Field(default_factory=list)
-    witness: str = figure("waiting is known from", "text", "what says when each rank came", "waiting_witness")
+    witness: str = figure("waiting is known from", "text", "source of the arrivals", "waiting_witness")
     notes: list[str] = Field(default_factory=list)
 
     @property
     def heard(self) -> Annotated[int, HEARD]:
-        """The number of ranks that said when they came."""
+        """The number of ranks that reported their arrivals."""
         return sum(map(len, self.hosts.values()))
 
     @property

@@ -1,4 +1,4 @@
-"""``run.json``, the record of one run: times of its steps, whose code takes them, and all other parts together."""
+"""``run.json``, the record of one run: times of its steps, the code that takes them, and all other parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-# ruff: noqa: F403, F405  # every class of a record is imported from here; a list of them would be kept by hand
+# ruff: noqa: F403, F405  # all classes of a record can be imported from here, without a list kept by hand
 from lm_profiler.record import machine
 from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.files import *
@@ -38,10 +38,10 @@ class TimeSummary(Part):
 
 
 class Throughput(Part):
-    """Throughput of all ranks at the mean step; tokens are None where the module does not say how many a batch has."""
+    """Throughput of all ranks at the mean step; tokens are None if the module does not report how many a batch has."""
 
     tokens_per_s: float | None = figure(
-        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation the slowest rank's", goes_by_step=True,
+        "tokens/s", "tokens/s", "tokens of a step / its time; in an evaluation the slowest rank's", goes_by_step=True,
         place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
     )  # fmt: skip
     tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
@@ -58,24 +58,24 @@ class StepLevel(Part):
 
 
 class StepPattern(Part):
-    """A pattern that repeats: among ``every`` so many steps, those at the places ``slow`` (from 1) are slower."""
+    """A pattern with a period of ``every`` steps, in which the steps at the places ``slow`` (from 1) are slower."""
 
     every: int = figure("every so many steps", "count", "after how many steps the pattern repeats", "pattern_every")
-    slow: list[int] = figure("slow step", "count", "its place among so many steps", "pattern_slow")
-    extra: float = figure("slower by", "%", "by what share of the level the slowest steps of the pattern differ")
+    slow: list[int] = figure("slow step", "count", "its place in the pattern", "pattern_slow")
+    extra: float = figure("slower by", "%", "how far the slowest steps of the pattern are above the level")
     part: str | None = None  # the part of the step that differs most
 
 
 class Steadiness(Part):
-    """The course of the measured steps, counted from 1, and the steps that the run's figures are of.
+    """The course of the measured steps, counted from 1, and the steps that the run's figures use.
 
-    The mean step is ``level_s + pattern_s + odd_s``, of the longest level, or with a trend of all but ``cut`` steps.
+    The mean step is ``level_s + pattern_s + odd_s``, over the longest level, or with a trend, all but ``cut`` steps.
     """
 
     # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
-    # otherwise; None: too few steps to tell
+    # in other ways; None: too few steps
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
-    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None  # what a noisy run certainly is as well
+    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None  # also certain for a noisy run
     level_s: float | None = figure(
         "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
         interval=("level_low_s", "level_high_s"), default=None,
@@ -83,12 +83,12 @@ class Steadiness(Part):
     level_low_s: float | None = None
     level_high_s: float | None = None
     known_to: float | None = figure("level known to", "%", "half the 95 % interval of the level, over it", default=None)
-    pattern_s: float | None = figure("pattern", "ms", "what every so many-th step adds to the mean step", default=None)
+    pattern_s: float | None = figure("pattern", "ms", "what the pattern adds to the mean step", default=None)
     odd_s: float | None = figure("cost of odd steps", "ms", "what odd steps add to the mean step", default=None)
     pattern: StepPattern | None = None
     rise: float | None = figure("rise", "%", "of a trend: the last step's level over the first's, less 1", default=None)
-    first: int | None = figure("first step told", "count", "the first measured step that figures are of", default=None)
-    last: int | None = figure("last step told", "count", "the last measured step that figures are of", default=None)
+    first: int | None = figure("first step told", "count", "the first measured step that figures use", default=None)
+    last: int | None = figure("last step told", "count", "the last measured step that figures use", default=None)
     levels: list[StepLevel] = Field(default_factory=list)
     lag1: float | None = figure("lag-1", "number", "autocorrelation of a step's time with the next one's")
     cut: int = figure("steps left out", "count", "measured steps left out because they were not level yet")
@@ -105,17 +105,17 @@ class Steadiness(Part):
 
 
 class OddStep(Part):
-    """A measured step far from the others; ``cause`` is also None where it was faster than they were."""
+    """A measured step far from the others; ``cause`` is None if it was faster."""
 
     step: int = figure("step", "count", "a step far from the others")
-    step_s: float = figure("time", "ms", "what it took")
-    ratio: float = figure("ratio", "x", "over what the other steps let expect")
-    part: str = figure("part", "text", "what differed most from its own level")
-    excess_s: float = figure("excess", "ms", "by how much it did")
-    cause: str | None = figure("cause", "text", "what explains at least half of it", default=None)
-    cause_s: float | None = figure("explained", "ms", "how much of it that explains", default=None)
-    beside: str | None = figure("no cause, but", "text", "what differs where no cause is seen", default=None)
-    rank: int | None = figure("rank", "count", "the rank that the cause is of", default=None)
+    step_s: float = figure("time", "ms", "duration of the step")
+    ratio: float = figure("ratio", "x", "over the time that the other steps predict")
+    part: str = figure("part", "text", "the part that differed most from its own level")
+    excess_s: float = figure("excess", "ms", "by how much that part differed")
+    cause: str | None = figure("cause", "text", "what explains at least half of the excess", default=None)
+    cause_s: float | None = figure("explained", "ms", "the excess that the cause explains", default=None)
+    beside: str | None = figure("no cause, but", "text", "what differs although no cause is found", default=None)
+    rank: int | None = figure("rank", "count", "the rank that has the cause", default=None)
 
 
 def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
@@ -124,25 +124,25 @@ def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
 
 
 class StepCounters(Part):
-    """The counters of one measured step of one rank, the ``between_s`` before it included. None is unknown."""
+    """The counters of one measured step of one rank, including the ``between_s`` before it. None is unknown."""
 
     step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
-    rank: int = figure("rank", "count", "whose counters these are", default=0)
+    rank: int = figure("rank", "count", "the rank of these counters", default=0)
     wall_s: float | None = figure("time", "ms", "of the step, on the host", default=None)
-    between_s: float | None = figure("before", "ms", "from the step before to this one", default=None)
+    between_s: float | None = figure("before", "ms", "time between the previous step and this one", default=None)
     gc_s: float | None = figure("garbage", "ms", "in collections of garbage", default=None)
-    gc_generation: int | None = figure("generation", "count", "of the longest of them", default=None)
+    gc_generation: int | None = figure("generation", "count", "of the longest collection", default=None)
     compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
-    compiled: str | None = figure("compiled", "text", "what, and why", default=None)
+    compiled: str | None = figure("compiled", "text", "what was compiled, and why", default=None)
     checkpoint_s: float | None = figure("checkpoint", "ms", "saving checkpoints within the step", default=None)
     cpu_wait_s: float | None = figure("no CPU", "ms", "the training thread was ready and had no CPU", default=None)
     asleep_s: float | None = figure("asleep", "ms", "the training thread was neither running nor ready", default=None)
     cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
-    system_s: float | None = figure("kernel", "ms", "of it in the kernel", default=None)
+    system_s: float | None = figure("kernel", "ms", "CPU time in the kernel", default=None)
     fault_s: float | None = figure("faults", "ms", "the most that page faults took", default=None)
     minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
     major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
-    voluntary_switches: float | None = figure("switches", "count", "waits of a thread for something", default=None)
+    voluntary_switches: float | None = figure("switches", "count", "times that a thread waited", default=None)
     involuntary_switches: float | None = figure("involuntary", "count", "CPUs lost, still wanted", default=None)
     alloc_retries: float | None = figure("retries", "count", "of the allocator, which freed its cache", default=None)
     new_segments: float | None = figure("segments", "count", "that the allocator asked the driver for", default=None)
@@ -151,7 +151,7 @@ class StepCounters(Part):
 
 
 class LoaderFacts(Part):
-    """Rank 0's loader; fewer batches ready at the end than before are prefetched ones that the steps used up."""
+    """Rank 0's loader; if fewer batches are ready at the end than before, the steps used up prefetched ones."""
 
     workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
     ahead: int | None = figure("batches prefetched at most", "count", "by its workers, none taken", "loader_ahead")
@@ -160,7 +160,7 @@ class LoaderFacts(Part):
 
     @property
     def used_up(self) -> int | None:
-        """How many batches prefetched before the measured steps were used up by them; None is unknown."""
+        """The number of batches prefetched before the measured steps that these used up; None is unknown."""
         if self.ready_before is None or self.ready_after is None:
             return None
         return max(self.ready_before - self.ready_after, 0)
@@ -168,11 +168,11 @@ class LoaderFacts(Part):
 
 LIGHTNING = "Lightning"  # the owner of Lightning's own work in its loops
 
-OURS = "lm_profiler"  # the owner of what the profiler's own instruments cost
+OURS = "lm_profiler"  # the owner of the cost of the profiler's own instruments
 
 
 class OwnedTime(Part):
-    """One action in ``other``; the time of an action inside of another one counts for the inner one only.
+    """One action in ``other``; the time of an action inside another one counts only for the inner one.
 
     The owner is a class, ``Lightning``, ``lm_profiler``, or empty for an action that the user has named.
     """
@@ -181,7 +181,7 @@ class OwnedTime(Part):
     action: str = figure("action", "text", "hook, method, or a word for several")
     seconds: float = figure("time", "ms", "of a mean step, without other actions inside of it")
     calls: float = figure("calls", "number", "in a mean step")
-    in_steps: int = figure("in steps", "count", "of the steps that were timed by action, those in which it took time")
+    in_steps: int = figure("in steps", "count", "number of steps timed by action in which it took time")
     least_s: float | None = figure("at least", "ms", "in the step where it took least, over their share", default=None)
 
     @property
@@ -198,7 +198,7 @@ class PythonTime(Part):
     file: str = figure("file", "text", "of the program")
     line: int = figure("line", "count", "its number")
     function: str = figure("function", "text", "what it is in")
-    what: str = figure("what", "text", "what took it: python, torch, library, a package, or a function of C")
+    what: str = figure("what", "text", "what the time went to: python, torch, library, a package, or a C function")
     seconds: float = figure("time", "ms", "of the line's own, in one step")
     calls: int = figure("calls", "count", "how often it was entered in that step")
 
@@ -207,11 +207,11 @@ class BetweenSteps(Part):
     """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
 
     what: str = figure("what passed", "text", "between measured steps")
-    seconds: float = figure("time", "ms", "what it took in all")
+    seconds: float = figure("time", "ms", "total time")
     times: int = figure("times", "count", "how often")
 
 
-ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for something else than a CPU")
+ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for something other than a CPU")
 
 
 class ThreadUse(Part):
@@ -228,12 +228,12 @@ class ThreadUse(Part):
 
 
 class OtherByOwner(Part):
-    """The ``other`` of rank 0 by its owner, in steps after the measured ones whose actions were timed one by one.
+    """The ``other`` of rank 0 by its owner, in steps after the measured ones, whose actions were timed one by one.
 
-    The ``actions`` add up to ``seconds``, timing them included; ``measured_s`` is free of that.
+    The ``actions`` add up to ``seconds``, including the cost of timing them; ``measured_s`` excludes it.
     """
 
-    steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")
+    steps: int = figure("steps timed by action", "count", "steps in which each action was timed", "owner_steps")
     seconds: float = figure("other, timed by action", "ms", "mean in those steps, on the host", "owned_other_s")
     measured_s: float | None = figure(
         "other of rank 0", "ms", "mean of its measured steps, on the host", "rank_0_other_s",
@@ -246,7 +246,7 @@ class OtherByOwner(Part):
 
 _SHARED = {part: word for part, word in WORDS.items() if part != "step"}
 
-# ``unfinished`` is what a run is called while it runs, and what it stays where its process was killed
+# ``unfinished`` is the status of a run while it runs, and for ever if its process was killed
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 
 Verb = Literal["fit", "validate", "test", "predict"]
@@ -263,7 +263,7 @@ class RunRecord(Part):
     started: str
     duration_s: float = figure("whole run", "s", "from the start of the run to its end")
     command: str
-    # options that the command line gave beside the config file, by their name without the dashes
+    # options of the command line besides the config file, by name without the dashes
     overrides: dict[str, str] = Field(default_factory=dict)
     config: dict[str, Any] | None
     environment: machine.Environment | None = within(group="Machine", default=None)
@@ -277,8 +277,8 @@ class RunRecord(Part):
     )  # fmt: skip
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
     between_steps_s: float | None = figure("between steps", "ms", "in no step: validation, epoch ends", default=None)
-    between: list[BetweenSteps] = Field(default_factory=list)  # what that time went to, the longest first
-    # per part, step and forward_backward, each or none: on the device's stream, or the host where there is none
+    between: list[BetweenSteps] = Field(default_factory=list)  # where that time went, the longest first
+    # by part, step and forward_backward, all or none: on the device's stream, or the host's clock without a device
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = figure(
@@ -291,7 +291,7 @@ class RunRecord(Part):
     # median step of each rank; the summaries are of each step's mean over the ranks
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
     loader: LoaderFacts | None = within(group="Steps", default=None)  # None for verbs other than fit
-    # None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own
+    # None if nothing was planned: ``--check_memory=false``, the user's own module or Trainer
     planned: machine.PlannedMemory | None = within(group="Planned memory", default=None)
     memory: machine.MemoryFacts | None = within(group="Memory", default=None)
     throughput: Throughput | None = within(group="Throughput", default=None)
@@ -306,15 +306,15 @@ class RunRecord(Part):
     )  # fmt: skip
     telemetry: machine.Telemetry | None = within(group="GPU", default=None)
     contention: machine.Contention | None = within(group="What else used the machine", default=None)
-    syncs: list[machine.Sync] | None = None  # None where nothing waits for a device, or none was looked for
+    syncs: list[machine.Sync] | None = None  # None if nothing waits for a device, or waits were not searched for
     # None where no step was timed action by action
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
-    # what rank 0's training thread did in each phase of those steps; empty where the system does not say
+    # what rank 0's training thread did in each phase of those steps; empty if the system does not report it
     thread_use: dict[str, ThreadUse] = within(
         group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
         meaning="in {key}, {meaning}", place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
-    # the lines of the program with most of the time that is not torch's, in one step of rank 0
+    # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
     numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None where the precision was not audited
     settings: machine.Settings | None = None
@@ -328,7 +328,7 @@ class RunRecord(Part):
     verdict: Verdict | None = within(group="How it ended", default=None)
     # None where no peak is known, or no step was traced
     waterfall: Waterfall | None = within(group="Waterfall", name="waterfall_{name}", default=None)
-    # None for a single rank, or where nothing says who waited for whom; ``notes`` say why
+    # None for a single rank, or if it is unknown who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
     # what a reader must know before using the figures; shown under the table
     notes: list[str] = Field(default_factory=list)
@@ -336,13 +336,13 @@ class RunRecord(Part):
 
     @property
     def words(self) -> list[str]:
-        """The words for the measured steps, the gravest first; none where the steps are too few."""
+        """The words for the measured steps, the most serious first; none if the steps are too few."""
         shared = ["shared"] if self.contended else []
         return ([] if self.steadiness is None else self.steadiness.words) + shared
 
     @property
     def contended(self) -> bool:
-        """Whether others used the machine: times are then upper bounds, and utilisation says nothing."""
+        """Whether other programs used the machine: times are then upper bounds, and utilisation says nothing."""
         return self.contention is not None and self.contention.shared
 
     @property

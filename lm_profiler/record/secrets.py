@@ -1,6 +1,6 @@
-"""What looks like a secret among a call's options, spelled out as stars before anything is written.
+"""Replaces likely secrets among a call's options by stars before anything is written.
 
-An option is one by its name (``hf_token``, ``apiKey``, ``db.password``), or its value by its form: credentials within
+An option is secret by its name (``hf_token``, ``apiKey``, ``db.password``), or a value by its form: credentials within
 an address, or a token whose issuer marks it (GitHub, GitLab, Hugging Face, OpenAI, Slack, AWS, Google, JSON Web Token).
 """
 
@@ -18,7 +18,7 @@ MASK = "***"
 _NAME = re.compile(
     r"(^|[_.-])(key|keys|apikeys?|token|passwords?|passwd|pwd|passphrase|secrets?|credentials?|authorization|cookie)$"
 )
-# what a tokenizer or a loader has
+# names of tokenizers' and loaders' options, which are not secret
 _NO_NAME = re.compile(r"(^|[_.-])((bos|eos|pad|unk|mask|sep|cls|image|special|next|per)_token|(sort|batch)_key)$")
 
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
@@ -37,7 +37,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """``value`` of the option ``name`` without secrets: a text, a number, or what is nested in lists and mappings."""
+    """Return ``value`` of the option ``name`` without secrets; it may be nested in lists and mappings."""
     if isinstance(value, Mapping):
         return {key: masked(below, name if is_secret(name) else str(key)) for key, below in value.items()}
     if isinstance(value, (list, tuple)):
@@ -50,7 +50,7 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def masked_line(words: Iterable[str]) -> list[str]:
-    """The ``words`` of a command line without secrets, also those nested in YAML."""
+    """Return the ``words`` of a command line without secrets, also those nested in YAML."""
     shown, last = [], ""
     for word in words:
         if not word.startswith("--"):
@@ -63,7 +63,7 @@ def masked_line(words: Iterable[str]) -> list[str]:
 
 
 def masked_option(name: str, value: str) -> str:
-    """The text ``value`` of an option without secrets; YAML with one nested in it is written anew."""
+    """Return the text ``value`` of an option without secrets; YAML that contains one is rewritten."""
     parsed: Any = value
     if ":" in value and not is_secret(name):
         with suppress(yaml.YAMLError, ValueError, RecursionError):
@@ -75,11 +75,11 @@ def masked_option(name: str, value: str) -> str:
 
 
 def holds_secret(words: Iterable[str]) -> bool:
-    """Whether one of ``words`` of a command line, or texts of a config, has one."""
+    """Return whether one of ``words`` of a command line, or texts of a config, has a secret."""
     words = list(words)
     return masked_line(words) != words
 
 
 def masked_text(text: str) -> str:
-    """Return ``text``, an error's message for example, without what looks like a secret by its form."""
+    """Return ``text``, an error's message for example, without values that have the form of a secret."""
     return _MARKED.sub(MASK, _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(MASK, text)))

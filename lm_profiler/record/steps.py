@@ -1,6 +1,6 @@
 """The rows of steps, one for each step and rank, warm-up included, and the files that hold them.
 
-While a run goes on each rank adds to a CSV file of its own; at its end one CSV or Parquet file has the rows of all.
+During a run each rank appends to its own CSV file; at its end one CSV or Parquet file has the rows of all.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lm_profiler.record.files import BEYOND, RecordError, read_plain, write_whol
 from lm_profiler.record.parts import lacked
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 
-# a value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say
+# a value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None if this machine does not report it
 Peaks = tuple[int | None, ...]
 
 UNKNOWN: Peaks = (None,) * len(MEMORY)
 
-# where a row has its times on the device and on the host, and its bytes
+# the slices of a row with its times on the device and on the host, and its bytes
 _DEVICE, _HOST = slice(2, 2 + len(TIMED)), slice(2 + len(TIMED), 2 + 2 * len(TIMED))
 _MEMORY = slice(-1 - len(MEMORY), -1)
 
@@ -40,7 +40,7 @@ _AT_ONCE = 4096  # how many rows are read before they become columns, which take
 
 
 def largest(readings: Iterable[Peaks]) -> Peaks:
-    """Return the largest of each reading; None only where none is known."""
+    """Return the largest of each reading; None only if none is known."""
     columns = zip(UNKNOWN, *readings, strict=True)
     return tuple(max((value for value in column if value is not None), default=None) for column in columns)
 
@@ -49,7 +49,7 @@ def largest(readings: Iterable[Peaks]) -> Peaks:
 class StepRow:
     """One step of one rank: times for each of ``TIMED``, bytes for each of ``MEMORY``, in that order. None is unknown.
 
-    A device that died never says how long its last steps took.
+    The times of the last steps of a device that died are unknown.
     """
 
     step: int
@@ -72,7 +72,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """How pydantic writes and reads an array of ``dtype``, ``width`` values a row, whatever type was sent."""
+    """How pydantic writes and reads an array of ``dtype``, ``width`` values per row, whatever type was sent."""
 
     dtype: DTypeLike
     width: int | None = None
@@ -116,7 +116,7 @@ class StepTable(Sequence[StepRow]):
 
     @staticmethod
     def of(rows: Iterable[StepRow]) -> StepTable:
-        """Return ``rows`` as columns; a table is returned as it is."""
+        """Return ``rows`` as columns; a table is returned unchanged."""
         if isinstance(rows, StepTable):
             return rows
         rows = list(rows)
@@ -211,7 +211,7 @@ def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
 
 
 def append_steps(path: Path, rows: Iterable[StepRow]) -> None:
-    """Add ``rows`` in one go: whatever kills the process leaves whole rows."""
+    """Add ``rows`` in one write, so that a killed process leaves only whole rows."""
     with path.open("ab", buffering=0) as file:
         file.write(_text(map(_fields, rows)).encode())
 
@@ -230,7 +230,7 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
 
 
 def read_steps(path: Path, growing: bool = False) -> StepTable:
-    """Read ``steps.csv``; of a ``growing`` one, all but the line that is being written."""
+    """Read ``steps.csv``; if it is ``growing``, without the line that is being written."""
     content = read_plain(path)
     whole = content[: content.rfind(b"\n") + 1] if growing else content
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(whole), encoding="utf-8", newline=""))
@@ -275,7 +275,7 @@ def _count(field: str) -> int:
 
 STEPS_FILE, COLUMNS_FILE = "steps.csv", "steps.parquet"
 
-# A run with more than both writes ``steps.parquet``. 20,000 rows of CSV are read in 0.3 s, which does not justify
+# A run with more than both writes ``steps.parquet``. Reading 20,000 rows of CSV takes 0.3 s, which does not justify
 # another library; 56,000 rows take 0.6 s, or 0.1 s as Parquet with the import of pyarrow, in a fifth of the bytes
 # (benchmarks/ranks.py).
 FEW_RANKS, FEW_ROWS = 8, 20_000
@@ -289,7 +289,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def begin_rows(folder: Path, rank: int) -> None:
-    """Make the file to which ``rank`` adds its rows, and its folder where this host does not share one."""
+    """Make the file to which ``rank`` adds its rows, and its folder if this host does not share one."""
     folder.mkdir(parents=True, exist_ok=True)
     write_steps(rank_file(folder, rank), ())
 
@@ -301,14 +301,14 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:
-    """Return all rows of a run, each once, by step and rank; ``growing`` where it may not have ended."""
+    """Return all rows of a run, each once, by step and rank; ``growing`` if it may not have ended."""
     columns = folder / COLUMNS_FILE
     first = read_parquet(columns) if columns.exists() else read_steps(folder / STEPS_FILE, growing)
     return with_rows_left(first, folder)
 
 
 def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
-    """Return ``rows`` together with those that further ranks left in ``folder``."""
+    """Return ``rows`` together with the rows that further ranks left in ``folder``."""
     left = [read_steps(path, growing=True) for _, path in sorted(rank_files(folder).items())]
     table = StepTable.joined([StepTable.of(rows), *left]) if left else StepTable.of(rows)
     again = (np.diff(table.step, prepend=-1) == 0) & (np.diff(table.rank, prepend=-1) == 0)
@@ -359,7 +359,7 @@ def as_parquet(table: StepTable) -> bytes:
 
 
 def read_parquet(path: Path) -> StepTable:
-    """Read ``steps.parquet`` back. Columns that a later version may have added are passed over."""
+    """Read ``steps.parquet`` back. Columns that a later version may have added are skipped."""
     try:
         require("pyarrow", str(path))
     except MissingExtra as missing:

@@ -12,7 +12,7 @@ from lm_profiler.record.run_record import Newer, Part, Verb, if_readable, read_a
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
-# How a cell ended. ``interrupted`` counts as missing: it is run again when the sweep goes on.
+# How a cell ended. ``interrupted`` counts as missing: it is run again when the sweep is resumed.
 CellStatus = Literal["ok", "oom", "failed", "timeout", "refused", "interrupted"]
 
 
@@ -42,11 +42,11 @@ class SweepPlan(Part):
 class CellOutcome(Part):
     """How the last try of a cell ended."""
 
-    # A file for each cell: jobs on many machines share no file to append to, and a removed folder is missing again.
+    # A file per cell: jobs on many machines share no file to append to, and a removed folder counts as missing.
     cell: str
     status: Annotated[CellStatus, Newer]
     reason: str | None
-    run: str | None  # its run folder, relative to the sweep's; None where it left no run
+    run: str | None  # its run folder, relative to the sweep's; None if it left no run
     ended: str
     duration_s: float
     exit_code: int | None  # negative for the signal that killed it; None is unknown

@@ -1,4 +1,4 @@
-"""Text and YAML of people, written and read so that nothing in it is lost."""
+"""Users' text and YAML, written and read without loss."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character."""
+    """Return ``text`` with a terminal's control characters spelled out: ``\\x1b`` for the escape character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def well_formed(text: str) -> str:
-    """``text`` with lone surrogates spelled out, as names of files have them: no file takes them, nor JSON."""
+    """Return ``text`` with lone surrogates, which names of files may have, spelled out: files and JSON refuse them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def shortened(name: str, most: int = 48) -> str:
-    """Labels of any length would leave no room for a picture; its end tells most of one."""
+    """Return the end of a long ``name``, its most telling part, so that labels leave room for a picture."""
     return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
 
 
@@ -34,7 +34,7 @@ def short_path(path: str) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3``, or ``ranks 0, 2–5``."""
     several = sorted(ranks)
-    # of consecutive ranks the difference to their place is one
+    # consecutive ranks have the same difference to their place
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(several), lambda each: each[1] - each[0])]
     said = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank{'s' * (len(several) > 1)} {said}"
@@ -42,9 +42,9 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 MOST_BYTES = 1 << 20
 MOST_NODES = 100_000
-DEEPEST = 50  # Levels. The parsers call themselves a few times for each, and Python allows 1000 calls in each other.
+DEEPEST = 50  # levels: the parsers call themselves a few times per level, and Python allows 1000 nested calls
 
-_NULL = "tag:yaml.org,2002:null"  # of ``null``, ``~`` and nothing at all, where no quotes stand around it
+_NULL = "tag:yaml.org,2002:null"  # the tag of ``null``, ``~`` and nothing at all, without quotes
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # a date such as 2001-99-99 and a number of 5000 digits are ValueErrors
@@ -52,11 +52,11 @@ _ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
 
 
 class YamlTextError(ValueError):
-    """It is not to be read as YAML; the message says why, after a name of what it is: "is not YAML at line 2: …"."""
+    """Text is not valid YAML; the message says why and follows the name of the text: "is not YAML at line 2: …"."""
 
 
 def read_text(path: Path) -> str:
-    """The text of ``path``, which may be a pipe and is read once."""
+    """Return the text of ``path``, which may be a pipe and is read once."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)  # /dev/zero has no end
     if len(content) > MOST_BYTES:
@@ -68,11 +68,11 @@ def read_text(path: Path) -> str:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The nodes of ``text``, whose scalars stay text; None where there are none."""
+    """Return the nodes of ``text``, whose scalars stay text; None if there are none."""
     try:
         check_size(text)
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-        yaml.safe_load(text)  # that values can be had
+        yaml.safe_load(text)  # checks that values can be read
         return node
     except YamlTextError:
         raise
@@ -84,7 +84,7 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def text_of(node: yaml.Node) -> str:
-    """A value as it stands on a command line: a scalar as written, anything else in one line of YAML."""
+    """Return a value for a command line: a scalar as written, anything else in one line of YAML."""
     if isinstance(node, yaml.ScalarNode):
         return "null" if node.tag == _NULL else str(node.value)
     return str(yaml.serialize(_flow(node), width=10**6)).strip()
@@ -100,7 +100,7 @@ def _flow(node: yaml.Node) -> yaml.Node:
 
 
 def without(node: yaml.Node, keys: set[str]) -> str:
-    """The text of the mapping ``node`` without some of its keys, whose other scalars stay as they were written."""
+    """Return the text of the mapping ``node`` without some of its keys; other scalars stay as written."""
     kept = [(key, value) for key, value in node.value if key.value not in keys]
     return str(yaml.serialize(yaml.MappingNode(node.tag, kept)))
 

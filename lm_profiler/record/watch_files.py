@@ -1,7 +1,7 @@
-"""The files of a run that is watched until it ends: windows of steps, events, what each rank does now, its last steps.
+"""The files of a watched run: windows of steps, events, what each rank does now, its last steps.
 
 Every rank writes its own files, so that no rank waits for another. All but the last steps are lines of JSON or one
-JSON that is replaced as a whole, so they can be read while the run goes on, also on another machine.
+JSON that is replaced as a whole, so they can be read during the run, also on another machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError, computed_field
 from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_as, read_plain
 from lm_profiler.record.parts import TIMED
 
-# A row of the last steps: 52 bytes. Seconds are those of each of ``TIMED``, on the device where there is one.
+# A row of the last steps: 52 bytes. Seconds of each of ``TIMED``, on the device if there is one.
 ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
 
 # a bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
@@ -41,7 +41,7 @@ class Sketch(Part):
     sum: float = 0.0
     min: float = math.inf
     max: float = 0.0
-    # durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds, by k; those below a nanosecond count as one
+    # counts of durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds, by k; shorter than 1 ns counts as 1 ns
     buckets: dict[int, int] = Field(default_factory=dict)
 
     @staticmethod
@@ -65,7 +65,7 @@ class Sketch(Part):
         return self.sum / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration below which ``share`` of all lie, right to 2 %; None of nothing."""
+        """Return the duration below which ``share`` of all lie, within 2 %; None if there are none."""
         below = 0
         for at in sorted(self.buckets):
             below += self.buckets[at]
@@ -80,10 +80,10 @@ class WatchWindow(Part):
     first_step: int
     steps: int
     began_s: float  # seconds since 1970
-    seconds: dict[str, Sketch]  # of each of the parts of a step that took time, and of the step
-    # the least memory that was seen between steps: the device's, else what the process keeps resident
+    seconds: dict[str, Sketch]  # by part of the step that took time, and of the step
+    # the least memory between steps: the device's, else the process's resident memory
     held_bytes: int | None = None
-    # the most by the end of the window: of the allocator since its last reset, else resident since the process began
+    # the peak by the end of the window: the allocator's since its last reset, else resident since the process began
     peak_bytes: int | None = None
 
     def merged(self, after: WatchWindow) -> WatchWindow:
@@ -110,19 +110,19 @@ class WatchEvent(Part):
         ],
         Newer,
     ]  # fmt: skip
-    # the part of the step that differs most; None where the whole does, or where it is outside of steps
+    # the part of the step that differs most; None if the whole step does, or if it is outside of steps
     part: str | None = None
-    now: float  # what was seen, in seconds; bytes an hour of ``memory``
-    against: float | None = None  # what was to be expected, in the same unit
+    now: float  # the observed value, in seconds; bytes per hour for ``memory``
+    against: float | None = None  # the expected value, in the same unit
     since_step: int | None = None  # the step at which a level began
     cause: str | None = None
     cause_s: float | None = None
     beside: str | None = None
-    full_in_s: float | None = None  # seconds until memory is full, where it grows on like that
+    full_in_s: float | None = None  # seconds until memory is full, at that rate of growth
     times: int = 1  # how often the same has happened since the last event like it
-    cost_s: float | None = None  # seconds that the others have waited for a late rank while it has been late
-    chronic: bool | None = None  # whether the rank was late time and again, and not once
-    trace: str | None = None  # the folder of the trace that was taken because of it
+    cost_s: float | None = None  # seconds that the other ranks have waited for a late rank so far
+    chronic: bool | None = None  # whether the rank was late repeatedly
+    trace: str | None = None  # the folder of the trace that it caused
 
     @property
     def ratio(self) -> float | None:
@@ -130,51 +130,51 @@ class WatchEvent(Part):
 
 
 class WatchStatus(Part):
-    """What a rank does now, and where the time of the whole fit went by now."""
+    """What a rank does now, and where the time of the fit went so far."""
 
     schema_version: Literal[1] = 1
     rank: int = 0
     world_size: int = 1
-    process: str = ""  # the ``process_name`` of who writes
+    process: str = ""  # the ``process_name`` of the writer
     began_s: float  # when fit began, in seconds since 1970
     written_s: float
     ended: bool = False
     steps: int = 0
     phase: str = ""  # the part of the step that runs now
-    ledger: dict[str, float] = Field(default_factory=dict)  # seconds by what they went to; they add up to ``wall_s``
+    ledger: dict[str, float] = Field(default_factory=dict)  # seconds by term; they add up to ``wall_s``
     wall_s: float = 0.0
-    window: WatchWindow | None = None  # the steps that are in no complete window yet
+    window: WatchWindow | None = None  # steps that no complete window has yet
     held_bytes: int | None = None
     traces: bool = True  # whether traces may be taken
     timed: int = 0
     # seconds of all ``timed`` steps by part, on the device's clock where there is one
     seconds: dict[str, float] = Field(default_factory=dict)
-    # of rank 0: the ranks that do not report, and since when on its own clock
+    # on rank 0: the silent ranks, and since when on its own clock
     silent: dict[int, float] = Field(default_factory=dict)
 
-    global_step: int = 0  # the Trainer's count of steps, which goes on where a checkpoint left it
-    resumed_at: int = 0  # that count when this fit began; 0 unless it goes on from a checkpoint
-    # the steps after that checkpoint that the run before this one had already taken; None where none is known
+    global_step: int = 0  # the Trainer's count of steps, which continues from a checkpoint
+    resumed_at: int = 0  # that count when this fit began; 0 unless it resumes a checkpoint
+    # steps after that checkpoint that the previous run had already taken; None if unknown
     repeated: int | None = None
 
     @computed_field  # type: ignore[prop-decorator]  # a property below it is what pydantic asks for
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time that passed in training steps, the first one aside; None before anything."""
+        """The share of the wall time in training steps, without the first one; None at the start."""
         steps_s = sum(seconds for what, seconds in self.ledger.items() if what.startswith(STEPS))
         return steps_s / self.wall_s if self.wall_s else None
 
 
-# where ranks wait for each other: gradients are averaged in the one, sharded parameters are fetched in both
+# phases in which ranks wait for each other: backward averages gradients, both fetch sharded parameters
 WAITED_IN = ("forward", "backward")
 
-STEPS = "step: "  # how terms of the ledger begin that passed in steps
+STEPS = "step: "  # prefix of the ledger's terms within steps
 
 MOST_TRACED = 100  # steps of one trace, whose events torch's profiler keeps in memory until its end
 
 
 class TraceRequest(Part):
-    """What ``lm_profiler trace`` asks of a run."""
+    """The request of ``lm_profiler trace`` to a run."""
 
     steps: int = 2
     rank: int = 0
@@ -205,11 +205,11 @@ def read_status(folder: Path, rank: int = 0) -> WatchStatus:
 
 @dataclass(frozen=True)
 class Watched:
-    """What the files of a watched run say, but for its last steps."""
+    """The content of a watched run's files, except its last steps."""
 
     ranks: list[WatchStatus]
-    windows: list[WatchWindow]  # of rank 0; the last may not be complete
-    events: list[WatchEvent]  # of all ranks, in the order of time
+    windows: list[WatchWindow]  # windows of rank 0; the last may be incomplete
+    events: list[WatchEvent]  # events of all ranks, in the order of time
 
 
 def read_watched(folder: Path) -> Watched:
@@ -219,13 +219,13 @@ def read_watched(folder: Path) -> Watched:
 
 
 def steps_repeated(folder: Path, resumed_at: int) -> int | None:
-    """Return how many steps after ``resumed_at`` the run before ``folder``, of the same name, took; None of none."""
+    """Return how many steps after ``resumed_at`` the previous run of the same name took; None if there is none."""
     earlier: list[tuple[float, int]] = []
     for other in folder.parent.glob("version_*"):
         with suppress(RecordError, OSError, IndexError):
             if other != folder and resumed_at:
                 status = read_status(other)
-                rows = read_last_steps(other)  # a status may be ten seconds old, rows are of the last second
+                rows = read_last_steps(other)  # a status may be ten seconds old, rows one second
                 last = status.global_step + max(int(rows["step"][-1]) - status.steps if len(rows) else 0, 0)
                 if status.resumed_at <= resumed_at <= last:
                     earlier.append((status.began_s, last))
@@ -245,7 +245,7 @@ def read_events(folder: Path) -> list[WatchEvent]:
 
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
-    """Give slow steps in a pass that waits for all ranks, and have no cause of their own, the rank that came late."""
+    """Name the late rank as the cause of slow steps that have no other cause, in passes that wait for all ranks."""
 
     def waited(event: WatchEvent) -> bool:
         return event.cause is None and event.part in WAITED_IN
@@ -261,7 +261,7 @@ def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
-    """Return the rows (``ROW``) of the last steps of ``rank``, as many as were kept."""
+    """Return the kept rows (``ROW``) of the last steps of ``rank``."""
     path = folder / of_rank(LAST_STEPS, rank)
     parts = tuple(read_status(folder, rank).seconds) if (folder / of_rank(STATUS, rank)).exists() else ()
     if parts not in ((), TIMED):  # the rows have no names
@@ -273,7 +273,7 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
 
 
 def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:
-    """Add ``rows`` to ``path`` and keep half to all of ``most_bytes`` of the last ones in it and the file before it."""
+    """Add ``rows`` to ``path``; it and the file before it keep the last rows, half to all of ``most_bytes``."""
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:
             path.replace(_older(path))
@@ -293,7 +293,7 @@ def _older(path: Path) -> Path:
 
 
 def append_lines(path: Path, parts: Sequence[Part]) -> None:
-    """Add a line for each of ``parts`` in one go: whatever kills the process leaves whole lines."""
+    """Add a line for each of ``parts`` in one write, so that a killed process leaves only whole lines."""
     _append(path, "".join(f"{json_of(part)}\n" for part in parts).encode())
 
 
@@ -310,16 +310,16 @@ def _lines(path: Path, form: type[P]) -> list[P]:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
 
 
-_APART_S = 5.0  # how far two readings of one process's begin may be apart, where the time of day was set meanwhile
+_APART_S = 5.0  # most seconds between two readings of one process's start, as the wall clock may be set meanwhile
 
 
 def process_name() -> str:
-    """Return the host, the namespace of process numbers (a container has its own), the number, and when it began."""
+    """Return the host, the namespace of process numbers (a container has its own), the number, and its start."""
     return f"{_where()} {os.getpid()} {psutil.Process().create_time():.0f}"
 
 
 def is_gone(name: str) -> bool:
-    """Return whether the process of this ``process_name`` has ended; False where it ran elsewhere or has no name."""
+    """Return whether the process of this ``process_name`` has ended; False if it ran elsewhere or has no name."""
     where, _, known = name.partition(" ")
     if where != _where():
         return False

@@ -1,5 +1,5 @@
 """Rehearses a step on fake tensors in Lightning's own loop, in a child process.
 
 May use ``callbacks``, whose marks observe the step, and everything below. Never imports ``cli``, which hands over the
-parsed options. An instrument that sends a step it has seen names the function that counts it (``sent.count``).
+parsed options. An instrument that sends an observed step names the function that counts it (``sent.count``).
 """

@@ -43,12 +43,12 @@ from lm_profiler.record.text import short_path
 from lm_profiler.rehearse.strategies import FakeDevice, LinkBytes, Size, buckets, ring_bytes
 from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE_NUMBER
 
-META = torch.device("meta")  # on which fake tensors have their storages
+META = torch.device("meta")  # the device of fake tensors' storages
 
 # yields the size of the next steps' batches, and is sent the bytes that these steps need
 Sizes = Generator[Size, int, None]
 
-_UNLIKE_STEPS, _LEAST = 8, 2  # steps that are looked at where steps may differ: at most, if there is time, and at least
+_UNLIKE_STEPS, _LEAST = 8, 2  # observed steps if steps may differ: at most, if there is time, and at least
 
 
 class CallSites:
@@ -85,7 +85,7 @@ class CallSites:
         self._running.append(module)
 
     def _closed(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._running:  # empty where the step began amid this forward
+        if self._running:  # empty if the step began within this forward
             self._running.pop()
 
 
@@ -120,9 +120,9 @@ class Look:
 
 @dataclass(eq=False, kw_only=True)
 class Rehearsal(Callback):
-    """Has Lightning's loop run steps on fake tensors, and looks at some of them.
+    """Has Lightning's loop run steps on fake tensors, and observes some of them.
 
-    The first step is not looked at: it makes what later steps find, gradients and optimizer states.
+    The first step is not observed: it makes gradients and optimizer states, which later steps find.
     """
 
     world: FakeWorld  # the fake tensors, among which the module was made
@@ -149,7 +149,7 @@ class Rehearsal(Callback):
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
             metric.validate_args = False  # fake tensors have no values to check
-            metric.distributed_available_fn = lambda: False  # nor has what other ranks would send
+            metric.distributed_available_fn = lambda: False  # nor have other ranks' tensors
         if self.world.gpu is not None:
             _step_together(trainer.optimizers)
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
@@ -174,7 +174,7 @@ class Rehearsal(Callback):
     def _batch_ends(self, *_: Any) -> None:
         self._inside.close()
         if not self._phases.is_sure:
-            self._phases.batch_ended()  # raises where this Lightning has no actions to count steps by
+            self._phases.batch_ended()  # raises if this Lightning has no actions to count steps by
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
     # The hooks differ in their arguments, which are not used.
@@ -186,15 +186,15 @@ class Rehearsal(Callback):
 
 @dataclass(eq=False, kw_only=True)
 class RehearsedSizes(Rehearsal):
-    # the sizes. Steps of the first size are looked at phase by phase; of the others only the peak is read.
+    # the sizes. Steps of the first size are observed phase by phase; for the others only the peak is read.
     sizes: Sizes
     # whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a module may
     # skip a step now and then, or do more in every other one, and batches may differ.
     alike: bool = False
     enough_s: float = 1.0  # CPU time for these steps, after which no further one begins
     clock: Callable[[], float] = time.process_time  # seconds of CPU time
-    seen: list[Planned] = field(default_factory=list)  # the steps that were looked at
-    known: bool = False  # whether all steps were looked at that had to be
+    seen: list[Planned] = field(default_factory=list)  # the observed steps
+    known: bool = False  # whether all required steps were observed
 
     def _steps(self) -> Iterator[None]:
         self._strategy.size = next(self.sizes)
@@ -223,12 +223,12 @@ class RehearsedSizes(Rehearsal):
         facts = look.end()
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
         if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
-            raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
+            raise Uncounted("what the CPU's convolution kernels hold while they run is unknown")
         work, sent, module = None, Counter(look.link.by_phase), self.trainer.lightning_module
         with suppress(UncountableError):
             work = replace(look.work(), traffic=None)
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
-        if self._strategy.reduces:  # DDP's own reducer is not there to send them
+        if self._strategy.reduces:  # DDP's own reducer, which sends them, is missing
             trained = sum(each.nbytes for each in module.parameters() if each.requires_grad)
             sent["backward"] += ring_bytes("allreduce", trained, self._strategy.ranks)
         return Planned(
@@ -249,16 +249,16 @@ _DONE = object()
 
 
 def endless(trainer: Trainer) -> None:
-    """Have the loop run until it is ended; learning-rate schedules have asked for the run's own limits by now."""
+    """Remove the loop's limits, which learning-rate schedules have already asked for."""
     trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, -1
-    configs = trainer.strategy.lr_scheduler_configs  # a schedule that monitors a metric would not find it
+    configs = trainer.strategy.lr_scheduler_configs  # a schedule would not find the metric that it monitors
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
 def _step_together(optimizers: Sequence[Optimizer]) -> None:
     """Have optimizers use their multi-tensor (foreach) variants, as they would by default with real tensors on a GPU.
 
-    Adafactor would not (torch/optim/_adafactor.py), nor those that have a learning rate in a tensor.
+    Adafactor would not (torch/optim/_adafactor.py), nor optimizers with a learning rate in a tensor.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -274,12 +274,12 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
         trainer.callback_metrics[name] = kept
 
 
-_NO_DATA = "its data is not allocated yet"  # the words of torch's error where a kernel reads values itself
+_NO_DATA = "its data is not allocated yet"  # the text of torch's error if a kernel reads values itself
 
 
 def reason_of(error: Exception) -> str:
     """Return why a step cannot be rehearsed, with the line of the user's code."""
-    while isinstance(error.__cause__, Exception):  # the parser wraps errors of classes that it makes
+    while isinstance(error.__cause__, Exception):  # the parser wraps errors of classes that it builds
         error = error.__cause__
     files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
     theirs = [(name, line) for name, line in files if not package_of(name) and "site-packages" not in name]
@@ -288,7 +288,7 @@ def reason_of(error: Exception) -> str:
     asked = () if fakes is None else (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
     depends = isinstance(error, (DependsOnValues, *asked))
     if depends or _NO_DATA in str(error):
-        return f"what it does depends on values, which are not known without running it{where}"
+        return f"its work depends on values, which are unknown without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
     if isinstance(error, Uncounted):

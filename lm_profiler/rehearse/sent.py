@@ -27,14 +27,14 @@ from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
-_BATCHES = 4  # the most batches of one step that are rehearsed: the work of more is in proportion
+_BATCHES = 4  # most batches of one step to rehearse: the work of more is in proportion
 
 # Hooks that set a module up: it was set up before it was sent.
 _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
 
 
 def count(sent: SentStep) -> StepWork | str:
-    """Return the work of the step on one rank, or why it is unknown. Only for a process of its own (``prepare``)."""
+    """Return the work of the step on one rank, or why it is unknown. Only for a separate process (``prepare``)."""
     prepare(None)
     if not sent.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -55,10 +55,10 @@ def _rehearsed(sent: SentStep) -> StepWork:
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
         module, batch, optimizers = fake((sent.module, sent.batch, sent.optimizers))
     _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
-    named = {"bfloat16": "float16"} if sent.precision in AS_WIDE else {}  # the dtypes that others were rehearsed for
+    named = {"bfloat16": "float16"} if sent.precision in AS_WIDE else {}  # the run's dtype by the one rehearsed instead
     counting = _Counting(world=world, times=max(sent.batches / _BATCHES, 1.0), named=named)
     trainer = _trainer(sent, counting, batch)
-    # A loader whose endless batches stand for the one that was sent.
+    # A loader whose endless batches stand for the sent one.
     given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": repeat(None)}
     kept = {"return_predictions": False} if sent.verb == "predict" else {}
     try:
@@ -95,7 +95,7 @@ def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
 
 
 class _Shapes(FakeWorld):
-    """Fake tensors whose bytes are not counted, so that kernels of unknown memory (``Uncounted``) are no obstacle."""
+    """Fake tensors whose bytes are not counted, so that kernels of unknown memory (``Uncounted``) do no harm."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ class _Shapes(FakeWorld):
 
 
 class _SentBatches(FakeDevice):
-    """Gives the step the batch that was sent, which was on the device already."""
+    """Gives the step the sent batch, which is already on the device."""
 
     def __init__(self, world: FakeWorld, batch: Any) -> None:
         super().__init__(device=CPU)  # type: ignore[call-arg]
@@ -115,7 +115,7 @@ class _SentBatches(FakeDevice):
 
 
 def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> None:
-    """Have ``module`` use ``optimizers``, and disable its hooks that belong to no step."""
+    """Have ``module`` use ``optimizers``, and disable its hooks outside of steps."""
     hooks = [name for name in dir(LightningModule) if name.startswith("on_") and "_model_" not in name]
     vars(module).update(dict.fromkeys((*hooks, *_NOT_A_STEP), _nothing))
     vars(module)["configure_optimizers"] = lambda: optimizers or None
@@ -139,8 +139,8 @@ class _Motionless(Optimizer):
 
 @dataclass(eq=False, kw_only=True)
 class _Counting(Rehearsal):
-    times: float  # the batches of the step, in multiples of those that are rehearsed
-    named: Mapping[str, str]  # the run's dtypes, by those that were rehearsed in their place
+    times: float  # batches of the step over the rehearsed ones
+    named: Mapping[str, str]  # the run's dtypes, by those rehearsed instead
     seen: StepWork | None = None
 
     def _steps(self) -> Iterator[None]:

@@ -67,7 +67,7 @@ class FakeDevice:
     reduces = has_buckets = False  # whether DDP reduces all gradients, and whether its buckets hold them a second time
     ranks = 1  # the number of ranks; this is rank 0
     size = Size()
-    rows = 1  # how many rows are rehearsed for each row of a batch that is made
+    rows = 1  # rehearsed rows for each row of a real batch
     samples: int | None = None  # samples in a batch of the run; None where that is unknown
     batch_bytes = 0  # bytes of the last batch
 
@@ -75,7 +75,7 @@ class FakeDevice:
         pass  # fake tensors stay where they are
 
     def tensor_init_context(self, empty_init: bool | None = None) -> Any:
-        """Make modules fake that are made under the strategy, as in ``configure_model``."""
+        """Make modules fake that are built under the strategy, as in ``configure_model``."""
         stack = ExitStack()
         stack.enter_context(super().tensor_init_context(empty_init))  # type: ignore[misc]
         stack.enter_context(self.world.inside())
@@ -85,7 +85,7 @@ class FakeDevice:
         pass  # nothing was moved
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        """Return a fake batch of the size that is rehearsed."""
+        """Return a fake batch of the rehearsed size."""
         made, whole = Samples(combined=False)(batch), replace(self.size, batch=self.size.batch * self.rows)
         self.samples = None if made is None else made * self.rows
         rehearsed = self.world.faked(batch, whole)
@@ -100,7 +100,7 @@ class FakeStrategy(FakeDevice, SingleDeviceStrategy):
 
 
 class RankZero(LightningEnvironment):
-    """The surroundings of a rank 0 that nobody has to start, whatever this process's environment says."""
+    """The environment of a rank 0 that needs no launcher, whatever this process's variables are."""
 
     creates_processes_externally = True
 
@@ -111,7 +111,7 @@ class RankZero(LightningEnvironment):
 
 
 class FakeReplica(FakeStrategy):
-    """One of DDP's devices: it holds the whole module, and what others send it is nowhere needed."""
+    """One of DDP's devices: it holds the whole module, and needs nothing from the others."""
 
     copies = False  # whether all gradients are copied into one tensor after backward
 
@@ -151,12 +151,12 @@ class FakeRank(FakeDevice):
         return obj  # rank 0 is the one that sends
 
     def barrier(self, name: str | None = None) -> None:
-        pass  # nobody else comes
+        pass  # no other rank exists
 
 
 def _join(world: FakeWorld, ranks: int) -> None:
-    """Make this process rank 0 of ``ranks``. Only for a process of its own: it replaces code of torch."""
-    from torch.distributed.fsdp import FullyShardedDataParallel  # half a second, for this alone
+    """Make this process rank 0 of ``ranks``. Only for a separate process: it replaces code of torch."""
+    from torch.distributed.fsdp import FullyShardedDataParallel  # takes half a second, needed only here
 
     FAKE_GROUP.find()  # this import registers the backend
     store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not exported
@@ -168,14 +168,14 @@ def _join(world: FakeWorld, ranks: int) -> None:
     def on_cpu(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         construct(wrapper, *args, **{**kwargs, "device_id": CPU})
 
-    # It refuses modules on a CPU unless it is told that they stay there.
+    # It refuses modules on a CPU unless an argument says that they stay there.
     setattr(FullyShardedDataParallel, construct.__name__, on_cpu)
 
 
 def _hide_whole_shapes() -> None:
-    """Have DTensors ask for the shape of all shards together out of sight: they make fake tensors of it to ask.
+    """Have DTensors infer the shape of all shards unseen: they make fake tensors for that.
 
-    Torch does so once for each operator and shape in a run, but each time where tensors are fake.
+    Torch does so once per operator and shape in a run, but every time if tensors are fake.
     """
     ask = WHOLE_SHAPES.find_or(None)
     if ask is None:
@@ -192,7 +192,7 @@ _BUCKET = 25 << 20  # bytes: the default ``bucket_cap_mb`` of torch.nn.parallel.
 
 
 def buckets(module: torch.nn.Module) -> list[Tensor]:
-    """Return the buckets in which DDP reduces gradients: of 25 MiB and the rest of the last parameter, by dtype.
+    """Return the buckets in which DDP reduces gradients: 25 MiB and the rest of the last parameter each, by dtype.
 
     Left out: DDP makes its first bucket smaller, and sparse gradients are in no bucket.
     """
@@ -256,7 +256,7 @@ def _ranks_among(given: list[Any]) -> int:
     for each in given:
         if isinstance(each, str) and each in groups:
             return int(groups[each].size())
-        if isinstance(each, torch.ScriptObject):  # the group comes before how to reduce
+        if isinstance(each, torch.ScriptObject):  # the group precedes the reduction operator
             return int(dist.ProcessGroup.unbox(each).size())
     return dist.get_world_size()
 
@@ -266,7 +266,7 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
 
     Raises:
         Uncounted: The strategy splits the module, and cannot be rehearsed.
-        UsageError: It splits the module over nobody knows how many devices.
+        UsageError: It splits the module over an unknown number of devices.
     """
     kind, options = _named(given)
     if issubclass(kind, SHARDED):
@@ -284,7 +284,7 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
 def _rank_of(kind: type[Strategy], made: Any, given: Mapping[str, Any], world: FakeWorld) -> Strategy:
     """Turn a strategy that was ``made``, or is named so, into a fake one of its own class."""
     if issubclass(kind, DeepSpeedStrategy):
-        raise Uncounted(f"{kind.__name__} splits the module by an engine of its own, which takes no fake tensors")
+        raise Uncounted(f"{kind.__name__} splits the module by its own engine, which takes no fake tensors")
     if str(given.get("devices")) in ("auto", "-1", "None"):
         expected = f"the number of devices over which {kind.__name__} splits the module"
         raise UsageError(f"trainer.devices: expected {expected}, given {given.get('devices')}")

@@ -1,4 +1,4 @@
-"""Show how a sweep goes on: a line for each cell that has ended, and on a terminal a line on what runs."""
+"""Show the progress of a sweep: a line for each cell that has ended, and on a terminal a line on running cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm_profiler.sweep.schedule import OUTPUT_FILE, Watcher, last_lines
 
 
 class LineDisplay(Watcher):
-    """A watcher that prints lines, and on a terminal keeps a last line up to date that says what runs in ``folder``."""
+    """A watcher that prints lines, and on a terminal updates a last line on what runs in ``folder``."""
 
     def __init__(self, folder: Path, console: Console | None, clock: Callable[[], float]) -> None:
         self._folder, self._console, self._clock = folder, console or Console(), clock
@@ -50,7 +50,7 @@ class LineDisplay(Watcher):
             self._live.update(Group(line), refresh=True)  # a Text alone would be wrapped
 
     def progress(self) -> str:
-        """Return how much is done."""
+        """Return the progress as text."""
         raise NotImplementedError
 
     def _say(self, line: str) -> None:
@@ -58,9 +58,9 @@ class LineDisplay(Watcher):
 
 
 class Display(LineDisplay):
-    """Shows how a sweep of ``cells`` in ``folder`` goes on; ``done`` of them have an outcome already.
+    """Shows the progress of a sweep of ``cells`` in ``folder``; ``done`` of them already have an outcome.
 
-    ``slots`` is how many run side by side.
+    ``slots`` is the number that run at the same time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Run cells, one in each slot, each within its time limit, and judge how each ended from what its process left."""
+"""Run cells, one in each slot, each within its time limit, and judge how each ended from the files of its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, Cell
 from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout and stderr
-GRACE_S = 10.0  # seconds between SIGTERM, at which a cell writes its record, and SIGKILL
+GRACE_S = 10.0  # seconds between SIGTERM, on which a cell writes its record, and SIGKILL
 
 _REDRAW_S = 0.5
 _CACHE = "compile_cache"
@@ -40,9 +40,9 @@ def clear(folder: Path, cell: Cell) -> Path:
 
 
 def own_compile_cache(own: Path) -> dict[str, str]:
-    """Return the variables that give a cell a compile cache of its own, below its folder ``own``, while it runs.
+    """Return the variables that give a cell its own compile cache, below its folder ``own``, while it runs.
 
-    With a shared cache only the first cell would compile, so that first steps could not be compared, and a file that a
+    With a shared cache only the first cell would compile, so first steps could not be compared, and a file that a
     killed process left half written would fail every later cell. A cache that the user has set is kept.
     """
     folders = {"TORCHINDUCTOR_CACHE_DIR": own / _CACHE, "TRITON_CACHE_DIR": own / _CACHE / "triton"}
@@ -63,16 +63,16 @@ class _Running:
     device: str | None
     kills: int
     began: float  # the time at which the process began; before that is known, the time of the request
-    # the time of the next signal: SIGTERM, at which the cell may write its record, then SIGKILL
+    # the time of the next signal: SIGTERM, on which the cell may write its record, then SIGKILL
     stop_at: float = math.inf
     asked_to_stop: bool = False
     timed_out: bool = False
 
 
 class Schedule:
-    """Runs ``cells`` in their order, as many at a time as there are ``devices``.
+    """Runs ``cells`` in order, one per entry of ``devices`` at a time.
 
-    ``devices`` are the CUDA_VISIBLE_DEVICES of each slot's cells; None leaves it as it is. ``timeout_s`` is the time
+    ``devices`` are the CUDA_VISIBLE_DEVICES of each slot's cells; None leaves it unchanged. ``timeout_s`` is the time
     limit of a cell, ``environment`` holds variables of every cell, which override those that the schedule sets.
     """
 
@@ -176,9 +176,9 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
 
 def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellStatus, str | None]:
     """Return status and reason: from the run's record, else from what stopped the process, else from its output."""
-    # A record with ``ok`` does not count for a process that was stopped: more was still to be written after the run.
+    # A record with ``ok`` does not count if the process was stopped: it had more to write after the run.
     stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == INTERRUPTED
-    # An interrupted record does not tell a timeout from Ctrl-C, and an unfinished one tells nothing.
+    # An interrupted record does not distinguish a timeout from Ctrl-C, and an unfinished one shows nothing.
     told = None if record is None or record.status in ("interrupted", "unfinished") else record
     if told is not None and not (told.status == "ok" and stopped):
         return cast(CellStatus, told.status), _failure(told)

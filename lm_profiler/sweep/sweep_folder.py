@@ -22,11 +22,11 @@ _TRIES, _PAUSE_S = 50, 0.1  # to wait 5 s for the lock: the cells of a killed sw
 
 
 class SweepFolder:
-    """The folder at ``path``, locked for ``plan``, or for a ``part`` of it beside others, until it is closed.
+    """The folder at ``path``, locked until it is closed for ``plan``, or for a ``part`` of it next to other parts.
 
     ``lock`` is a file descriptor: the folder is locked as long as any process has it open. The server that starts cells
     holds it until they have ended; processes that a cell leaves behind must not hold it. ``cells`` are this process's
-    own, in the order in which they run. A plan that ``grows`` begins with its first cell; those that it had when it was
+    own, in the order in which they run. A plan that ``grows`` begins with its first cell; cells that it had when it was
     killed are in ``plan`` again.
     """
 
@@ -56,7 +56,7 @@ class SweepFolder:
         except UsageError:
             os.close(self.lock)
             raise
-        for name, text in plan.configs.items():  # a sweep that goes on writes the same texts again
+        for name, text in plan.configs.items():  # a resumed sweep writes the same texts again
             (path / CONFIGS).mkdir(exist_ok=True)
             write_whole(path / CONFIGS / name, text, private=holds_secret([text]))
 
@@ -78,7 +78,7 @@ class SweepFolder:
         return not (self.path / PLAN_FILE).exists()
 
     def begin(self) -> None:
-        """Write the plan with its secrets, which the cells need; a plan with secrets is readable for its owner only."""
+        """Write the plan with its secrets, which the cells need; only its owner can read a plan with secrets."""
         words = [word for cell in self.plan.cells for word in cell.arguments]
         private = holds_secret([*words, *self.plan.configs.values()])
         self.plan.write(self.path / PLAN_FILE, private)
@@ -152,14 +152,14 @@ def _is_taken(path: Path) -> bool:
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
-    """Whether the cell has ended by itself, well or badly."""
+    """Whether the cell has ended by itself, with success or failure."""
     outcome = read_outcome(folder, cell.id)
     return outcome is not None and outcome.status != "interrupted"
 
 
 def _identity(plan: SweepPlan, count: int | None) -> tuple[object, ...]:
-    """Return what two plans of one sweep have in common, of their first ``count`` cells."""
-    # A path may be written in another way, or have moved; the configs' contents are compared by their digest.
+    """Return what two plans of one sweep share, for their first ``count`` cells."""
+    # A path may be written differently, or have moved; the configs' contents are compared by digest.
     where = ("--log_dir=", "--config=")
     calls = {cell.id: [word for word in cell.arguments if not word.startswith(where)] for cell in plan.cells[:count]}
     return plan.config_sha256, plan.verb, plan.seed, calls

@@ -1,6 +1,6 @@
 """The options of a sweep, and its cells: their names, their calls, their order, and which of them this process runs.
 
-Values of options stay the text that was written, because the cells' parser reads them. This module is pure.
+Values of options stay text as written, because the cells' parser reads them. This module is pure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SweepPart(NamedTuple):
     of: int
 
     def among(self, cells: Sequence[Item]) -> list[Item]:
-        """Return every ``of``-th of all ``cells``: the same ones, whatever has run by now."""
+        """Return every ``of``-th of all ``cells``: the same ones, whatever has run already."""
         return list(cells[self.number - 1 :: self.of])
 
 
@@ -51,9 +51,9 @@ def part_of(text: str) -> SweepPart:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """Run every combination of some options, each in a process of its own, and keep what became of each.
+    """Run every combination of some options, each in its own process, and keep the outcome of each.
 
-    Started again, it goes on with what is missing. A cell whose folder is removed is missing again.
+    The same command runs the missing cells. A cell whose folder is removed is missing again.
 
     Args:
         file: YAML with any of these options, or the name of a sweep that comes with the package.
@@ -62,16 +62,16 @@ class SweepRequest:
             lists: [1,2],[3,4].
         list: Sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid.
         options: Further options of every cell.
-        verb: What the cells run; may be swept as well, as --grid.verb fit,validate.
+        verb: What the cells run; it can be swept too, as --grid.verb fit,validate.
         repeats: Runs of each cell, in rounds of random order.
         seed: Seed of that order.
         timeout_s: Longest time of a cell in seconds; no limit if not given.
         name: Name of the sweep; if not given, the file's.
         log_dir: Folder of all runs.
-        devices: One cell at a time runs on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES.
+        devices: GPUs as in CUDA_VISIBLE_DEVICES, each with one cell at a time; [0,1],[2,3] are two pairs.
         part: Run a part of the cells, such as 2/8: in a job array, say, each task runs its own.
-        dry_run: Print the cells' calls, one a line, and run none.
-        format: terminal, or json, with the lines on what goes on in stderr.
+        dry_run: Print the cells' calls, one per line, and run none.
+        format: terminal, or json, with progress on stderr.
         command: The whole call.
     """
 
@@ -200,7 +200,7 @@ def _kept_as(paths: Sequence[str]) -> dict[str, str]:
 def run_order(plan: SweepPlan) -> list[Cell]:
     """Return the cells in the order in which they run: each repeat is a pass over all cells in a random order.
 
-    So a drift during the sweep, such as a GPU that grows warm, does not fall on the last cells alone.
+    So a drift during the sweep, such as a GPU that grows warm, does not affect only the last cells.
     """
     draw = random.Random(plan.seed)
     return sorted(plan.cells, key=lambda cell: (cell.repeat, draw.random()))
@@ -237,7 +237,7 @@ def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
         ",".join(f"{labels[option]}={_plain(value) or 'empty'}" for option, value in point.items() if option in told)
         for point in points
     ]
-    count = Counter(name.lower() for name in ids)  # some file systems do not tell a from A
+    count = Counter(name.lower() for name in ids)  # some file systems do not distinguish a from A
     return [
         name if len(name) <= _LONGEST_ID and count[name.lower()] == 1 else _with_digest(name, point)
         for point, name in zip(points, ids, strict=True)
@@ -245,7 +245,7 @@ def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def safe_name(text: str, options: Mapping[str, str]) -> str:
-    """Return ``text`` as a name that any file system accepts, with a digest of ``options`` where it is not that yet."""
+    """Return ``text`` as a name that any file system accepts, with a digest of ``options`` if it had to change."""
     plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
     return text if plain == text.lower() and len(text) <= _LONGEST_ID else _with_digest(plain, options)
 

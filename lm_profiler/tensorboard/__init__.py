@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: a tab of its own (``tab``), HPARAMS and TEXT.
+"""TensorBoard's views of a run: our own tab (``tab``), HPARAMS and TEXT.
 
 May use TensorBoard, ``report``, ``analysis`` and ``record``. Never torch or Lightning.
 """

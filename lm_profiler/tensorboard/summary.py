@@ -1,6 +1,6 @@
-"""TensorBoard's view of a run beside its steps: HPARAMS, and the summary under TEXT.
+"""TensorBoard's view of a run besides its steps: HPARAMS, and the summary under TEXT.
 
-Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written as well.
+Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lm_profiler.report.tables.formats import markdown, plain, render
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, peak_memory
 
-# The suffix of the file. It lies beside that of the run's steps: in a folder of its own it would be a second run.
+# The suffix of the file. It lies next to the file of the run's steps: in its own folder it would be a second run.
 SUFFIX = ".summary"
 
 # The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
@@ -29,7 +29,7 @@ GROUP = "Summary"
 
 
 def write_hparams(entry: Entry) -> None:
-    """Write ``entry`` for TensorBoard into a file of its own in its folder, which replaces that of an earlier try."""
+    """Write ``entry`` for TensorBoard into a separate file in its folder, which replaces the file of an earlier try."""
     for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
     last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
@@ -37,7 +37,7 @@ def write_hparams(entry: Entry) -> None:
 
 
 def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
-    """Write ``summaries``, each with its step, into an event file of their own in ``folder``."""
+    """Write ``summaries``, each with its step, into a separate event file in ``folder``."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -66,7 +66,7 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
         value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
         settings[path] = value if isinstance(value, (bool, int, float, str)) else given
     known = {plain(path): value for path, value in settings.items() if value not in (None, [], {})}
-    # TensorBoard holds no lists, and no number that no float holds: they become text.
+    # TensorBoard holds neither lists nor numbers beyond a float: they become text.
     numbers = {name for name, of in known.items() if isinstance(of, (int, float)) and abs(of) <= sys.float_info.max}
     return {name: value if name in numbers else plain(str(value)) for name, value in known.items()}
 

@@ -1,4 +1,4 @@
-"""The training that is profiled: a LightningModule, its fake data, and options of torch for other people's modules.
+"""The profiled training: a LightningModule, its fake data, and options of torch for users' modules.
 
 May use Lightning, ``measure``, ``models`` and ``record``. Never ``callbacks`` or ``report``. Lightning is imported only
 when its parts are asked for.

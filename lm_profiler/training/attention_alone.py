@@ -1,4 +1,4 @@
-"""Attention by itself as a LightningModule, to see its time and what it keeps for backward, at any length and width."""
+"""Attention alone as a LightningModule, to measure its time and memory for backward, at any length and width."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lm_profiler.usage_error import UsageError, expect
 class AttentionAlone(LightningModule):
     """Attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
 
-    Q, K and V are the module's parameters, so that its memory is what attention is given. Gradients are cleared at the
-    end of each step: the next one begins with Q, K and V alone. There is no optimizer. How many sequences of how many
-    tokens, the data say: see `EmptyBatches`.
+    Q, K and V are the module's parameters, so that its memory is attention's input. Gradients are cleared at the
+    end of each step: the next starts with Q, K and V. There is no optimizer. Data set the number of sequences
+    and tokens: see `EmptyBatches`.
 
     Args:
         d_model: Width of Q, K and V (D).
         attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
-        is_causal: Whether a token sees none of the later ones.
+        is_causal: Whether a token does not see later tokens.
         compile: Compile it with torch.compile.
     """
 
@@ -73,7 +73,7 @@ class AttentionAlone(LightningModule):
         return out_B1TD
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.forward().sum()  # a loss that costs next to nothing to differentiate
+        return self.forward().sum()  # a loss whose derivative costs almost nothing
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.forward()

@@ -1,4 +1,4 @@
-"""Strategies that divide training among processes: ways to average gradients, one's own among them, and FSDP2."""
+"""Strategies that divide training among processes: ways to average gradients, also the user's own, and FSDP2."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FINISH = "finish_gradient_synchronization"
 
 
 class WrappedDDP(DDPStrategy):
-    """Data parallelism by a wrapper of the module, as courses have students write it.
+    """Data parallelism by a wrapper of the module, as students write it in courses.
 
-    ``wrapper`` is a module's class. It is made of the LightningModule, is called as that is, and has
+    ``wrapper`` is a module's class. It wraps the LightningModule, is called like it, and has
     ``finish_gradient_synchronization()``, which is called before clipping and the optimizer's step: then gradients are
     means over the ranks. Where gradients accumulate, that is after each backward, unless the wrapper has ``no_sync()``.
 
@@ -38,7 +38,7 @@ class WrappedDDP(DDPStrategy):
 
     @cached_property
     def wrapper_class(self) -> type[nn.Module]:
-        """The class that ``wrapper`` names. Raises UsageError where there is none, or it lacks what is asked of it."""
+        """The class that ``wrapper`` names. Raises UsageError if there is none, or it lacks the method."""
         named = imported("wrapper", "a class", self.wrapper)
         is_module = isinstance(named, type) and issubclass(named, nn.Module)
         expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
@@ -62,7 +62,7 @@ class WrappedDDP(DDPStrategy):
             getattr(self.model, _FINISH)()
 
     def teardown(self) -> None:
-        """Leave the module as it was: its parameters outlive the wrapper."""
+        """Restore the module, whose parameters outlive the wrapper."""
         for hook in getattr(self.model, "hooks", ()):
             hook.remove()
         self.model = self.lightning_module
@@ -75,7 +75,7 @@ class WrappedDDP(DDPStrategy):
 class _MeanGradients(nn.Module):
     """A wrapper that makes gradients means over the ranks. All ranks have to use the same parameters in a step.
 
-    ``reduces_in_backward`` says whether it exchanges gradients while backward goes on; the instruments read it.
+    ``reduces_in_backward`` says whether it exchanges gradients during backward; the instruments read it.
     """
 
     reduces_in_backward = False
@@ -102,7 +102,7 @@ class _MeanGradients(nn.Module):
 
 
 class NaiveDDP(_MeanGradients):
-    """All-reduces each parameter's gradient by itself, after backward."""
+    """All-reduces each parameter's gradient separately, after backward."""
 
     def finish_gradient_synchronization(self) -> None:
         for gradient in self.gradients():
@@ -148,7 +148,7 @@ class OverlapDDP(_MeanGradients):
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Lightning's ``ModelParallelStrategy`` with the data divided among all processes, and the model within none.
+    """Lightning's ``ModelParallelStrategy`` with the data divided among all processes, without tensor parallelism.
 
     The module shards itself in ``configure_model``, as ours does.
     """
@@ -157,13 +157,13 @@ class FSDP2Strategy(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1)
 
     def setup_environment(self) -> None:
-        # Lightning's own "auto" takes one process a node for data.
+        # Lightning's own "auto" uses one process per node for data.
         setattr(self, DATA_PARALLEL_SIZE.name, self.num_nodes * self.num_processes)
         super().setup_environment()
 
 
 def shard_blocks(model: nn.Module, mesh: Any) -> None:
-    """Have FSDP2 shard each of ``model.blocks``, and what is left of ``model`` together, over the mesh's data ranks."""
+    """Have FSDP2 shard each of ``model.blocks``, and the rest of ``model`` together, over the mesh's data ranks."""
     from torch.distributed.fsdp import fully_shard
 
     tensor_parallel = mesh["tensor_parallel"].size()

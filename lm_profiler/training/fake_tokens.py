@@ -1,4 +1,4 @@
-"""Data of random token ids that never run out and cost next to nothing to make."""
+"""Endless random token ids that cost almost nothing to make."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class TokenSequences(Dataset[Batch]):
         return ENDLESS
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return inputs and targets [B, T]: a whole batch at once, so that there is nothing left to collate."""
+        """Return inputs and targets [B, T]: a whole batch at once, so that nothing has to be collated."""
         ids = self._ids(indices)
         # Two contiguous copies: views of one array would make a slow, strided copy to the device.
         inputs, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return token ids [B, T + 1], from counters: to seed a generator for each sequence would cost more."""
+        """Return token ids [B, T + 1], from counters: seeding a generator for each sequence would cost more."""
         keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64)))
         counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
         bits = _splitmix64(keys[:, None] + counters[None, :])
@@ -72,13 +72,13 @@ class RankSampler(DistributedSampler[int]):
 class FakeTokens(LightningDataModule):
     """Endless batches of random token ids, with the same tokens for the same seed.
 
-    A batch is (inputs, targets), both [B, T] (int64), targets being one token ahead.
+    A batch is (inputs, targets), both [B, T] (int64), and the targets are one token ahead.
 
     Args:
         batch_size: Sequences in a batch, per device.
         context_length: Tokens in a sequence.
         distribution: `uniform` over the vocabulary, or `zipf`: as in text, few ids make up most tokens.
-        seed: Another seed, other tokens.
+        seed: Seed of the tokens.
         num_workers: Processes that make batches; 0 makes them in the training process.
         pin_memory: Put batches in page-locked memory; if not given, on CUDA only.
         vocab_size: Number of token ids; if not given, that of the trained module.

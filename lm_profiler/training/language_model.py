@@ -36,7 +36,7 @@ class KeptMetrics(nn.ModuleDict):
         super().__init__({f"{stage}_{name}": kind() for stage in _STAGES for name, kind in kinds.items()})
 
     def log(self, module: LightningModule, stage: str, loss: Tensor, logits_BTV: Tensor, targets_BT: Tensor) -> None:
-        """Update the metrics of ``stage``, and log them as ``module``'s; the perplexity in float32."""
+        """Update the metrics of ``stage``, and log them through ``module``; perplexity is computed in float32."""
         self[f"{stage}_loss"](loss.detach())
         self[f"{stage}_perplexity"](logits_BTV.detach().float(), targets_BT)
         for name in (f"{stage}_loss", f"{stage}_perplexity"):
@@ -63,21 +63,21 @@ class LanguageModel(LightningModule):
         vocab_size: Number of token ids, which the data follows; the preset's if not given.
         attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
-        activation_checkpointing: Keep only each block's input; compute the rest again in the backward pass.
-        checkpoint_every: The same for so many blocks together; of [8, 2], twos are nested in eights.
+        activation_checkpointing: Keep only each block's input; recompute the rest in the backward pass.
+        checkpoint_every: The same for this many blocks together; [8, 2] nests twos in eights.
         compile: Compile the Transformer with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
         optimizer: `none` runs forward and backward alone, without clipping.
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
-        fused: Fused optimizer kernel; if not given, wherever the device has one and the run can use it.
+        fused: Fused optimizer kernel; if not given, whenever the device has one and the run can use it.
         shard_optimizer_states: Each process of DDP keeps the optimizer's states of a part of the parameters, and sends
             that part to the others after its step (ZeRO stage 1, torch's ZeroRedundancyOptimizer).
         metrics: Keep loss and perplexity with torchmetrics, and log them, as a real training does.
     """
 
     model: Transformer
-    stays = False  # whether the module stays on its device after a run; set where nobody uses it afterwards
+    stays = False  # whether the module stays on its device after a run; set if nothing uses it afterwards
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class LanguageModel(LightningModule):
             activation_checkpointing=activation_checkpointing,
             checkpoint_every=every,
         )
-        attention_function(attention)  # one that cannot be imported is refused before any weight exists
+        attention_function(attention)  # a function that cannot be imported is refused before any weight exists
         self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model, self.compile_mode = compile, compile_mode
@@ -144,7 +144,7 @@ class LanguageModel(LightningModule):
     def check_precision(self) -> None:
         """Raise UsageError for an optimizer that this Trainer's strategy or precision cannot use."""
         strategy, plugin = self.trainer.strategy, self.trainer.precision_plugin
-        # A plan of DDP rehearses a strategy for one device, which is told of how many it is.
+        # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
         rehearsed = getattr(strategy, "world_size", 1) > 1 and isinstance(strategy, SingleDeviceStrategy)
         has_all = not self.shard_optimizer_states or rehearsed or isinstance(strategy, DDPStrategy)
         whole = "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)"
@@ -181,7 +181,7 @@ class LanguageModel(LightningModule):
         make = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
-        # Where nobody else is there, as in a search for slow batches, it keeps all states.
+        # A single process, as in a search for slow batches, keeps all states.
         if self.shard_optimizer_states and torch.distributed.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -189,7 +189,7 @@ class LanguageModel(LightningModule):
         return make(self.parameters(), **options)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients; without an optimizer too, since Lightning's stand-in would let them add up."""
+        """Clear the gradients; also without an optimizer, since Lightning's stand-in would let them add up."""
         if self.optimizer_name == "none":
             self.zero_grad()
         else:

@@ -21,7 +21,7 @@ class TorchOptions:
     Args:
         compile: Compile the parts of the module with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
-        float32_matmul_precision: Multiply float32 as it is (highest), as TF32 (high) or bf16 (medium).
+        float32_matmul_precision: Multiply float32 in full precision (highest), as TF32 (high) or bf16 (medium).
     """
 
     compile: bool = False
@@ -63,7 +63,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What a DataLoader offers any data; what is not given stays as the data has it.
+    """What a DataLoader offers any data; options that are not given stay as in the data.
 
     Args:
         num_workers: Processes that make batches; 0 makes them in the training process.
@@ -88,11 +88,11 @@ class LoaderOptions:
         return self.changed(make())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
-        """Return a copy of ``loader``, which must be of torch's own class, whose arguments alone are known."""
+        """Return a copy of ``loader``, which must be of torch's own class: other arguments are unknown."""
         if type(loader) is not DataLoader:
             raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
         workers = loader.num_workers if self.num_workers is None else self.num_workers
-        # torch refuses a prefetch factor without workers, and a loader that had none has no factor to hand on.
+        # torch refuses a prefetch factor without workers, and a loader without workers has no factor to pass on.
         names = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
         with_workers = names if workers and loader.num_workers else ()
         return DataLoader(

@@ -42,7 +42,7 @@ MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
 
 @dataclass(frozen=True)
 class PartChange:
-    """A part of the step on either side, in seconds: the mean step, of repeats their means' geometric mean."""
+    """A part of the step on either side, in seconds: the mean step, or the geometric mean of the repeats' means."""
 
     part: str
     a_s: float
@@ -55,7 +55,7 @@ class PartChange:
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """A peak on either side, in bytes; of repeats the geometric mean."""
+    """A peak on either side, in bytes, or the geometric mean of the repeats' peaks."""
 
     reading: str
     a_bytes: float
@@ -78,7 +78,7 @@ class RateChange:
 class Comparison:
     """The findings of ``compare``.
 
-    The step's interval holds with ``CONFIDENCE``; those of the other parts hold with it all together (Bonferroni).
+    The step's interval holds with ``CONFIDENCE``; the intervals of the other parts hold together with it (Bonferroni).
     """
 
     a: list[str]  # the folders of A's runs
@@ -88,10 +88,10 @@ class Comparison:
     environment: list[Difference] | None  # None: unknown
     step: PartChange
     forward_backward: PartChange
-    # those that occur, by how much they change the step, the largest first; of several ranks without their waiting,
-    # where all runs know it
+    # phases that occur, those that change the step most first; with several ranks, without their waiting
+    # if all runs know it
     phases: list[PartChange]
-    ranks: list[PartChange]  # own work and waiting of the mean one of several, by their names in the registry
+    ranks: list[PartChange]  # own work and waiting of the mean rank, by their names in the registry
     tokens: RateChange | None
     memory: list[MemoryChange]
     detectable: float | None  # the smallest change of the step, as a share, that runs like these can detect
@@ -149,7 +149,7 @@ def _changed(name: str, a: Side, a_s: float, b_s: float, interval: RatioInterval
 
 
 def _ranks(a: Side, b: Side) -> list[PartChange]:
-    """Means of a run's steps: how they scatter only repeats can tell."""
+    """Return own work and waiting, as means of a run's steps; only repeats show how these scatter."""
     changes = []
     for name in ("own_work_s", "waiting_s"):
         seconds_a, seconds_b = (side.known(QUANTITIES[name]) for side in (a, b))
@@ -179,7 +179,7 @@ _MEMORY_WORDS: dict[Change, MemoryVerdict] = {
 
 
 def _memory(a: Side, b: Side) -> list[MemoryChange]:
-    """Each peak that every run knows."""
+    """Return each peak that every run knows."""
     changes = []
     for reading, quantity in MEMORY.items():
         peaks_a, peaks_b = a.known(quantity), b.known(quantity)
@@ -191,7 +191,7 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
 
 
 def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioInterval | None:
-    """One run against one is enough: the allocator does the same in each run of a program, the system only nearly."""
+    """Return the ratio's interval. Two runs suffice: an allocator's peaks repeat exactly, the system's only nearly."""
     if max(len(a), len(b)) > 1:
         return repeats_interval(a, b, CONFIDENCE)
     if not a[0] or not b[0]:
@@ -201,7 +201,7 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
 
 
 def _scatter(a: Side, b: Side, spread: ProcessSpread) -> list[str]:
-    """Return what so many runs a side cannot say, or what their order in time may fake."""
+    """Return notes on what this number of runs per side cannot show, or what their order in time may fake."""
     runs, notes = (len(a.runs), len(b.runs)), []
     if runs == (1, 1):
         known = "were seen to" if spread.learned else "are taken to"
@@ -222,22 +222,22 @@ def _scatter(a: Side, b: Side, spread: ProcessSpread) -> list[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its measured steps, one row a step; there is at least one."""
+    """A run with its measured steps, at least one, one row per step."""
 
     folder: Path
     record: RunRecord
     steps: list[StepRow]
-    model: StepModel  # of the steps; figures are of its stretch
+    model: StepModel  # of the steps; figures use its stretch
     # what the mean rank waits for others in each part, where that is not the part's own
     waits_s: Mapping[str, float] = field(default_factory=dict)
 
     def mean(self, part: str) -> Interval:
-        """The mean of ``part`` in a step; of fewer than three steps its interval has no end."""
+        """The mean of ``part`` in a step; with fewer than three steps its interval is unbounded."""
         x = np.array([row.time(part) for row in self.steps])
         here = float(x[self.model.first : self.model.end].mean())
         known = self.model.interval_of(x) or Interval(here, -math.inf, math.inf)
         own_s = max(known.mean - self.waits_s.get(part, 0.0), 0.0)
-        # As uncertain as with the waiting: how that scatters from step to step is not recorded.
+        # As uncertain as with the waiting, whose scatter from step to step is not recorded.
         return Interval(own_s, known.low - known.mean + own_s, known.high - known.mean + own_s, known.lag1)
 
 
@@ -252,7 +252,7 @@ class Side:
         return [run.mean(part) for run in self.runs]
 
     def typical_s(self, part: str) -> float:
-        """The mean step; of repeats the geometric mean of their means, which is what their ratio compares."""
+        """The mean step; for repeats the geometric mean of their means, which their ratio compares."""
         return typical([own.mean for own in self.means(part)])
 
     def occurs(self, part: str) -> bool:
@@ -270,7 +270,7 @@ def typical(values: Sequence[float]) -> float:
 
 
 def without_waiting(*sides: Side) -> list[Side]:
-    """Phases as their ranks' own work, where all runs know it: one that ends in a collective holds waiting as well."""
+    """Return phases without waiting, if all runs know it: a phase that ends in a collective contains waiting."""
     ranks = [run.record.ranks for side in sides for run in side.runs]
     if None in ranks:
         return list(sides)
@@ -278,7 +278,7 @@ def without_waiting(*sides: Side) -> list[Side]:
 
 
 def _waits_s(ranks: Ranks | None) -> dict[str, float]:
-    """Return the waiting seconds of the mean rank by part; of the median rank where not each is known."""
+    """Return the waiting seconds of the mean rank by part; of the median rank if not every rank's is known."""
     if ranks is None:
         return {}
     waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
@@ -309,7 +309,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
 
 
 def _one_of_each(said: Sequence[tuple[Path, str]], runs: int) -> list[str]:
-    """Return a note for each kind of what was said of runs, with the first of them: twenty alike are read by nobody."""
+    """Return a note for each kind of what was said of runs, with its first run: nobody reads twenty equal notes."""
     alike: dict[str, list[tuple[Path, str]]] = {}
     for folder, text in said:
         alike.setdefault(re.split("[:(]", text)[0], []).append((folder, text))
@@ -321,7 +321,7 @@ def _one_of_each(said: Sequence[tuple[Path, str]], runs: int) -> list[str]:
 
 def _measured(entry: Entry) -> list[StepRow]:
     """Measured steps, the mean over the ranks, with the device's time."""
-    if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
+    if entry.record is None or not entry.record.steps:  # the run ended before its first step, so it has no steps.csv
         return []
     steps = mean_over_ranks(entry.rows.of_stages("measure"))
     return [row for row in steps if row.seconds is not None]
@@ -345,13 +345,13 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
 
 
 def _reason(entry: Entry) -> str:
-    """Why it did not end well; further lines are remedies."""
+    """Return why the run failed, without the further lines, which are remedies."""
     return (entry.reason or "no reason given").partition("\n")[0]
 
 
 def _as_repeat(first: Run, other: Run) -> list[str]:
-    """Return in what the surroundings of two repeats differ; in nothing else may they."""
-    passed_over = SEEDS | {"program"}  # whose own words may hold a seed, too
+    """Return what differs in the environments of two repeats; nothing else may differ."""
+    passed_over = SEEDS | {"program"}  # the program's own arguments may hold a seed too
     config = [each for each in in_config(first.record, other.record) if each.path not in passed_over]
     for difference in (*unlike(first.record, other.record), *config):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""In what two runs differ: the work they did, their configs, what they ran on."""
+"""How two runs differ: in the work they did, in their configs, in what they ran on."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Difference:
 
 
 def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """Why the times of the two say nothing about each other: another device, another model, more or less work.
+    """Return why two runs' times cannot be compared: another device, another model, more or less work.
 
-    Precision, compilation, attention, optimizer or versions are no such reason: they are what one compares.
+    Precision, compilation, attention, optimizer or versions are no such reason: they are what users compare.
     """
     work_a, work_b = _work(a), _work(b)
     return [
@@ -38,7 +38,7 @@ def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
 
 
 def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """Options by their dotted path; of runs without a config the module's facts and the words of the program."""
+    """Return differing options by dotted path; for runs without a config, module facts and program arguments."""
     if a.config is None or b.config is None:
         return _between(_without_config(a), _without_config(b))
     return _between(a.config, b.config)
@@ -49,7 +49,7 @@ def _without_config(run: RunRecord) -> dict[str, Any]:
 
 
 def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
-    """Versions, driver, flags, threads, git commit; None where a run was killed before it told them."""
+    """Return differing versions, driver, flags, threads, git commit; None if a run was killed before it stored them."""
     if a.environment is None or b.environment is None:
         return None
     differences = _between(a.environment.model_dump(), b.environment.model_dump())

@@ -17,8 +17,8 @@ Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
 MARGIN = 0.01  # a change of less than 1 % is not called one
 
-# the confidence of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries,
-# and steps that are not what a model of them says take their share of that
+# the confidence of a comparison's intervals: equal programs must be called different in fewer than 5 % of all tries,
+# and steps that do not follow the model use up part of these 5 %
 CONFIDENCE = 0.97
 
 _OF_95 = NormalDist().inv_cdf(0.975)
@@ -39,7 +39,7 @@ class RatioInterval:
 def single_interval(
     a: Interval, b: Interval, confidence: float = CONFIDENCE, spread: ProcessSpread = ASSUMED_SPREAD
 ) -> RatioInterval | None:
-    """Return the ratio of the mean steps of one run each, B over A; None where one is not positive, or nothing is said.
+    """Return the ratio of the mean steps of one run each, B over A; None if one is not positive, or it is too wide.
 
     A process keeps its memory layout, its cores and its neighbours from its first step to its last (Kalibera & Jones
     2013, ISMM, section 4): the means' own intervals are widened by how far processes differ.
@@ -53,7 +53,7 @@ def single_interval(
 
 
 def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval | None:
-    """Return the ratio of geometric means, B over A, of one figure a run, with Student's t interval of the logarithms.
+    """Return the ratio of geometric means, B over A, of one figure per run, with Student's t interval of logarithms.
 
     Two or three runs say little about how runs differ: Student's quantile knows that, a bootstrap of so few does not
     (Georges et al., OOPSLA 2007, section 3). Both sides are taken to scatter alike, which lets a side with a single run
@@ -88,7 +88,7 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
     """Return the smallest true change, as a share, that would be called in four of five tries with data like these.
 
     (z + 0.842) / z half widths for a normal estimate, where z is the quantile that belongs to the interval's confidence
-    (Lehr 1992, Statistics in Medicine 11:1099). What was seen is seen again.
+    (Lehr 1992, Statistics in Medicine 11:1099). That assumes that the data repeat.
     """
     half_width = (interval.high - interval.low) / 2.0
     z = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
@@ -96,14 +96,14 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
 
 
 def detectable(spread: ProcessSpread, runs: int) -> float:
-    """Return the same for ``runs`` a side of processes that differ by ``spread``; several show by how much they do."""
+    """Return the same for ``runs`` per side, of processes that differ by ``spread``; several runs measure it."""
     off = spread.std * math.sqrt(2.0 / runs)
     reach = student(2.0 * runs - 2.0 if runs > 1 else spread.freedom, CONFIDENCE)
     return max(MARGIN, math.expm1(off * (reach + NormalDist().inv_cdf(0.8))))
 
 
 def _told(ratio: float, half_width: float, confidence: float) -> RatioInterval | None:
-    """Return the interval whose half is a difference of logarithms; None where it says nothing."""
+    """Return the interval with this half width in logarithms; None where it is too wide."""
     if 2.0 * half_width > math.log(WIDEST):
         return None
     return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), confidence)

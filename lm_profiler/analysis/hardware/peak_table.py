@@ -1,8 +1,8 @@
-"""Datasheet peaks, one row a product: TFLOP/s without sparsity, GB/s of memory, and where each figure stands.
+"""Datasheet peaks, one row per product: TFLOP/s without sparsity, GB/s of memory, and the source of each figure.
 
 NVIDIA's sheets since Ampere print tensor figures "with sparsity"; half of that is the dense figure, and only
 that is kept here. GeForce cards run fp16 and bf16 at half rate when they accumulate in fp32, which is what
-training does, so theirs is the whitepapers' "with FP32 accumulate" row. An empty place is unknown; it stays
+training does, so theirs is the whitepapers' "with FP32 accumulate" row. An empty field is unknown; it stays
 empty until somebody can cite it. Not here: products whose name does not say which of two chips it is, e.g.
 "NVIDIA H100".
 """
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
     Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
     DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO 6000,
-    MI300X and MI325X in other public logs. The rest is remembered, and yet to be cited. Drivers differ by 0.2: the
+    MI300X and MI325X in other public logs. The others have no citation yet. Drivers differ by 0.2: the
     least is taken, rounded down. ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver
     keeps for itself.
     """

@@ -1,4 +1,4 @@
-"""What the hardware can do at best, how much of it a step uses, the floor of each phase, and who else was there.
+"""What the hardware can do at best, how much of it a step uses, the floor of each phase, and what else ran there.
 
 A device is looked up by the whole of the name that its driver reports, or not at all. A near miss ("NVIDIA H100 PCIe"
 for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure that is wrong by a factor. Where no
@@ -36,12 +36,12 @@ MEASURED_PRODUCT = "a large matrix product, measured after the run"
 GIVEN = "given with --peak_tflops"
 MEASURED_COPY = "a large copy, measured after the run"
 
-BEATEN = 1.05  # a rate, or a floor, that is beaten by more than this is none: noise cannot explain it
-LEAST_S = 1e-6  # a floor below this is none: a kernel's launch takes longer, whatever the kernel does
+BEATEN = 1.05  # a rate, or a floor, that a step beats by more than this is wrong: noise cannot explain it
+LEAST_S = 1e-6  # a floor below this says nothing: any kernel's launch takes longer
 
 _FLOAT32: dict[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
-_MUCH = 0.10  # of what the CPUs could do: it costs caches, memory bandwidth and clock where nobody had to wait
+_MUCH = 0.10  # share of the CPUs' time; it costs caches, memory bandwidth and clock even if nobody waits
 _ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
 
 
@@ -58,7 +58,7 @@ class Work:
 
     flops: Mapping[str, int] | None
     bytes: int | None
-    on_the_bus: bool = False  # whether the bytes are between host and device, of whose bandwidth nothing is known
+    on_the_bus: bool = False  # whether the bytes cross the bus between host and device, whose bandwidth is unknown
 
 
 def bandwidth(device_name: str) -> Rate | None:
@@ -75,7 +75,7 @@ def peak(device_name: str, dtype: Dtype) -> Rate | None:
 
 
 def _normalised(name: str) -> str:
-    """Neither case, blanks, nor the leading "NVIDIA" that older drivers leave out matter; all else does."""
+    """Return ``name`` without case, blanks and the leading "NVIDIA" that older drivers leave out."""
     return " ".join(name.split()).casefold().removeprefix("nvidia ")
 
 
@@ -137,7 +137,7 @@ def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
 
 
 def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
-    """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
+    """Return the measured clock over the datasheet's; None for a measured rate, which already reflects the clock."""
     if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
         return None
     if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
@@ -147,7 +147,7 @@ def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: in
 
 
 def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float) -> float | None:
-    """Return the clock at which a device of so many multiprocessors has its datasheet's dense peak.
+    """Return the clock at which a device with these ``multiprocessors`` has its datasheet's dense peak.
 
     A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
     on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the peak tells the clock up to
@@ -204,15 +204,15 @@ def judge_utilisation(
 
 
 def per_second(count: float | None, step_s: float | None) -> float | None:
-    """``count`` things of a step, over all devices, per second; None where either is unknown."""
+    """Return ``count`` of a step, over all devices, per second; None where either is unknown."""
     return None if count is None or step_s is None else count / step_s
 
 
 def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
     """Return the floor of a phase that took ``took_s`` seconds.
 
-    A floor in bytes that the phase beat tells that its bytes lay in caches: then the FLOPs alone are its floor. One in
-    FLOPs that it beat tells that the peak is not the device's: then there is none.
+    If the phase beat its floor in bytes, its bytes lay in caches: then only the FLOPs make its floor. If it beat its
+    floor in FLOPs, the peak is not the device's: then it has no floor.
     """
     compute_s, memory_s = _compute_s(work.flops, rates), None
     if work.bytes is not None and rates.bytes_per_s and not work.on_the_bus:
@@ -246,7 +246,7 @@ def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, f
 
 
 def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
-    """Seconds of products that run one after the other; None where those of a dtype, or its rate, are unknown."""
+    """Return seconds of matmuls run one after the other; None where FLOPs or rate of a dtype are unknown."""
     if flops is None:
         return None
     seconds = 0.0
@@ -263,7 +263,7 @@ def _beaten(floor_s: float, took_s: float | None) -> bool:
 
 
 def contention_lines(contention: Contention | None) -> list[str]:
-    """Return what took CPU time or the GPU from the run, a phrase each; none where nothing did, or nobody knows."""
+    """Return a phrase for each thing that took CPU time or GPU from the run; empty if nothing did, or it is unknown."""
     if contention is None:
         return []
     said, whole_s = [], contention.wall_s * contention.cpus

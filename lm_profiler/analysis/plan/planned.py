@@ -36,25 +36,25 @@ SETTINGS = (
 class Planned:
     """Bytes and work of one step, by phase."""
 
-    peaks: Mapping[str, int]  # the most at one time
-    causes: Mapping[str, MemoryCauses]  # what the peak consisted of
+    peaks: Mapping[str, int]  # the most bytes in use at one time
+    causes: Mapping[str, MemoryCauses]  # what each peak consisted of
     batch: int | None = None  # samples in a batch; None where that is unknown
     context: int | None = None  # tokens in a sequence; None where that is unknown, or cannot be changed
     # the largest batch, or context, that fits: 0 where none does, None where it was not looked for
     largest: int | None = None
-    compiled: bool = False  # whether the run would be compiled: its step was rehearsed as it is without
+    compiled: bool = False  # whether the run would be compiled: its step was rehearsed uncompiled
     work: Mapping[str, Work] = field(default_factory=dict)  # what each phase has to do at least
     float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
     settings: Mapping[str, Any] = field(default_factory=dict)  # of ``SETTINGS``, those that the call has, by name
     held: MemoryLevels | None = None  # what is held at moments of the step
     model: ModelFacts | None = None  # of the module
     largest_unknown: str | None = None  # why the largest was not found, where it was looked for
-    steps: Sequence[int] = ()  # The peak of each step that was rehearsed. What is told is the largest of them.
-    taken_for_one: Sequence[str] = ()  # lines that made a float of a number that nobody knew: it was taken to be 1
-    buckets: int | None = None  # bytes of DDP's buckets, in the rest of each phase's peak; None where there are none
-    gathered: int = 0  # bytes of weights that are gathered from other ranks, in the rest: the most at one time
-    workspaces: int | None = None  # bytes that libraries keep to work in, in each phase's peak; None on the CPU
-    # what the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves
+    steps: Sequence[int] = ()  # the peak of each rehearsed step; the largest is reported
+    taken_for_one: Sequence[str] = ()  # lines that converted an unknown number to a float: it was taken to be 1
+    buckets: int | None = None  # bytes of DDP's buckets, in the rest of each phase's peak; None without buckets
+    gathered: int = 0  # most bytes at one time of weights gathered from other ranks, in the rest
+    workspaces: int | None = None  # bytes of library workspaces, in each phase's peak; None on the CPU
+    # bytes that a GPU's allocator reserves for these steps; None on the CPU
     reserved: int | None = None
     ranks: int = 1  # the number of ranks of the run; rank 0 was rehearsed
     # bytes that the collectives of each phase put on a rank's link
@@ -76,9 +76,9 @@ class Planned:
 
     @property
     def growth(self) -> int | None:
-        """Bytes by which each step that was rehearsed needed more than the one before, at least; None if one did not.
+        """Least bytes by which each rehearsed step needed more than the one before; None if one did not.
 
-        By chance so few batches grow as well, but not evenly.
+        So few batches may also grow by chance, but not evenly.
         """
         more = [after - before for before, after in pairwise(self.steps)]
         steadily = len(more) >= _SURELY_GROWS and 0 < max(more) <= 2 * min(more)
@@ -95,12 +95,12 @@ _SURELY_GROWS = 3  # steps one after the other that need more than the one befor
 
 
 def needed(peak: int, reserved: int | None) -> int:
-    """Return the least bytes that surely hold it: a tenth of them is beyond the peak, none beyond ``reserved``."""
+    """Return the least memory that surely holds the run: a tenth of it is beyond the peak, none beyond ``reserved``."""
     return max(ceil(peak / ROOM), reserved or 0)
 
 
 def fits(planned: Planned, has: int) -> bool | None:
-    """Return whether the run fits into ``has`` bytes; None where nobody can tell, as of steps that grow."""
+    """Return whether the run fits into ``has`` bytes; None if that is unknown, as when steps grow."""
     if planned.needs <= has:
         return True if planned.growth is None else None
     return False if planned.certain > has else None
@@ -129,7 +129,7 @@ class PlannedFloors:
 
     @property
     def unknown(self) -> list[str]:
-        """Phases whose floor is not in the step's."""
+        """Phases whose floor is missing in the step's."""
         return [phase for phase in self.by_phase if self.of(phase) is None]
 
 
@@ -146,15 +146,15 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the verb ``plan`` answers, of one device."""
+    """What the verb ``plan`` answers for one device."""
 
     planned: Planned
     device: Capacity
-    fits: bool | None  # None where nobody can tell, as of steps that grow
+    fits: bool | None  # None if that is unknown, as when steps grow
     needs_bytes: int  # the least that surely holds the run
-    largest_context: int | None  # that fits, as ``planned.largest`` is the largest batch
+    largest_context: int | None  # the largest context that fits; ``planned.largest`` is the largest batch
     floor_s: float | None  # of the step; None where no peaks of the device are known
-    smaller: Sequence[Alternative]  # settings that would need less, where it does not surely fit
+    smaller: Sequence[Alternative]  # settings that would need less, if the run may not fit
 
 
 def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None = None) -> PlannedFloors:
@@ -168,7 +168,7 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
     return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates, sent_s)
 
 
-# the compute capability that is planned for where it is unknown: no GPU gives its libraries larger workspaces
+# the compute capability to plan for where it is unknown: libraries' workspaces are largest on it
 ANY_GPU = (9, 0)
 
 _NEAR = 0.7  # how alike two words must be (``difflib``'s ratio) for one to be proposed for the other
@@ -178,10 +178,10 @@ _SHOWN = 5  # names in a message
 # words that people leave out; without them a name still means one product
 _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation", "sxm"}
 
-# words that make another product of a number: nobody leaves them out
+# words that distinguish products with the same number: nobody leaves them out
 _OTHER_PRODUCT = {"ti", "super", "laptop"}
 
-_ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}  # SXM, though their names do not say it
+_ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}  # SXM boards, though their names do not say so
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ _MOST = 12  # sizes that are tried
 
 
 def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, int, int]:
-    """Asks what other sizes than ``begin``, which needs ``needed`` bytes, need; returns the largest within ``room``.
+    """Ask for the needs of sizes besides ``begin``, which needs ``needed`` bytes; return the largest within ``room``.
 
     What a step needs is a convex function of its batch, and of its context: the most of several sums, each of which
     grows in proportion, or as a square. So a line through two sizes that fit meets ``room`` too late, and one through a
@@ -256,7 +256,7 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
         if 2 * widths[-1] > widths[-3] < inf:
             stuck += 1
             n = (low + high) // 2 if stuck % 2 else _meets(known, low, high, 0.998 * room)
-        elif turn % 2 or not above:  # half, where nothing fits yet: a step also needs what does not grow
+        elif turn % 2 or not above:  # half, where nothing fits yet: a step also has a fixed need
             n = _meets(known, fitting[-2], low, room) if low else high // 2
         else:
             n = _meets(known, low, high, room)

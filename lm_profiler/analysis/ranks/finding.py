@@ -1,4 +1,4 @@
-"""For whom the others wait: one rank, several, one host, another one each time, or nobody."""
+"""Which ranks the others wait for: one rank, several, one host, ranks in turns, or none."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
 from lm_profiler.analysis.ranks.waiting import RanksWork
 from lm_profiler.record.run_record import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
-_MOST = 0.5  # the share of a rank's lateness that other programs may have made, for it to be still its own doing
+_MOST = 0.5  # the largest share of a rank's lateness that other programs may cause for the rank to be blamed
 
-_WORTH = 0.02  # the share of the step that mending must save at least to be told
+_WORTH = 0.02  # the least share of the step that mending must save to be reported
 
-_JITTER = 0.05  # the share of the step that evening a part must save, where no rank is the slow one
+_JITTER = 0.05  # the least share of the step that evening a part must save, if no single rank is slow
 
-# the share of what mending all saves, by which less is saved without a rank's part, for that to be named
+# a rank's part is named if mending all ranks without it saves less by this share
 _MATTERS = 0.1
 
-_ALONE = 4  # more ranks that are slow in one part are mended together or not at all
+_ALONE = 4  # more ranks than this that are slow in one part are mended together or not at all
 
-# standard deviation over mean, of a part of one rank beside the others' in the same step: below, it is plain noise
+# standard deviation over mean of a rank's part relative to the others' in the same step: below this it is plain noise
 _UNEVEN = 0.20
 
 _CHANCE = 2.33  # the normal quantile of one in a hundred
 
-_ONE = 0.8  # the share of all waiting above which the rank that causes it does not take turns with others
+_ONE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
 
 _COUNTED = ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
 
@@ -43,14 +43,14 @@ _MOST_KEPT = 64
 class Contended:
     """Seconds that other programs can have added to the mean step of each rank."""
 
-    # what the training thread was ready to run and had no CPU, and what caches, memory and cores that are shared may
-    # have slowed its running by, which is taken to be the share that others had
+    # how long the training thread was ready to run without a CPU, plus how much shared caches, memory and cores may
+    # have slowed it, which is taken to be the share that other programs used
     added_s: Sequence[float | None]
-    # what its other threads may have waited for a CPU: nobody counts that, but the thread slept meanwhile
+    # how long its other threads may have waited for a CPU: not counted, but the training thread slept meanwhile
     threads_s: Sequence[float]
 
     def is_sure(self, slow: Slow) -> bool:
-        """Return whether at most half of its lateness can be other programs' doing: not that of a sleep or a late
+        """Return whether other programs can cause at most half of its lateness; they cannot cause a sleep or a late
         batch."""
         mine = self.added_s[slow.rank]
         theirs = [seconds for rank in slow.fast if rank != slow.rank and (seconds := self.added_s[rank]) is not None]
@@ -74,7 +74,7 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
 
 
 def _lost_s(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
-    """Return what the training thread may have lost in the mean step, None if unknown, and what its others may."""
+    """Return what the training thread, None if unknown, and the other threads may have lost in the mean step."""
     known = {name: [v for one in steps if (v := getattr(one, name)) is not None] for name in _COUNTED}
     if not all(known[name] for name in _COUNTED[:3]):
         return None, 0.0
@@ -85,15 +85,15 @@ def _lost_s(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, 
 
 @dataclass(frozen=True)
 class HeardRanks:
-    """The ranks that said when they came."""
+    """The ranks that reported their arrivals."""
 
     named: Sequence[int]  # the number of each
     hosts: Sequence[str]
-    contended: Contended | None = None  # what other programs may have made late, where they used the machine
+    contended: Contended | None = None  # the delay that other programs may have caused, if any used the machine
 
 
 def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
-    """Return for whom the others wait."""
+    """Return which ranks the others wait for."""
     steps = len(work.steps)
     if steps < _LEAST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
@@ -111,14 +111,14 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
 
 
 def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
-    """Return those of ``slow`` that have to be mended, if that saves enough to be told."""
+    """Return the finding about those of ``slow`` that must be mended, if that saves enough to be reported."""
     mended = _that_matter(slow, work)
     saves_s = work.saves_s(mended)
     if saves_s < _WORTH * work.step_s:
         return None
     ranks = sorted({one.rank for one in mended})
     excess_s = sum(one.seconds for one in mended) / len(ranks)
-    # Of what is taken longer, as much as is saved is known so well; of equally slow ranks one is the last to come.
+    # The saving is as uncertain as the excess time; of equally slow ranks, one comes last.
     longest = {part: max(one.half_s for one in mended if one.part == part) for part in {one.part for one in mended}}
     half_s = math.hypot(*longest.values()) * min(saves_s / excess_s, 1.0)
     if half_s >= saves_s:
@@ -145,7 +145,7 @@ def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFindi
 
 
 def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
-    """Return those without which less would be saved, the slowest first: mending another one of them may be in vain."""
+    """Return those whose mending adds to the saving, the slowest first; mending the others may save nothing."""
     parts = [[one for one in slow if one.part == part] for part in {one.part for one in slow}]
     units = [unit for some in parts for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
     kept = list(slow)
@@ -173,7 +173,7 @@ def _slow_rank(one: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
 
 
 def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
-    """Return how long those that are not of ``ranks`` wait for them, in the mean; of all ranks, how long each waits."""
+    """Return how long ranks outside of ``ranks`` wait for them on average; for all ranks, how long each waits."""
     waiting_s, everyone = work.waiting_s.sum(axis=2), len(work.own_s)
     if len(ranks) == everyone:
         return float(waiting_s.mean())
@@ -182,7 +182,7 @@ def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
 
 
 def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
-    """No rank is the slow one: they take turns, or do not differ. Other programs stop ranks in turns as well."""
+    """Return the finding without a slow rank: ranks take turns, perhaps because of other programs, or do not differ."""
     steps = len(work.steps)
     uneven = [part for part, own_s in enumerate(np.moveaxis(work.own_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]
     saved = {part: work.evened_s(part) for part in uneven}
@@ -201,16 +201,16 @@ def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
 
 
 def _unevenness(own: Seconds) -> float:
-    """Standard deviation over mean of a rank's time beside the other ranks' in the same step: what it is at the least.
+    """Return a lower bound of std over mean of a rank's time relative to the other ranks' in the same step.
 
-    Plain noise exceeds its own by so much in one of a hundred tries (chi-square as Wilson and Hilferty 1931 have it).
+    Plain noise exceeds the bound in one of a hundred tries (chi-square approximation of Wilson and Hilferty 1931).
     """
     mean = float(own.mean())
     if mean <= 0.0:
         return 0.0
     ranks, steps = own.shape
     freedom = (ranks - 1) * (steps - 1)
-    # Ranks' own levels are no jitter.
+    # A rank's own level is not jitter.
     apart = own - own.mean(axis=0) - (own.mean(axis=1) - mean)[:, None]
     by_chance = (1.0 - 2.0 / (9.0 * freedom) + _CHANCE * math.sqrt(2.0 / (9.0 * freedom))) ** 3
     return math.sqrt(float((apart**2).sum()) / freedom / by_chance) / mean

@@ -1,6 +1,6 @@
-"""What one rank says of its measured steps: its marks, and when it came to each collective.
+"""What one rank reports about its measured steps: its marks, and when it arrived at each collective.
 
-Of collectives on a device's stream the functions at the end tell when the stream comes to them, and what is waited.
+For collectives on a device's stream, the functions at the end return when the stream arrives, and how long it waits.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class RankTimeline:
     # uint8[m], the part that begins at each mark: an index of ``record.parts.PARTS``, or one more for what lies outside
     # of the step; the last mark of a step ends it
     codes: Codes
-    host_ns: Instants  # int64[m], when
-    arrivals_ns: Instants  # int64[k], when it came to each collective, in the order in which it came
-    collectives: list[Collective]  # [k], which one
-    clock: str  # name of the clock, equal where it is the same one
-    # int64[k], how long it waited at each for the others, where that is measured (on NCCL: the duration on its stream
-    # less the least of all ranks); -1 where it is not. None: arrivals say it.
+    host_ns: Instants  # int64[m], the instant of each mark
+    arrivals_ns: Instants  # int64[k], arrival at each collective, in the order of arrival
+    collectives: list[Collective]  # [k], the collective of each arrival
+    clock: str  # name of the clock, the same for all ranks that share it
+    # int64[k], how long it waited for the others at each, if measured (on NCCL: the duration on its stream
+    # minus the least of all ranks), else -1. None: the arrivals show it.
     waited_ns: Instants | None = None
 
 
-OUTSIDE = len(PARTS)  # the code of what lies in no step
+OUTSIDE = len(PARTS)  # the code of time outside of steps
 
 BACKWARD = PARTS.index("backward")
 
 
 @dataclass(frozen=True)
 class Track:
-    """Marks of the steps that all ranks have. Codes of what is outside of them are ``OUTSIDE``.
+    """Marks of the steps that all ranks have. Marks outside of these have the code ``OUTSIDE``.
 
     ``step`` is the index of the step that each mark lies in; ``first`` where each begins, and the count of marks.
     """
@@ -94,7 +94,7 @@ class Track:
         return np.maximum(np.searchsorted(self.marks_ns, instants, "right") - 1, 0)
 
     def spent_ns(self, steps: Instants) -> Seconds:
-        """[step, part]: how long each took; the last part is what lies between the step before and this one."""
+        """Return how long each [step, part] took; the last part is the time between the previous step and this one."""
         cells = self.step[:-1] * (OUTSIDE + 1) + self.codes[:-1]
         spent = np.bincount(cells, np.diff(self.marks_ns), len(steps) * (OUTSIDE + 1)).reshape(-1, OUTSIDE + 1)
         between = np.where(np.diff(steps) == 1, self.begin_ns[1:] - self.end_ns[:-1], 0)
@@ -111,9 +111,9 @@ class Track:
 
 
 def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
-    """``timelines`` with what was waited, where ``waited_ns`` has how long each collective took; -1: it is not known.
+    """Return ``timelines`` with waits in ``waited_ns`` in place of the collectives' durations; -1 is unknown.
 
-    Of a collective that not all of its ranks have timed nothing is known.
+    The waits in a collective are unknown unless all of its ranks timed it.
     """
     least: dict[tuple[str, int], int] = {}
     took = [list[int]() if t.waited_ns is None else t.waited_ns.tolist() for t in timelines]
@@ -134,15 +134,15 @@ def comes_ns(
 ) -> Instants:
     """Return the instant of each call on the stream.
 
-    A part of a step is on the stream the rank's own work and the calls that it stands in. In its own work a call comes
-    as far on as in the host's time of that part.
+    On the stream, a part of a step is the rank's own work and the calls that it waits in. A call comes as far into
+    that own work as it lies in the host's time of the part.
 
     Args:
         called_ns: when the host made each call, in order.
         took_ns: how long each takes on its stream; 0 where that is not known.
         host_ns: the marks between parts, as the host made them.
         stream_ns: the same marks, as the stream came to them.
-        behind: of each mark, whether the rank goes on with its own work beside the calls of that part (DDP's backward).
+        behind: for each mark, whether the rank's own work continues beside the calls of that part (DDP's backward).
     """
     comes = np.interp(called_ns, host_ns, stream_ns)
     part = np.searchsorted(host_ns, called_ns, "right") - 1
@@ -156,7 +156,7 @@ def comes_ns(
 
 
 def _in_turn(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
-    """The stream stands in each call."""
+    """Return the instants of calls that each stop the stream."""
     before = np.cumsum(took_ns) - took_ns
     return np.asarray(share * max(lasts - took_ns.sum(), 0) + before)
 
@@ -164,7 +164,7 @@ def _in_turn(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDA
 def _behind(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
     """Calls queue behind each other on a stream of their own, and the part ends with the last one.
 
-    From whichever the queue never ran dry, that one came so long before the part's end as it and all behind it take.
+    If the queue never runs empty from one call on, that call came before the part's end by its and all later durations.
     """
     share = np.maximum(share / share[-1], 1e-6) if share[-1] > 0 else np.ones_like(share)
     left = np.cumsum(took_ns[::-1])[::-1]

@@ -24,7 +24,7 @@ from lm_profiler.record.run_record import (
     StepCounters,
 )
 
-# the record has all of so many ranks; of more the first, and so many of the busiest and of the idlest
+# the record has up to this many ranks; of more, rank 0 and this many of the busiest and the idlest
 _SHOWN, _EXTREMES = 64, 8
 _COLUMNS = 256  # the last steps, which the heat map shows
 
@@ -39,20 +39,20 @@ def ranks_of(
     contention: Contention | None = None,
     counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
-    """Return who worked and who waited; None where fewer than two ranks say so, or they have no step in common.
+    """Return who worked and who waited; None where fewer than two ranks report it, or they have no step in common.
 
     Args:
-        timelines: of the ranks that know.
+        timelines: of the ranks that have one.
         world: how many ranks there are.
         overlap: whether gradients are reduced while backward goes on (DDP).
-        steps: those that the figures are of; None: all that were measured, of which the finding is.
-        witness: what the waiting is known from.
-        traced: steps of rank 0, which tell of communication.
+        steps: the steps that the figures use; None: all measured steps, which the finding uses.
+        witness: the source of the waiting.
+        traced: steps of rank 0, which show communication.
         contention: what else used the machine.
-        counters: of the measured steps of each rank: they tell what of a lateness that explains.
+        counters: of each rank's measured steps: they show how much of a delay contention explains.
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
-    # Arrivals on different clocks tell nothing; waits that were measured need no common one.
+    # Arrivals on different clocks cannot be compared; measured waits need no common clock.
     timelines = [of for of in timelines if of.waited_ns is not None or of.clock == timelines[0].clock]
     if len(timelines) < 2:
         return None
@@ -101,9 +101,9 @@ def ranks_of(
 def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return the fields of ``Ranks`` on communication, from traced steps; none where nothing is known.
 
-    A trace tells of one rank, which may wait for ``waiting_s`` in each phase: it cannot tell communication from
-    waiting. What no compute hides is told for a device alone: on the CPU the calls return at once, and what is waited
-    for is in no operator.
+    A trace shows one rank, which may wait for ``waiting_s`` in each phase: it cannot tell communication from
+    waiting. Exposed communication is reported only for a device: on the CPU the calls return at once, and the wait
+    is in no operator.
     """
     if traced is None:
         return {}

@@ -1,7 +1,7 @@
-"""Which ranks are slower than the others, in which part and from which step to which: or was it chance?
+"""Which ranks are slower than the others, in which part and in which steps, and whether chance explains it.
 
-What a rank takes longer than the others is a series with levels, a pattern, odd steps and noise, as step times are. Its
-noise is that of what this model leaves: never of data that still hold the difference.
+A rank's excess time over the others is a series with levels, a pattern, odd steps and noise, like step times. Its
+noise is estimated from the model's residuals: never from data that still contain the difference.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LEAST = 0.01  # the share of the step below which an excess is not looked at
 # the gap that divides slow ranks from fast ones, as a share of the distance of the slowest from the fastest
 _CLEAR = 0.5
 
-_TESTED = 8  # the most ranks of a part that are tested each; of more, the slowest and the least slow
+_TESTED = 8  # up to this many ranks of a part are tested each; of more, only the slowest and the least slow
 
-_HALF = 0.5  # the share of the highest level above which levels belong to the slow stretch
+_HALF = 0.5  # levels above this share of the highest level belong to the slow stretch
 
-_LOWEST = 0.05  # the share of the step that a value of the model is at least
+_LOWEST = 0.05  # the least value of the model, as a share of the step
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Slow:
 
     rank: int  # its index
     part: int  # code of the part; one more than those of a step for what lies between steps
-    fast: tuple[int, ...]  # indices of the ranks that it is held against
+    fast: tuple[int, ...]  # indices of the ranks that it is compared with
     seconds: float  # how much longer than their mean, in the mean step
     half_s: float  # half the 95 % interval of that
-    certain: bool  # whether chance does not explain it, though all ranks and parts were looked at
+    certain: bool  # whether chance cannot explain it, given that all ranks and parts were tested
     first: int  # the stretch of steps in which it is slow, by index
     end: int
 
@@ -47,8 +47,8 @@ class Slow:
 def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
     """Return those of [rank, step, part] that are slower by 1 % of the mean step ``step_s`` or more, the slowest first.
 
-    Means over the steps are compared, not medians: what happens every fifth step counts. Differences are taken within
-    each step, so that steps that are long for all do no harm. Bonferroni's correction is for all ranks and parts.
+    Means over the steps are compared, not medians: an excess in every fifth step counts. Differences are taken within
+    each step, so that steps that are long for all ranks do no harm. Bonferroni's correction covers all ranks and parts.
     """
     ranks, steps, parts = own_s.shape
     if ranks < 2 or steps < FEWEST_VALUES:
@@ -71,10 +71,10 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
     means = own_s.mean(axis=1)
     fast = fast_ranks(means)
     held = np.isin(np.arange(means.size), fast)
-    # Nobody is held against itself.
+    # No rank is compared with itself.
     above = means - (means[held].sum() - held * means) / np.maximum(len(fast) - held, 1)
     slow = [rank for rank in np.argsort(-above).tolist() if above[rank] >= _LEAST * step_s and fast != (rank,)]
-    # A model is fitted for each test: with many slow ranks the two extremes tell of all.
+    # Each test fits a model: with many slow ranks, the two extremes stand for all.
     tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
     known = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
     return [
@@ -102,7 +102,7 @@ def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s:
 
 
 def _standard_error(noise: Seconds, freedom: int) -> float:
-    """Return that of the mean of AR(1) noise: of each coefficient, weighed by how likely it is."""
+    """Return the standard error of the mean of AR(1) noise, averaged over the coefficient by its likelihood."""
     if noise.size < FEWEST_VALUES:
         return math.inf
     score, _, errors = ar1_means(noise - noise.mean())

@@ -1,7 +1,7 @@
-"""Own work and waiting of each rank, by step and part; and how much shorter a step would be, were slow ranks as others.
+"""Own work and waiting of each rank, by step and part; and how much shorter a step is if slow ranks are like others.
 
 A collective that all ranks wait in releases them when the last has come. What a rank does between two releases is its
-own work, and whoever has most of it decides how long that takes: the run lasts as long as the sum of those mosts.
+own work, and the rank with most of it decides how long that takes: the run lasts as long as the sum of these maxima.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lm_profiler.analysis.ranks.slowness import Slow
 
 Flags = NDArray[np.bool_]
 
-# a rank whose next mark or call comes so much before the last rank's arrival was not held
+# a rank whose next mark or call precedes the last rank's arrival by more than this was not held
 _WENT_ON_NS = 200_000
 
-# the share of the calls of one name in one part before which ranks may have gone on; above it not all wait there
+# in at most this share of the calls of one name in one part ranks may have gone on early; above, not all wait there
 _MAY_GO_ON = 0.05
 
 
@@ -33,7 +33,7 @@ class Calls:
 
     names: list[str]  # [C]
     came_ns: Instants  # [C, R]
-    members: Flags  # [C, R], whose call it is; what else is said of other ranks means nothing
+    members: Flags  # [C, R], whether the rank takes part in the call; values of other ranks mean nothing
     measured_ns: Instants  # [C, R], how long the rank waited where that was measured, else -1
 
     @property
@@ -44,9 +44,9 @@ class Calls:
 
 @dataclass(eq=False)
 class RanksWork:
-    """Seconds of own work and waiting; ``saves_s`` tells what a step would be shorter if slow ranks were mended.
+    """Seconds of own work and waiting; ``saves_s`` returns how much shorter a step is if slow ranks are mended.
 
-    The own work is cut into cells: where a step begins or ends, and where all ranks meet. ``[K, R]`` is cell x rank.
+    The own work is cut into cells where a step begins or ends, and where all ranks meet. ``[K, R]`` is cell x rank.
     """
 
     steps: Instants  # numbers of the steps that all ranks have
@@ -55,9 +55,9 @@ class RanksWork:
     own_s: Seconds
     waiting_s: Seconds  # [rank, step, part]; with the own work in the step's parts it makes up the step
     in_part: Callable[[int | None], Seconds]  # returns the own work in a part, or in all of them: [K, R]
-    step: NDArray[np.int64]  # [K], index of the step that the cell is in or, of work between steps, before; else -1
-    first: NDArray[np.int64]  # where each segment begins: a rank waits for no other until its end, where all meet
-    caused_s: Seconds = field(init=False)  # [rank, step], how long the others, in the mean, waited for this one
+    step: NDArray[np.int64]  # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
+    first: NDArray[np.int64]  # where each segment begins: within one, no rank waits for another; all meet at its end
+    caused_s: Seconds = field(init=False)  # [rank, step], how long the others waited for this rank on average
     _cells: Seconds = field(init=False)
     _whole_s: float = field(init=False)
 
@@ -77,10 +77,10 @@ class RanksWork:
         return float((self.own_s[:, :, :OUTSIDE] + self.waiting_s).sum(axis=2).mean())
 
     def saves_s(self, slow: Iterable[Slow]) -> float:
-        """Seconds a step that the run would be shorter, had all of these taken what those take that are not slow.
+        """Return seconds saved per step if all of these took as long as the ranks that are not slow.
 
-        As the others its fastest step takes what their fastest do, and so on. So a rank keeps its own ups and downs:
-        one that equals another step by step would never wait for it.
+        Its fastest step then takes as long as the others' fastest, and so on. So a rank keeps its own ups and downs:
+        a rank that equals another step by step would never wait for it.
         """
         cells, in_part = self._cells.copy(), defaultdict[int, list[Slow]](list)
         for one in slow:
@@ -98,9 +98,9 @@ class RanksWork:
         return self._saved_s(cells)
 
     def evened_s(self, part: int) -> float:
-        """Seconds a step that the run would be shorter, had all ranks taken the median's time in ``part`` of each cell.
+        """Return seconds saved per step if all ranks took the median rank's time in ``part`` of each cell.
 
-        Of an even number of ranks it is the lower one's: of two, that of the rank that was not slow.
+        With an even number of ranks it is the lower median: with two, the time of the faster rank.
         """
         spent_s = self.in_part(part)
         return self._saved_s(self._cells - spent_s + np.quantile(spent_s, 0.5, axis=1, method="lower")[:, None])
@@ -113,7 +113,7 @@ class RanksWork:
 
 
 def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> RanksWork:
-    """Return the own work and the waiting of two ranks or more in ``steps``, which all of them have.
+    """Return own work and waiting of at least two ranks in ``steps``, which all of them have.
 
     With ``overlap`` gradients are reduced while backward goes on: then only the last call of a backward holds.
     """
@@ -153,9 +153,9 @@ def _own_s(
 
 
 def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> Calls:
-    """Return the calls between the first step's begin and the last one's end.
+    """Return the calls between the beginning of the first step and the end of the last.
 
-    One that not all ranks of its group know of is left out: who came last is unknown.
+    A call that some rank of its group lacks is left out: who came last is unknown.
     """
     arrivals = [timeline.arrivals_ns for timeline in timelines]
     waited = [np.full(len(t.collectives), -1) if t.waited_ns is None else t.waited_ns for t in timelines]
@@ -179,7 +179,7 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
             members[mine, rank] = True
             came[mine, rank], measured[mine, rank] = arrivals[rank][where], waited[rank][where]
     released = Calls([], came, members, measured).released_ns
-    order = released.argsort(kind="stable")  # what comes later on every rank has the later last arrival, too
+    order = released.argsort(kind="stable")  # a call that comes later on every rank also has the later last arrival
     begin, end = min(track.begin_ns[0] for track in tracks), max(track.end_ns[-1] for track in tracks)
     order = order[(released[order] >= begin) & (released[order] <= end)]
     return Calls([names[k] for k in order.tolist()], came[order], members[order], measured[order])
@@ -192,7 +192,7 @@ def _waits(
     came, members, released = calls.came_ns, calls.members, calls.released_ns[:, None]
     timed = (calls.measured_ns >= 0).any(axis=1)
     followed = _next_event(came, members, tracks)
-    followed[timed] = np.iinfo(np.int64).max  # of what is timed on a stream nothing is known of who came before whom
+    followed[timed] = np.iinfo(np.int64).max  # the order of arrival is unknown for calls timed on a stream
     everyone = np.arange(len(came))
     first = members.argmax(axis=1) if len(came) else everyone
     place, part = at[everyone, first], parts[everyone, first]
@@ -207,14 +207,14 @@ def _waits(
         alike[calls.names[call], int(part[call])].append(call)
     for (name, _), same in alike.items():
         if went_on[same].mean() > _MAY_GO_ON:
-            holds[same] = ":broadcast" in name  # it holds the rank that sends, and whoever has not got it yet
+            holds[same] = ":broadcast" in name  # a broadcast holds the sender, and ranks that have not received yet
     waits = np.where(members & holds[:, None], np.maximum(np.minimum(released, followed) - came, 0), 0)
     waits[timed] = _timed_waits(holds[timed], came[timed], calls.measured_ns[timed])
     return waits, holds & members.all(axis=1)
 
 
 def _next_event(came: Instants, members: Flags, tracks: Sequence[Track]) -> Instants:
-    """[C, R]: when each rank next made a mark or a call, which it can only if nothing holds it."""
+    """Return [C, R]: when each rank next made a mark or a call, which a held rank cannot do."""
     instants = np.full(came.shape, np.iinfo(np.int64).max)
     for rank, track in enumerate(tracks):
         mine = members[:, rank]
@@ -225,10 +225,10 @@ def _next_event(came: Instants, members: Flags, tracks: Sequence[Track]) -> Inst
 
 
 def _timed_waits(holds: Flags, came: Instants, measured: Instants) -> Instants:
-    """[C, R]: what of the time waited in the calls themselves nothing hid.
+    """Return [C, R]: the part of the waiting time in the calls themselves that no computation hid.
 
-    Calls queue behind each other on a stream of their own. While one goes on that nobody waits for, the rank computes:
-    what is left of its waiting when the call comes that is waited for counts there.
+    Calls queue behind each other on their own stream. The rank computes during a call that nobody waits for:
+    the rest of its waiting counts at the next call that is waited for.
     """
     waits, until = np.zeros_like(came), np.full(came.shape[1], np.iinfo(np.int64).min)
     for call, known in enumerate(measured >= 0):

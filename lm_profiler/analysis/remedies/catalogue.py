@@ -41,7 +41,7 @@ _PRECISION = "trainer.precision"
 _FULL = (None, "32-true", "32", 32)
 _PRODUCTS = ("forward", "backward")
 _WORKERS_OF_A_CORE = 4
-# smaller batches that a plan tries: the largest that fits may not, once gradients are held from batch to batch
+# number of smaller batches that a plan tries: the largest may not fit once gradients stay from batch to batch
 _DIVISORS = 2
 
 
@@ -50,13 +50,13 @@ def half_precision(run: FirstRun) -> Iterator[Candidate]:
         return
     kind = run.settings.half_precision or "bf16-mixed"
     may_change = FLOAT16 if kind.startswith("16") else BFLOAT16
-    # What a device that is not known multiplies faster, the runs themselves will tell.
+    # The runs themselves show what an unknown device multiplies faster.
     why = "" if run.settings.half_precision or run.has_device else "this hardware multiplies no half precision faster"
     yield faster({_PRECISION: kind}, _PRECISION, run.phases_s(*_PRODUCTS), may_change, refused=why)
 
 
 def narrower(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    # A run in float64 is offered none of these: whoever asks for that needs it.
+    # A run in float64 gets no other precision: whoever asks for float64 needs it.
     precision = str(planned.settings.get(_PRECISION) or "32-true")
     if precision in _FULL:
         yield smaller({_PRECISION: "bf16-mixed"}, BFLOAT16)
@@ -89,7 +89,7 @@ def compiled(run: FirstRun) -> Iterator[Candidate]:
     yield faster({name: "true"}, name, ceiling_s, ORDER)
     mode = f"{name}_mode"
     if run.has_device and run.has(mode):
-        # Tuned kernels may be faster in the products, too.
+        # Tuned kernels may make the matmuls faster too.
         for kind, most_s in (("reduce-overhead", ceiling_s), ("max-autotune", run.phases_s(*_PRODUCTS))):
             yield faster({name: "true", mode: kind}, name, most_s, ORDER)
 
@@ -122,7 +122,7 @@ def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 
 def other_batches(run: FirstRun) -> Iterator[Candidate]:
-    """Yield options for the same samples of a step in fewer batches or in more; then for more samples."""
+    """Yield options for the same samples per step in fewer or more batches; then for more samples."""
     batch, batches = run.option(_BATCH), run.option(_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
         return
@@ -140,7 +140,7 @@ def other_batches(run: FirstRun) -> Iterator[Candidate]:
 
 
 def smaller_batches(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    """Yield divisors of the batch that was asked for, with as many samples a step; and the largest that fits."""
+    """Yield divisors of the batch that was asked for, for equally many samples per step; then the largest that fits."""
     batch = planned.batch or 0
     divisors = (n for n in range(min(planned.largest or 0, batch - 1), 0, -1) if batch % n == 0)
     yield from accumulated(planned, list(islice(divisors, _DIVISORS)))
@@ -150,7 +150,7 @@ def smaller_batches(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 def accumulated(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
     batch, times = planned.settings.get(_BATCH), planned.settings.get(_BATCHES) or 1
-    if batch is None or batch != planned.batch:  # what the option says is then something else
+    if batch is None or batch != planned.batch:  # the option then means something else
         return
     for n in sizes:
         if n < batch:
@@ -161,11 +161,11 @@ def workers(run: FirstRun) -> Iterator[Candidate]:
     name = run.first_known(*WORKERS)
     if name is None:
         return
-    now = run.option(name)  # None of the loader's option: as the data has it
+    now = run.option(name)  # None for the loader's option: the data decides
     for count in (1, 2, 4, 8):
         if count > (now or 0):
             cores = run.settings.cores or count
-            # Workers that wait for files need no core each.
+            # Workers that wait for files do not each need a core.
             why = "" if count <= _WORKERS_OF_A_CORE * cores else f"there are {cores} cores for them"
             yield faster({name: str(count)}, "num_workers", run.phases_s("data"), BY_WORKERS, refused=why)
 
@@ -184,7 +184,7 @@ def benchmark(run: FirstRun) -> Iterator[Candidate]:
 
 
 def switch(name: str, when: bool, to: str, phases: tuple[str, ...], may_change: str | None) -> Faster:
-    """Return the candidate of one option that is set to ``to`` where it is ``when``."""
+    """Return the candidate that sets one option to ``to``, for runs where it is ``when``."""
 
     def candidates(run: FirstRun) -> Iterator[Candidate]:
         if run.option(name) is when:
@@ -207,7 +207,7 @@ def shorter_context(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 
 def _place(finding: Finding) -> str:
-    """Return ``Model.forward (model.py:12)``; empty where nobody is named."""
+    """Return ``Model.forward (model.py:12)``; empty where the finding names no owner."""
     where = f" ({Path(finding.file).name}:{finding.line})" if finding.file else ""
     return f"{finding.owner or ''}{where}".strip()
 
@@ -341,7 +341,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("benchmark", faster=benchmark),
     Remedy("sgd", smaller=sgd),
     Remedy("context", smaller=shorter_context),
-    Remedy("ranks", likely=0.9),  # its sentence is of the record's own finding about ranks
+    Remedy("ranks", likely=0.9),  # the record's own finding about ranks has the sentence
     Remedy("validation", "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)."),
     Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
     Remedy("epoch", _epoch_text),
@@ -381,7 +381,7 @@ def likely_share(finding: Finding) -> float:
 
 
 def remedy_of(finding: Finding, record: RunRecord) -> str:
-    """Return a sentence on what to do next; a finding of a later version has none, and is told by its name."""
+    """Return a sentence on what to do next; a finding of a later version is shown by its name."""
     if finding.name == "ranks" and record.ranks is not None:
         return _ranks_text(record.ranks.finding)
     remedy = _BY_NAME.get(finding.name)
@@ -391,7 +391,7 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
-    """Return settings that need less than ``planned``, by what its call has; what changes training least goes first.
+    """Return settings that need less than ``planned``, given its call; those that change training least come first.
 
     The largest batch that fits is among them where ``planned`` has it, and the largest context.
     """
@@ -400,7 +400,7 @@ def remedies(planned: Planned, largest_context: int | None = None) -> list[Small
 
 
 def together(planned: Planned) -> list[Smaller]:
-    """Return all at once that leaves the step what it was but for rounding; then whatever needs least."""
+    """Return the combination of all settings that change only rounding; then the combination that needs least."""
     half = list(narrower(planned, None))
     kept = [*checkpointing(planned, None), *fused_attention(planned, None), *accumulated(planned, [1])]
     least = [*half[-1:], *kept, *sgd(planned, None)]
@@ -413,7 +413,7 @@ def _united(each: Sequence[Smaller]) -> Smaller:
 
 
 def tried_on(run: FirstRun) -> Iterator[Candidate]:
-    """Yield candidates that ``run`` leaves open, each with why it cannot work; what its verdict advises goes first."""
+    """Yield candidates that ``run`` leaves open, each with why it cannot work; those of its verdict come first."""
     bound_by = run.record.verdict and run.record.verdict.bound_by
     for remedy in sorted(REMEDIES, key=lambda remedy: bound_by not in remedy.against):
         if remedy.faster is not None:

@@ -1,4 +1,4 @@
-"""What an entry of the catalogue consists of, and what it is asked about."""
+"""The parts of an entry of the catalogue, and the run that it applies to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Bound, Finding, RunRecord, Settings
 
-# What a remedy may change in training. What stands before a colon is the short form, which tables of a plan show.
+# What a remedy may change in training. The part before a colon is the short form, for tables of a plan.
 ORDER = "rounding: sums are taken in another order"
 TF32 = "rounding: factors of float32 products have 11 bits"
 BFLOAT16 = "rounding: activations and products are in bfloat16"
@@ -29,7 +29,7 @@ LEAST_FIRST = (None, ORDER, PER_BATCH, BFLOAT16, WEIGHTS, OTHER_BATCH, OTHER_OPT
 
 @dataclass(frozen=True)
 class FirstRun:
-    """The run that is to become faster: its options, and what its step consists of."""
+    """The run that must become faster: its options, and the parts of its step."""
 
     entry: Entry
     record: RunRecord
@@ -47,7 +47,7 @@ class FirstRun:
         return self.entry.option(path)
 
     def first_known(self, *paths: str) -> str | None:
-        """Return the first of some options that the run's parser knows: a module's own before torch's for any."""
+        """Return the first of ``paths`` that the run's parser knows: a module's own option, then the general one."""
         return next(filter(self.has, paths), None)
 
     def has(self, path: str) -> bool:
@@ -57,7 +57,7 @@ class FirstRun:
         return isinstance(section, Mapping) and name in section
 
     def phases_s(self, *names: str) -> float | None:
-        """Return the mean seconds that these phases take: no remedy saves more than what it touches."""
+        """Return the mean seconds that these phases take: a remedy saves at most the phases that it changes."""
         means = [self.record.time[name].mean for name in names if name in self.record.time]
         return sum(mean for mean in means if mean is not None) if means else None
 
@@ -73,12 +73,12 @@ class FirstRun:
 class Candidate:
     """A change that may make the step faster."""
 
-    name: str  # as the table says it: ``bf16-mixed``, ``data.num_workers=4``
-    options: Mapping[str, str]  # what the call gets more: text as written on the command line, by option
-    group: str  # candidates of one group take each other's place (all values of one option)
-    ceiling_s: float | None = None  # seconds of a step that it saves at most, where the first run tells
-    may_change: str | None = None  # what it may change in the results; None where nothing
-    refused: str = ""  # why it is not tried; empty where it is
+    name: str  # as the table shows it: ``bf16-mixed``, ``data.num_workers=4``
+    options: Mapping[str, str]  # options added to the call: text as written on the command line, by option
+    group: str  # candidates of one group exclude each other (all values of one option)
+    ceiling_s: float | None = None  # most seconds of a step that it can save, if the first run shows it
+    may_change: str | None = None  # what it may change in the results; None for nothing
+    refused: str = ""  # why it is not tried; empty if it is tried
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class Smaller(Candidate):
 def faster(
     options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None, refused: str = ""
 ) -> Candidate:
-    """Return a candidate that is named as its options."""
+    """Return a candidate named after its options."""
     return Candidate(name_of(options), options, group, ceiling_s, may_change, refused)
 
 
 def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known: bool = False) -> Smaller:
-    """Return a candidate of a plan that is named as its options."""
+    """Return a candidate of a plan, named after its options."""
     text = {name: str(value) for name, value in options.items()}
     return Smaller(name_of(text), text, next(iter(text)), may_change=may_change, is_known=is_known)
 
@@ -123,13 +123,13 @@ Faster = Callable[[FirstRun], Iterator[Candidate]]
 class Remedy:
     """Something to do about a step that takes too long or needs too much."""
 
-    name: str  # that of the finding that it answers, or its own where no finding is about it
+    name: str  # the name of the finding that it answers, or its own name if there is none
     say: str | Callable[[Finding, Settings], str] = ""  # the sentence of such a finding
-    # how much of what is possible it usually saves, to rank findings by: ceilings of what fuses or halves are loose
+    # the share of its ceiling that it usually saves, to rank findings by: ceilings of fusing or halving are loose
     likely: float = 1.0
-    likely_seen: float | None = None  # the same where what it mends is a fact, and not something that may be
-    # what a run is bound by for which it goes before other remedies whose ceilings are no lower
+    likely_seen: float | None = None  # the same if the problem is a fact and not a possibility
+    # bounds of a run for which it goes before other remedies with ceilings that are not lower
     against: tuple[Bound, ...] = ()
     faster: Faster | None = None
-    # the candidates of `plan` where a run does not fit, given the largest context that does, if known
+    # the candidates of `plan` if a run does not fit, given the largest context that fits, if known
     smaller: Callable[[Planned, int | None], Iterator[Smaller]] | None = None

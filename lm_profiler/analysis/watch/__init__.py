@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on: changes of level, slow steps, memory that grows, and where the time went.
+"""What is reported about a run in progress: changes of level, slow steps, growing memory, and where the time went.
 
 May use what ``analysis`` may, and ``steps``. Never reads a file.
 """

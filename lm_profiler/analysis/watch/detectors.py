@@ -1,10 +1,10 @@
-"""Finds in a run that goes on when its level changes, which single steps are slow, and whether memory grows.
+"""Finds in a running training when its level changes, which single steps are slow, and whether memory grows.
 
 A change of level is suspected by a generalised likelihood ratio over means of blocks (Lorden 1971, Annals of
 Mathematical Statistics 42:1897; Siegmund & Venkatraman 1995, Annals of Statistics 23:255). ``step_model.fit``, the only
 statistics of levels, confirms it in the steps around it, and says where it was.
 
-A slow step is beyond what the run's own tail lets expect: peaks over threshold with a generalised Pareto tail (Siffer
+A slow step exceeds what the run's own tail predicts: peaks over threshold with a generalised Pareto tail (Siffer
 et al., KDD 2017, "Anomaly detection in streams with extreme value theory"), fitted by probability-weighted moments
 (Hosking & Wallis 1987, Technometrics 29:339).
 """
@@ -24,31 +24,29 @@ from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT, fit
 # steps of a block; its value is the mean of the middle half of their logarithms, which odd steps do not move
 BLOCK = 20
 
-_REFERENCE = 200  # blocks that a level is known from: 4,000 steps, then it stays, so that a creep adds up against it
-_FEWEST = 20  # blocks before anything is reported: their noise is known to a sixth
+_REFERENCE = 200  # blocks that estimate a level: 4,000 steps, then it is fixed, so that a slow drift adds up against it
+_FEWEST = 20  # blocks before anything is reported: the estimate of their noise is within a sixth
 _RECENT = 50  # blocks in which a change may lie: 1,000 steps
-# Standard errors that a suspicion takes. Simulated (benchmarks/watch): less than one false alarm in 10^6 steps, also
+# Standard errors for a suspicion. Simulated (benchmarks/watch): less than one false alarm in 10^6 steps, also
 # under AR(1) noise of 0.6 and Student's t of three degrees.
 _THRESHOLD = 6.0
 _AGAIN = 5  # blocks after which a suspicion that was not confirmed is looked at again
 
 _NEAR = 10  # steps whose median is their level; a slow step is above the blocks before and after it too
-_KEPT, _FEWEST_KNOWN = 20_000, 1_000  # steps whose tail is known
+_KEPT, _FEWEST_KNOWN = 20_000, 1_000  # steps whose tail is estimated
 _TAIL = 0.05  # share of them that is the tail
-_RISK = (
-    1e-8  # how likely a steady step may be reported: a hundredth of the aim, because the tail is known from few steps
-)
-_LEAST_SHAPE, _MOST_SHAPE = 0.05, 0.9  # a tail that looks shorter by chance would promise too much: simulated,
-# as is the standard error that the shape is raised by
-_ENORMOUS = math.log(5.0)  # what is reported before the tail is known
+_RISK = 1e-8  # probability of reporting a steady step: a hundredth of the aim, because few steps estimate the tail
+_LEAST_SHAPE, _MOST_SHAPE = 0.05, 0.9  # a tail that looks too short by chance would give false alarms: simulated,
+# like the standard error by which the shape is raised
+_ENORMOUS = math.log(5.0)  # reported before the tail is known
 _SLOW = math.log(1.25)  # a step that takes less than a quarter more is not worth an event
 
-_READINGS = 40  # of the least memory of equal stretches of time; pairs of stretches are merged, so that time doubles
+_READINGS = 40  # readings of the least memory in equal spans of time; merging pairs of spans doubles the time
 _MOST = 2 * _READINGS
-_GREW = 0.02  # a share of what is held, and ...
+_GREW = 0.02  # a share of the held bytes, and ...
 _GREW_BYTES = 32 * 2**20  # ... bytes, below which growth is that of caches and heaps
-_LONG_S = 600.0  # seconds: what fills up in a minute looks like a line for half of it
-_STEADY = 0.7  # the share of the first half's slope that the second half has, where nothing ends
+_LONG_S = 600.0  # seconds: a cache that fills within a minute looks like a line for half of it
+_STEADY = 0.7  # least slope of the second half over that of the first, if growth does not end
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class LevelChange:
 
 @dataclass(eq=False)
 class LevelChanges:
-    """Follows the level of one series of step times: ``level_s`` of late, None before it is known."""
+    """Follows the level of one series of step times: ``level_s`` is the current one, None before it is known."""
 
     _left: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     _blocks: list[float] = field(default_factory=list)
@@ -100,14 +98,14 @@ class LevelChanges:
         lag1 = float(deviation[1:] @ deviation[:-1]) / max(float(deviation @ deviation), 1e-300)
         noise = max(noise, FINEST) * math.sqrt((1.0 + max(lag1, 0.0)) / (1.0 - min(max(lag1, 0.0), 0.9)))
         recent = np.cumsum(blocks[::-1][:most] - centre) / (size := np.arange(1, most + 1))
-        # Student's t of a noise that is known from few blocks: as many standard errors of a Gaussian are fewer.
+        # Few blocks estimate the noise (Student's t): the same deviation is fewer standard errors of a Gaussian.
         clear = np.abs(recent) / (noise * np.sqrt(1.0 / size + 1.0 / m)) * math.sqrt(1.0 - 4.0 / (m + 4.0))
         clear[np.abs(recent) < SMALLEST_EFFECT] = 0.0
         best = int(clear[1:].argmax()) + 1
         return best + 1 if clear[best] > _THRESHOLD else None
 
     def doubt(self) -> None:
-        """Look again after some more blocks: the suspicion was not confirmed."""
+        """Look again after some more blocks, because the suspicion was not confirmed."""
         self._looked = -_AGAIN
 
 
@@ -135,7 +133,7 @@ def confirmed(first_step: int, seconds: NDArray[np.float64], ago: int) -> LevelC
 class SlowSteps:
     """Follows one series of step times."""
 
-    judged: int = 0  # the first step that no call has judged yet, from 0, less a block that is its neighbour
+    judged: int = 0  # the first step that no call has judged yet, from 0, minus a neighbouring block
     _left: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     _known: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
@@ -153,7 +151,7 @@ class SlowSteps:
         self._left, self.judged = logs[(blocks - 2) * _NEAR :], self.judged + (blocks - 2) * _NEAR
         slow = beyond > self._threshold()
         self._known = np.concatenate([self._known, beyond[~slow]])[-_KEPT:]
-        crowded = np.repeat(slow.reshape(-1, _NEAR).sum(axis=1) > _NEAR // 3, _NEAR)  # that is a level
+        crowded = np.repeat(slow.reshape(-1, _NEAR).sum(axis=1) > _NEAR // 3, _NEAR)  # so many are a new level
         return [first + int(at) for at in np.flatnonzero(slow & ~crowded)]
 
     def _threshold(self) -> float:
@@ -178,7 +176,7 @@ class SlowSteps:
 
 @dataclass(eq=False)
 class MemorySlope:
-    """Follows the bytes that a process or a device holds between steps, read at about equal distances."""
+    """Follows the bytes that a process or a device holds between steps, read at about equal intervals."""
 
     _times_s: list[float] = field(default_factory=list)
     _bytes: list[float] = field(default_factory=list)
@@ -186,7 +184,7 @@ class MemorySlope:
     _waiting: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, at_s: float, held_bytes: float) -> float | None:
-        """Take a reading; return bytes a second where memory grew all the while, and still does; None otherwise."""
+        """Take a reading; return bytes per second if memory has grown steadily and still grows; otherwise None."""
         self._waiting.append((at_s, held_bytes))
         if len(self._waiting) < self._merged:
             return None

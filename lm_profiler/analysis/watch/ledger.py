@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import STEPS
 
-VALIDATION, EPOCH = "validation", "epoch"  # for what a loop leaves its steps
+VALIDATION, EPOCH = "validation", "epoch"  # why a loop leaves its steps
 CHECKPOINTS, LOGGERS, EPOCH_TURN = "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, PAUSED = "own instruments", "stalled", "paused"
 CLOSING, UNEXPLAINED = "closing", "unexplained"
@@ -23,9 +23,9 @@ COMPILED_IN = [f"{STEPS}{part}" for part in ("optimizer", "backward", "forward")
 
 
 class NamedSpan(NamedTuple):
-    """A stretch of time that has a name, as of a callback; others may lie within it.
+    """A span of time with a name, such as a callback's; others may lie within it.
 
-    One that begins where it ends is a moment: an ``EPOCH`` began, or the loop left its steps for ``VALIDATION``.
+    A span of no length is a moment: an ``EPOCH`` began, or the loop left its steps for ``VALIDATION``.
     """
 
     begin_ns: int
@@ -38,7 +38,7 @@ class NamedSpan(NamedTuple):
 
 
 def passed(went: Iterable[tuple[int, str]], saved: Sequence[int] = ()) -> list[NamedSpan]:
-    """Return the moments at which a loop ``went`` outside, and its checkpoints, each ``saved`` from and to."""
+    """Return the moments at which a loop ``went`` outside, and its checkpoints, from pairs of instants in ``saved``."""
     checkpoints = zip(saved[::2], saved[1::2], strict=False)
     return [*(NamedSpan(at, at, what) for at, what in went), *(NamedSpan(*ends, CHECKPOINTS) for ends in checkpoints)]
 
@@ -47,22 +47,22 @@ def passed(went: Iterable[tuple[int, str]], saved: Sequence[int] = ()) -> list[N
 class Ledger:
     """Adds up where the time went since ``began_ns``.
 
-    Time belongs to the innermost name: a checkpoint that a callback writes after validation is a checkpoint's. What has
-    no name and no part of a step is the turn of an epoch where one began there; else it is unexplained.
+    Time belongs to the innermost name: a checkpoint that a callback writes after validation is checkpoint. Time with
+    no name outside of a step is the turn of an epoch if one began there; else it is unexplained.
     """
 
     began_ns: int
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     last_ns: int = 0
-    # seconds of each validation, checkpoint and turn of an epoch since somebody looked
+    # seconds of each validation, checkpoint and turn of an epoch since the last call that took them
     longest: dict[str, list[float]] = field(default_factory=dict)
-    _later: list[NamedSpan] = field(default_factory=list)  # what may lie in steps that are not known yet
+    _later: list[NamedSpan] = field(default_factory=list)  # spans that may lie in steps that are not known yet
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
 
     def until(self, now_ns: int, what: str) -> None:
-        """Add all that passed since the last entry to ``what``."""
+        """Add all time since the last entry to ``what``."""
         self.seconds[what] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
 
@@ -98,7 +98,7 @@ class Ledger:
         )
         outer = self._outer(now)
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
-        away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside amid a step, as in validation
+        away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside within a step, as in validation
         left_at = np.searchsorted(begin_ns, left_ns, "right") - 1
         away = {int(at): ns for at, ns in zip(left_at[::-1], left_ns[::-1], strict=True)}
         places = np.searchsorted(begin_ns, [span.begin_ns for span in outer], "right") - 1
@@ -120,12 +120,12 @@ class Ledger:
         for at in turned[turned < len(rest_s)].tolist():
             self.seconds[EPOCH_TURN] += float(rest_s[at])
             self.longest.setdefault(EPOCH_TURN, []).append(float(gaps_ns[at]) * 1e-9)
-        # What the loop does after validation until it asks for the next batch is the end of validation.
+        # The time after validation until the loop asks for the next batch belongs to validation.
         self.seconds[VALIDATION] += max(rest_away_s, 0.0)
         self.last_ns = int(end_ns[-1])
 
     def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
-        """Add each span's own time to its name, without that of spans within it; return those that lie in no other."""
+        """Add each span's own time to its name, without that of spans within it; return the outermost spans."""
         outer: list[NamedSpan] = []
         for span in (each for each in spans if each.ns):
             inside_ns = 0

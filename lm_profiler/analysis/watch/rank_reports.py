@@ -1,4 +1,4 @@
-"""Tells of a run of several ranks who is late and who does not report, from the statuses that the ranks write.
+"""Finds late and silent ranks of a run, from the statuses that the ranks write.
 
 Instants are those at which rank 0 saw a report change, on its own clock: the ranks' clocks may differ.
 """
@@ -16,8 +16,8 @@ from lm_profiler.record.watch_files import WAITED_IN, WatchEvent, WatchStatus
 
 SILENT_S = 60.0
 _FEWEST = 20  # steps of each rank between two comparisons
-_LATE = 0.05  # of the step: what a late rank costs the others at least
-_CHRONIC, _AGAIN = 3, 120  # comparisons in a row in which a rank is late; and until that is told again
+_LATE = 0.05  # share of the step that a late rank must cost the others
+_CHRONIC, _AGAIN = 3, 120  # comparisons in a row in which a rank is late; and until that is reported again
 
 
 @dataclass(eq=False)
@@ -25,18 +25,18 @@ class RankReports:
     """Takes all ranks' statuses every now and then.
 
     A rank is late in a phase where it takes longer than the others' median, and they spend that time in a later forward
-    or backward pass, where it spends less. One whose backward pass itself is slow looks like the others, which wait for
-    it there, and is not told.
+    or backward pass, where it spends less. A rank whose backward pass is slow looks like the others, which wait for
+    it there, and is not reported.
     """
 
     silent: dict[int, float] = field(default_factory=dict)  # the ranks that do not report, and since when
-    waited_s: float = 0.0  # how long rank 0 waited for a late one since somebody took it
+    waited_s: float = 0.0  # how long rank 0 waited for a late rank since the last reset
     _heard: dict[int, tuple[float, WatchStatus]] = field(default_factory=dict)
     _before: dict[int, WatchStatus] = field(default_factory=dict)
     _late: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
     def look(self, now_s: float, reports: Mapping[int, WatchStatus], last: bool = False) -> list[WatchEvent]:
-        """Take what the ranks report at ``now_s`` of rank 0's clock; few steps at the ``last`` look are waiting."""
+        """Take what the ranks report at ``now_s`` of rank 0's clock; at the ``last`` look, few steps suffice."""
         events = []
         for rank, report in reports.items():
             heard_s, before = self._heard.get(rank, (now_s, None))
@@ -87,7 +87,7 @@ def _seconds(report: WatchStatus) -> NDArray[np.float64]:
 
 
 def _costs(own: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return by part what a rank's longer time in it costs others a step: as much as they wait for it afterwards."""
+    """Return by part what a rank's excess time costs the others per step: how long they wait for it afterwards."""
     waits = np.zeros(len(PARTS))
     for at in (PARTS.index(part) for part in WAITED_IN):
         waits[at] = max(others[at] - own[at], 0.0)

@@ -1,4 +1,4 @@
-"""Events of a run that goes on: what its steps, its validations and its memory say as they come.
+"""Events of a running training, from its steps, validations and memory as they come.
 
 Times of single steps and levels are judged on the device's clock where there is one. A slow step is reported where
 ``conclude`` finds it odd in the steps around it, with the cause that the counters show.
@@ -24,22 +24,22 @@ from lm_profiler.record.run_record import OddStep, Settings, StepCounters
 from lm_profiler.record.steps import StepRow, StepTable
 from lm_profiler.record.watch_files import WatchEvent
 
-# steps in memory: a change of level is confirmed in those around it, and a slow step is judged beside its neighbours
+# steps in memory: a change of level is confirmed in those around it, and a slow step is compared with its neighbours
 _RING = 2400
 _BEFORE = 1000  # steps before a suspected change that it is confirmed against
 _AROUND = 200  # steps on either side of a slow one
-_APART_S = 60.0  # seconds between two events alike; what happens meanwhile is counted
-_SLOW_ONCE, _FEWEST = 1.5, 4  # times the longest of as many before: a validation, a checkpoint, the turn of an epoch
-_LEAST_S, _LEAST_STEPS = 0.1, 10.0  # ... and longer by so many seconds, and steps, or nobody minds
+_APART_S = 60.0  # seconds between two similar events; those in between are counted
+_SLOW_ONCE, _FEWEST = 1.5, 4  # times the longest of this many before: validations, checkpoints, turns of an epoch
+_LEAST_S, _LEAST_STEPS = 0.1, 10.0  # ... if it is also longer by this many seconds, and steps
 _DATA = PARTS.index("data")
 _ASKED = [each for each in FINDINGS if each[0] in ("steps", "figures", "causes of odd steps")]
 
 
 @dataclass(eq=False)
 class WatchedRun:
-    """Takes what a run leaves as it comes, and returns events."""
+    """Takes a run's readings as they come, and returns events."""
 
-    workers: int | None = None  # processes of the loader; None where it does not say
+    workers: int | None = None  # processes of the loader; None is unknown
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     steps: int = 0
     levels: LevelChanges = field(default_factory=LevelChanges)
@@ -74,7 +74,7 @@ class WatchedRun:
         return self._emitted([*self._level(known[:, -1]), *(e for at in slow for e in self._slow_step(at + 1))])
 
     def skip(self, steps: int) -> None:
-        """Pass over some steps that are in no figure: traced ones."""
+        """Skip traced steps, which no figure includes."""
         self.steps += steps
         self.slow.judged += steps
         self._seconds, self._ns = self._seconds[:0], self._ns[:0]
@@ -84,7 +84,7 @@ class WatchedRun:
         return self.steps - len(self._seconds) + 1  # the number of the first step in memory, from 1
 
     def _at_s(self, step: int) -> float:
-        """Return when ``step``, one of those in memory, ended, in seconds since 1970."""
+        """Return when ``step``, which is in memory, ended, in seconds since 1970."""
         return self.epoch_s + float(self._ns[min(max(step - self._first, 0), len(self._ns) - 1), 1]) * 1e-9
 
     def _level(self, step_s: NDArray[np.float64]) -> list[WatchEvent]:
@@ -178,7 +178,7 @@ class WatchedRun:
         return self._emitted([grew])
 
     def _emitted(self, events: Iterable[WatchEvent]) -> list[WatchEvent]:
-        """Return those of ``events`` that are worth a line: of those alike two, and then one a minute."""
+        """Return the ``events`` that are worth a line: two of each kind, and then one per minute."""
         emitted = []
         for event in events:
             key = (event.kind, event.part, event.cause)

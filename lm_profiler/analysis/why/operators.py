@@ -1,7 +1,7 @@
-"""What an operator moves at least and what it multiplies, told by its name and the tensors that it was given.
+"""The least bytes that an operator moves and its FLOPs, from its name and its input tensors.
 
-A trace holds no results: they follow from what the operator does. Where that does not tell, only what is read counts,
-so that bytes are a lower bound. Each input counts once, and the result once.
+A trace holds no results: they follow from the operator's meaning. If that is unknown, only reads count,
+so bytes are a lower bound. Each input counts once, and the result once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRODUCTS = frozenset({"mm", "bmm", "_scaled_mm", "_int_mm"}) | _BIASED
 
 
 class Operand(NamedTuple):
-    """A tensor, or a list of them, which has no one shape."""
+    """A tensor, or a list of tensors, which has no single shape."""
 
     shape: Sequence[int]
     elements: int
@@ -40,12 +40,12 @@ class Operand(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """0 where that is unknown."""
+        """The bytes; 0 where unknown."""
         return self.elements * (self.item or 0)
 
 
 class Lists(NamedTuple):
-    """What a trace does not tell of tensors in a list: their type, and of more than 30 also how many elements."""
+    """What a trace does not hold about tensors in a list: their type, and for more than 30 also their elements."""
 
     elements: int | None = None
     item: int | None = None
@@ -55,7 +55,7 @@ UNKNOWN_LISTS = Lists()
 
 
 def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
-    """The tensors among the arguments, in their order; ``lists`` is what one call is given in each list."""
+    """Return the tensors among the arguments, in order; ``lists`` describes the lists that one call gets."""
     tensors, cut = [], is_cut(inputs)
     for dims, type_ in zip(inputs.dims, inputs.types, strict=False):
         if type_ == "TensorList":
@@ -69,12 +69,12 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
 
 
 def is_cut(inputs: Inputs) -> bool:
-    """Return whether the lists of tensors were too long for the trace: the first one at least is never empty."""
+    """Return whether the trace left out lists of tensors as too long: at least the first one is never empty."""
     lists = (dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False) if type_ == "TensorList")
     return next(lists, None) == []
 
 
-_Rule = Callable[[Sequence[Operand], int], int]  # bytes from the operands and what reading all of them takes
+_Rule = Callable[[Sequence[Operand], int], int]  # bytes, from the operands and the bytes of reading all of them
 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
@@ -91,25 +91,25 @@ def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
 
 
 def _pointwise(given: Sequence[Operand], read: int) -> int:
-    """The result has the shape that all have together; in place, and of lists, that is the first one's."""
+    """Return the bytes with a result of the broadcast shape; in place, and for lists, that is the first operand's."""
     rank = max(len(one.shape) for one in given)
     padded = [[1] * (rank - len(one.shape)) + list(one.shape) for one in given]
     elements = prod(max(sizes) for sizes in zip(*padded, strict=True)) if rank else given[0].elements
-    # Of the result's type: tensors with dimensions go before those without, floats before integers.
+    # Type promotion: tensors with dimensions go before scalars, floats before integers.
     some = [one for one in given if one.shape] or given
     some = [one for one in some if one.dtype is not None] or some
     return read + elements * max(one.item or 0 for one in some)
 
 
 def _looked_up(given: Sequence[Operand], _: int) -> int:
-    """Return the bytes of an embedding: only the rows of the table that are asked for."""
+    """Return the bytes of an embedding, which reads only the rows that it looks up."""
     table, indices = given[0], given[-1]
     row = table.elements // max(table.shape[0], 1) if table.shape else 1
     return 2 * indices.elements * row * (table.item or 0) + indices.bytes
 
 
 def _updated(states: int) -> _Rule:
-    """Parameters, gradients and so many states are read; all but the gradients are written."""
+    """Return a rule: parameters, gradients and ``states`` states are read; all except gradients are written."""
 
     def rule(given: Sequence[Operand], _: int) -> int:
         lists = [one.bytes for one in given[: 2 + states]]
@@ -125,10 +125,10 @@ _like_first: _Rule = lambda given, read: read + given[0].bytes  # noqa: E731
 
 _BY_NAME: dict[str, _Rule] = {
     **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"), _only_written),
-    **dict.fromkeys(("copy_", "_local_scalar_dense"), _only_read),  # where it is copied to is an argument
-    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _updated(states=2)),  # with amsgrad there is a third
+    **dict.fromkeys(("copy_", "_local_scalar_dense"), _only_read),  # the target is an argument
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _updated(states=2)),  # amsgrad has a third
     "_fused_adagrad_": _updated(states=1),
-    "_fused_sgd_": _updated(states=0),  # with momentum there is one
+    "_fused_sgd_": _updated(states=0),  # momentum has one
     "native_dropout": lambda given, read: read + given[0].bytes + given[0].elements,
     **dict.fromkeys(("embedding", "index_select"), _looked_up),
     "gather": lambda given, _: 2 * given[1].elements * (given[0].item or 0) + given[1].bytes,
@@ -150,7 +150,7 @@ class Product(NamedTuple):
     """A product of ``batch`` pairs of matrices [m, k] and [k, n], or fused attention, which has no m, n and k."""
 
     flops: int
-    dtype: str | None  # of its factors, as torch names it; None is unknown
+    dtype: str | None  # dtype of the factors, by torch's name; None is unknown
     batch: int = 1
     m: int = 0
     n: int = 0
@@ -173,7 +173,7 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
 
 
 def _attention(base: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs) -> Product | None:
-    """Tensors are [B, H, T, D]; operators that are not called ``scaled_dot_product`` are given [B, T, H, D]."""
+    """Return the product of attention on [B, H, T, D]; operators not called ``scaled_dot_product`` get [B, T, H, D]."""
     backward = "backward" in base
     given = shapes[1:4] if backward else shapes[:3]
     if [len(one) for one in given] != [4, 4, 4]:

@@ -1,4 +1,4 @@
-"""What the time of traced steps went to: every nanosecond of their window is one piece's, or a gap's."""
+"""Where the time of traced steps went: every nanosecond of their window belongs to one piece or one gap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lm_profiler.analysis.trace.pieces import (
 from lm_profiler.analysis.trace.walk import TracedCall
 from lm_profiler.record.parts import INPUT_PHASES
 
-# calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says
+# calls that make the host wait for the device; a copy from or to pageable memory waits, whatever its name
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
 
 _LONG_NS = 10_000  # a call of the driver that lasts longer is worth a name: launching takes 5 microseconds
@@ -37,16 +37,16 @@ QUEUED = "between kernels that were queued"
 
 
 class Gap(NamedTuple):
-    """A time in which the device had nothing to do."""
+    """A time in which the device was idle."""
 
     ns: int
     phase: str
-    what: str  # the call that made the host wait, what it was about to launch, or the operator that it was in
+    what: str  # the call that made the host wait, the kernel that it launched next, or the operator that it was in
     at: int = 0  # when the host asked for what ended it
 
 
 def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-    """Yield what the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
+    """Yield the ``idle`` spans with their causes; on the CPU also ``pieces`` that only call others."""
     if not work.on_device:
         for piece, own in pieces:
             if piece.use == "dispatch":
@@ -64,14 +64,14 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
         next_ = following[at] if at < len(following) else None
         phase, asked = (phase_at(end - 1), end) if next_ is None else (next_.phase, next_.asked)
         if asked <= begin:
-            yield Gap(end - begin, phase, QUEUED, asked)  # the host was ahead: what it did meanwhile is not the reason
+            yield Gap(end - begin, phase, QUEUED, asked)  # the host was ahead, so it is not the cause
             continue
         towards = "the loop" if next_ is None else f"launching {next_.operator or next_.name}"
         what = towards
         if held_by := _in_call(calls, waits, begin, end):
             operator = names[held_by[1].operator]
             what = f"{held_by[0]} {names[held_by[1].name]}" + (f" in {operator}" if operator is not None else "")
-        # What passed while the host saw to the batch, and the rest.
+        # Split into the time in which the host handled the batch, and the rest.
         inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
         at_input = phase in INPUT_PHASES
         if inside:
@@ -85,7 +85,7 @@ def _end(call: TracedCall) -> int:
 
 
 def _in_call(calls: Sequence[TracedCall], waits: Container[int], begin: int, end: int) -> tuple[str, TracedCall] | None:
-    """Return the call that the host was in while the device had nothing to do, or for whose end it had waited."""
+    """Return the call that the host was in while the device was idle, or whose end it had waited for."""
     for call in calls[bisect_left(calls, begin, key=_end) :]:
         if min(_end(call), end) - max(call.start, begin) > _MOST * (end - begin):
             return "in", call
@@ -136,7 +136,7 @@ def traced_of(work: TracedWork) -> Traced:
     begin, end, pieces = work.begin, work.done, work.pieces
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
-    # What runs wholly beside something of a lower rank has no time of its own.
+    # A piece that runs entirely beside one of a lower rank has no own time.
     weighed = [(piece, ns) for piece, ns in zip(pieces, own, strict=True) if ns]
     begins = tuple(of.start for of in work.packed.steps)
     cuts = () if work.on_device else begins  # on the CPU a gap ends with its step
@@ -163,7 +163,7 @@ def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float,
     calls: defaultdict[int, list[Weighed]] = defaultdict(list)
     for number, weighed in enumerate(pieces):
         call = weighed[0].call
-        calls[call if call >= 0 else -1 - number].append(weighed)  # an unknown call is one of its own
+        calls[call if call >= 0 else -1 - number].append(weighed)  # each unknown call is separate
     shared: list[tuple[Piece, float, float | None]] = []
     known: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
     for together in calls.values():

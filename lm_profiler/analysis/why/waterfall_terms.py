@@ -14,11 +14,11 @@ from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
 
-LARGEST = 8  # contributors that are kept of a term
+LARGEST = 8  # contributors kept per term
 
-_UNLIKE = 0.10  # the share of the measured step by which what ran in the traced ones may exceed it
+_UNLIKE = 0.10  # the share of the measured step by which work in the traced steps may exceed it
 
-_NOTED = 0.01  # the share of the step below which unknown bytes, or what exceeds it, are not worth a note
+_NOTED = 0.01  # the share of the step below which unknown bytes, or excess work, are not worth a note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +28,22 @@ class Step:
     step_s: float  # its mean, in the 95 % interval from ``ci_low`` to ``ci_high``
     ci_low: float | None
     ci_high: float | None
-    input_s: float  # of it, waiting for the batch and for its transfer
+    input_s: float  # part of it: waiting for the batch and for its transfer
     ideal_s: float  # the model's FLOPs at the peak
-    recomputed_share: float  # of all FLOPs, what activation checkpointing repeats
+    recomputed_share: float  # share of all FLOPs that activation checkpointing repeats
     rates: Rates  # FLOP/s by the dtype of the factors
-    dtype: str  # in which most is multiplied; there is a rate of it
-    clock_share: float | None = None  # the clock that was held over the one that the peak is stated for
-    lists: Lists = UNKNOWN_LISTS  # the parameters that an optimizer is given in lists, all of them together
-    waiting_s: Mapping[str, float] = field(default_factory=dict)  # of it, waiting for other ranks, by phase
+    dtype: str  # dtype of most FLOPs; its rate is known
+    clock_share: float | None = None  # the measured clock over the clock of the stated peak
+    lists: Lists = UNKNOWN_LISTS  # all parameters that an optimizer gets in lists
+    waiting_s: Mapping[str, float] = field(default_factory=dict)  # part of it: waiting for other ranks, by phase
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
-    """Return the waterfall of ``step``: kernels take what they took while ``traced``, gaps are what these leave.
+    """Return the waterfall of ``step``: kernels take as long as while ``traced``, gaps are the rest.
 
-    What took longer while traced is scaled down to what the measured step has room for: beside a wait for the batch
-    nothing runs on the CPU. So no term is negative, or more than the step. Its ends are what it would be, had only one
-    of the traced steps been traced: what they show, and no interval.
+    Kernels that took longer while traced are scaled down to fit the measured step: during a wait for the batch
+    nothing runs on the CPU. So no term is negative, or more than the step. Each term has the least and the most that it
+    would be, had only one of the traced steps been traced: this is no interval.
     """
     notes: list[str] = []
     terms = _terms(step, traced, notes)
@@ -83,7 +83,7 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             f"measured ones: terms are scaled down to these{ceilings}"
         )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
-    # What is left, so that the terms always add up to the step. Below a nanosecond it is the error of the sum, which
+    # The rest makes the terms always add up to the step. Below a nanosecond it is the error of the sum, which
     # differs between rows in memory and those of a file.
     left_s = step.step_s - math.fsum(term.seconds for term in terms)
     terms.append(Term(name="unexplained", seconds=left_s if abs(left_s) >= 1e-9 else 0.0))
@@ -97,7 +97,7 @@ def _busy_s(traced: Traced) -> float:
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms of matmuls and fused attention: what they should take, and what they take longer."""
+    """Return the terms of matmuls and fused attention: what they should take, and their excess."""
     whole = traced.seconds("products")
     repeated = whole * step.recomputed_share
     ideal = min(step.ideal_s, whole - repeated)
@@ -126,7 +126,7 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms of all other kernels: what moving their bytes takes, and what they take longer."""
+    """Return the terms of all other kernels: what moving their bytes takes, and their excess."""
     lists = _lists_of_a_call(step, traced)
     parts = floored(traced.by_use["memory"], lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
@@ -144,11 +144,11 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _waiting(step: Step, traced: Traced) -> list[Term]:
-    """Return the terms of waits that were measured in the untraced step, and of gaps as far as the trace has seen any.
+    """Return the terms of waits, measured in the untraced step, and of gaps, if the trace has any.
 
-    The trace stretches gaps: it says where they are, and how much at most. A wait for the batch may be in the traced
-    steps alone, or in the others alone: neither is taken out of gaps that were seen elsewhere. A wait for other ranks
-    is in the traced steps, too: in collectives on a device's stream, else where no operator ran.
+    Tracing stretches gaps: it shows where they are, and how long at most. A wait for the batch may be in the traced
+    steps alone, or in the others alone: it is never subtracted from gaps elsewhere. A wait for other ranks
+    is in the traced steps too: in collectives on a device's stream, else where no operator ran.
     """
     copies, exchanged = traced.seconds("input"), traced.seconds("communication")
     for_ranks = sum(step.waiting_s.values())
@@ -174,7 +174,7 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
 
 
 def _less(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
-    """``gaps`` without what was waited in their phases, seconds a step: it is in the longest."""
+    """Return ``gaps`` minus the waits in their phases (seconds per step), which are in the longest gaps."""
     left, kept = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}, []
     # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
     for gap in sorted(gaps, key=lambda gap: -gap.ns):
@@ -193,7 +193,7 @@ def _term(
     traced: Traced,
     why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
-    """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of what could be won."""
+    """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of the saving."""
     return Term(
         name=name,
         seconds=seconds,
@@ -224,7 +224,7 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
     """Return what one call of each operator gets whose lists were too long for the trace: all parameters or a part."""
-    inputs = {id(piece.inputs): piece.inputs for piece, _ in traced.by_use["memory"]}  # equal ones are one object
+    inputs = {id(piece.inputs): piece.inputs for piece, _ in traced.by_use["memory"]}  # equal inputs are one object
     cut = {key for key, given in inputs.items() if given is not None and is_cut(given)}
     called = {(piece.operator or "", piece.call) for piece, _ in traced.by_use["memory"] if id(piece.inputs) in cut}
     calls = Counter(operator for operator, _ in called)
@@ -261,12 +261,12 @@ def contributors(
     things: str,
     why: Callable[[Piece], str | None] | None = None,
 ) -> list[Contributor]:
-    """Return the largest modules of a term of ``seconds`` a step; the weights are of all ``steps``."""
+    """Return the largest modules of a term of ``seconds`` per step; the weights cover all ``steps``."""
     groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
     for piece, ns in weighed:
         if ns > 0:
             path = module_of(piece.module)[0]
-            # What is no module's is told by itself: an optimizer, a loss that the module computes itself.
+            # Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
             what = "" if path is not None else f"{piece.phase}: {piece.operator or piece.name}"
             groups[path, what].append((piece, ns))
     sums = {key: sum(ns for _, ns in group) for key, group in groups.items()}
@@ -287,9 +287,9 @@ def contributors(
 def _detail(
     group: Sequence[Weighed], scale: float, steps: int, things: str, why: Callable[[Piece], str | None] | None
 ) -> str:
-    """Return how much of it is of the largest kind, and what is known of the largest piece."""
+    """Return the share of the largest kind, and what is known about the largest piece."""
     kind, ns, kinds = _most((piece.kind, ns) for piece, ns in group)
-    times = sum(piece.kind == kind for piece, _ in group) / steps  # of one step: 23 in two of them are 11.5
+    times = sum(piece.kind == kind for piece, _ in group) / steps  # per step: 23 in two steps are 11.5
     count = f"{round(times, 2):,g}"
     told = f"{count} {kind} {things[:-1] if count == '1' else things}"
     reason = None if why is None else why(max(group, key=lambda weighed: weighed[1])[0])
@@ -311,7 +311,7 @@ def ms(seconds: float) -> str:
 
 
 def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, float]:
-    """Return how ``seconds`` are shared by the phases of what is ``weighed``, the longest first."""
+    """Return how ``seconds`` divide among the phases of the ``weighed`` pieces, the longest first."""
     ns: defaultdict[str, float] = defaultdict(float)
     for phase, weight in weighed:
         ns[phase] += weight
@@ -321,7 +321,7 @@ def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, 
 
 
 def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
-    """Return the largest causes of ``gaps``, which together are ``seconds`` a step."""
+    """Return the largest causes of ``gaps``, which add up to ``seconds`` per step."""
     lost, count = Counter[str](), Counter[str]()
     for gap in gaps:
         lost[f"{gap.phase}: {gap.what}"] += gap.ns

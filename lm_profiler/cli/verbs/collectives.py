@@ -37,16 +37,16 @@ _MOST_BYTES = 1 << 40
 class Options:
     """Time collectives between processes of this machine, at several sizes: median with its interval, bandwidths.
 
-    A repeat takes as long as it takes the slowest process. Each result is checked once.
+    A repeat lasts until the slowest process is done. Each result is checked once.
 
     Args:
         ops: all_reduce, all_gather, reduce_scatter, broadcast; if not given, all of them.
-        sizes: Sizes such as 1MB or 64MiB: of all processes' parts together, as nccl-tests counts them.
-        processes: How many processes; several numbers make a group each. If not given, 2, or one for each GPU.
+        sizes: Sizes such as 1MB or 64MiB, the sum over all processes, as nccl-tests counts them.
+        processes: How many processes; each of several numbers makes a group. If not given, 2, or one for each GPU.
         backend: gloo (on the CPU), nccl (a GPU for each process); if not given, what the machine has.
-        repeats: The most repeats of a row.
+        repeats: Most repeats of a row.
         budget_s: Seconds that a row may take; six repeats are made in any case.
-        format: terminal, markdown, latex, typst, csv, json or parquet; if not given, as the suffix of output says.
+        format: terminal, markdown, latex, typst, csv, json or parquet; if not given, by the suffix of output.
         output: Write the table to this file.
         plot: Draw bus bandwidth against size into this file: .svg, .png or .pdf.
     """
@@ -77,7 +77,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the table, also of what was measured before a process failed; return 1 where one did."""
+    """Print or write the table, even if a process failed meanwhile; return 1 if one did."""
     rows, code = list[LinkFigures](), OK
     try:
         for row in _measured(options):

@@ -41,11 +41,11 @@ from lm_profiler.report.run.comparison_table import (
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 
-# In how many of all calls of ``ab`` the interval may miss the true ratio, at any look, and the pairs after which it is
-# looked at. Where processes differ by twice what is assumed, 4.2 % of 1,000 calls are wrong; with LOOKS and 5 % it was
+# The share of calls of ``ab`` whose interval may miss the true ratio at any look, and the pairs after which it is
+# checked. If processes differ by twice the assumed spread, 4.2 % of 1,000 calls are wrong; with LOOKS and 5 % it was
 # 10 % (benchmarks/README.md).
 _ERROR, AB_LOOKS = 0.03, LOOKS[1:]
-_FEWEST_PAIRS = 2  # that run whatever the budget
+_FEWEST_PAIRS = 2  # pairs that run whatever the budget
 
 _SET_BY_AB = ("--name", "--log_dir")
 
@@ -58,7 +58,7 @@ class _ShowOptions:
         fail_on: Exit with 1 where B's step is SLOWER.
         format: terminal, markdown, json; or for CI services bmf (Bencher), github-action-benchmark or junit.
         github: Append a summary and the outputs verdict, ratio, low and high to the files that GitHub's variables name,
-            and print an annotation. If not given, where GITHUB_STEP_SUMMARY is set.
+            and print an annotation. If not given, only if GITHUB_STEP_SUMMARY is set.
         output: Write to this file instead of the terminal.
     """
 
@@ -79,7 +79,7 @@ def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     write_text(text, options.format, options.output)
     fails = options.fail_on == "slower" and comparison.step.verdict == "SLOWER"
     if tell_github(options.github, partial(github_summary, comparison), github_outputs(comparison)):
-        # GitHub reads both streams; what a program reads stays whole
+        # GitHub reads both streams; output for programs stays clean
         for_people = options.format == "terminal" or options.output is not None
         (sys.stdout if for_people else sys.stderr).write(github_annotation(comparison, fails))
     if fails:
@@ -89,7 +89,7 @@ def _tell(comparison: Comparison, options: _ShowOptions, verb: str) -> int:
     return OK
 
 
-# -- compare: runs that are there --------------------------------------------------------------------------------------
+# -- compare: existing runs --------------------------------------------------------------------------------------------
 
 EXAMPLES = """\
 for example:
@@ -102,14 +102,14 @@ for example:
 class Options(_ShowOptions):
     """Compare B with A: the step, its phases, tokens/s and memory.
 
-    Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
+    Each has a ratio, its interval, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
 
     Args:
         config: A YAML file of these options.
-        folders: Two folders, A and B: of a run, its repeats, or a sweep's cell.
+        folders: Two folders, A and B, each of a run, its repeats, or a sweep's cell.
         a: The runs of A, where they lie in several folders.
         b: The runs of B, where they lie in several folders.
-        unlike: Compare runs of unlike work, too.
+        unlike: Also compare runs that do different work.
     """
 
     WORDS: ClassVar[str] = "folders"
@@ -132,7 +132,7 @@ def run(options: Options) -> int:
     a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
     try:
         side_a, side_b = _entries("A", a), _entries("B", b)
-        # The spread between processes belongs to a machine, so A's is looked up; unlike devices are refused below.
+        # The spread between processes belongs to a machine, so A's is looked up; different devices are refused below.
         comparison = compare(side_a, side_b, known_spread(machine_of(side_a)))
     except (UsageError, RecordError) as error:
         raise UsageError(f"compare: {error}") from None
@@ -150,7 +150,7 @@ def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
     return runs.entries
 
 
-# -- ab: runs that are made --------------------------------------------------------------------------------------------
+# -- ab: new runs ------------------------------------------------------------------------------------------------------
 
 AB_EXAMPLES = """\
 for example:
@@ -161,18 +161,18 @@ for example:
 
 @dataclass(frozen=True, kw_only=True)
 class AbOptions(_ShowOptions):
-    """Run a verb in tree A and in tree B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
+    """Run a verb in trees A and B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
 
-    A tree is a folder, or `git:REF` for that state of this repository, in a worktree that is removed afterwards. After
-    -- comes a call of lm_profiler: `fit`, `validate`, or `run` with a program of your own.
+    A tree is a folder, or `git:REF` for a commit of this repository, in a worktree that is removed afterwards. After
+    -- comes a call of lm_profiler: `fit`, `validate`, or `run` with your own program.
 
     Args:
         a: The tree of A.
         b: The tree of B.
-        a_options: Options that A's call gets more.
-        b_options: Options that B's call gets more.
+        a_options: Additional options of A's call.
+        b_options: Additional options of B's call.
         budget: Time for all runs, such as 90s, 10m or 1h.
-        log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 where logs/ab is there already.
+        log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 if logs/ab exists already.
     """
 
     AFTER: ClassVar[str] = "fit --config demo"
@@ -220,7 +220,7 @@ def run_ab(options: AbOptions) -> int:
             return FAILED
     known = known_spread(machine_of(sides["a"]))
     comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
-    step = replace(comparison.step, interval=interval, verdict=change(interval))  # that holds at all looks
+    step = replace(comparison.step, interval=interval, verdict=change(interval))  # the interval holds at all looks
     if step.verdict == "UNCLEAR":
         pairs = len(sides["a"])
         looked = max((look for look in AB_LOOKS if look <= pairs), default=pairs)
@@ -231,7 +231,7 @@ def run_ab(options: AbOptions) -> int:
 def in_turns(
     measured: Callable[[str], Entry], budget_s: float, clock: Callable[[], float]
 ) -> tuple[dict[str, list[Entry]], str]:
-    """Return the runs of both sides, and why there are no more pairs; the first two run whatever the budget."""
+    """Return the runs of both sides, and why no more pairs ran; the first two run whatever the budget."""
     sides: dict[str, list[Entry]] = {"a": [], "b": []}
     began_s = clock()
     while len(sides["a"]) < AB_LOOKS[-1]:
@@ -253,7 +253,7 @@ def interval_of(sides: dict[str, list[Entry]], known: ProcessSpread = ASSUMED_SP
 
 
 def pairs_needed(interval: RatioInterval | None, pairs: int) -> int:
-    """Return after about how many pairs like the ``pairs`` of an UNCLEAR interval its verdict would be another."""
+    """Return about how many pairs like the ``pairs`` of an UNCLEAR interval would make its verdict clear."""
     if interval is None:
         return AB_LOOKS[0]
     off, half_width = abs(math.log(interval.ratio)), math.log(interval.high / interval.ratio)
@@ -270,7 +270,7 @@ def _step_s(entry: Entry) -> float:
 
 
 class _RunFailed(Exception):
-    """A run did not end well; the message says which and why."""
+    """A run failed; the message says which and why."""
 
 
 def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) -> Entry:
@@ -335,7 +335,7 @@ def _tree(side: str, given: str) -> Iterator[Path]:
 
 
 def _git(*words: str, cwd: Path | None = None) -> str | None:
-    """Return what git prints; None where it fails or is not there."""
+    """Return what git prints; None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
     except OSError:

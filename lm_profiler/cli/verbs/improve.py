@@ -126,7 +126,7 @@ def _improved(
 
 
 def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> list[Candidate]:
-    """Return the changes, those of ``--try`` before ours; some are refused."""
+    """Return the changes, those of ``--try`` before ours, with refused ones marked."""
     known = candidates(look.entry, request.global_batch == "free")
     asked = asked_for(request.try_, known, look.entry.option)
     if request.only:
@@ -142,7 +142,7 @@ def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str], kin
     if record.options:
         write_whole(improved, config_text(record, call))
     else:
-        improved.unlink(missing_ok=True)  # an earlier call may have written one
+        improved.unlink(missing_ok=True)  # an earlier call may have written this file
     if kind == "json":
         write_json(record)
     else:

@@ -57,19 +57,19 @@ _MOST_BYTES = 1 << 50  # the largest ``--memory`` that is accepted: 1024 TiB, a 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Say what memory each phase of a training step would take, and the largest batch and context that fit.
+    """Print the memory that each phase of a training step would take, and the largest batch and context that fit.
 
     Nothing is trained, and no GPU is needed: the step is rehearsed on tensors without data.
 
     Args:
         device: The GPU, by a name such as H100 or "A100 80GB"; if not given, this machine.
-        memory: What the device has, such as 80GiB, in place of what its name says.
-        bandwidth: Bytes a second that each of several devices can send the others, such as 450e9 of an H100's NVLink;
-            if not given, the floor of the step is without communication.
+        memory: Memory of the device, such as 80GiB, instead of its usual size.
+        bandwidth: Bytes per second that each of several devices can send to others, such as 450e9 for an H100's NVLink;
+            if not given, the floor of the step excludes communication.
         allocations: Add the largest allocations at the peak, what is saved for backward, and three moments.
         plot: memory_timeline, the bytes in use over one step by cause; with --output FILE.svg, .png, .pdf or .html.
-        format: terminal, markdown, latex, typst, or json with all figures; if not given, as output's suffix says.
-        output: Write the plot, or without one the tables, to this file.
+        format: terminal, markdown, latex, typst, or json with all figures; if not given, by output's suffix.
+        output: Write the plot, or the tables if there is no plot, to this file.
         options: Options of fit.
     """
 
@@ -127,7 +127,7 @@ def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
         CannotPlan: the run cannot be rehearsed.
     """
     device = _device(options)
-    sys.path.append(str(Path.cwd()))  # as fit does: a user's module lies there
+    sys.path.append(str(Path.cwd()))  # as fit does: a user's module is there
     known = []
     for answer in _rehearsed(options.options, device, [((), "batch"), ((), "context")]):
         if not isinstance(answer, Planned):
@@ -159,7 +159,7 @@ def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
 
 
 def _tried(ways: Sequence[Smaller], options: Sequence[str], device: Capacity) -> list[tuple[Smaller, Planned]]:
-    """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse one."""
+    """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse some."""
     answers = zip(ways, _rehearsed(options, device, [(way.words, "nothing") for way in ways]), strict=True)
     return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]
 
@@ -213,7 +213,7 @@ def _device(options: Options) -> Capacity:
 
 
 def size_bytes(text: str, option: str, example: str, most: int = _MOST_BYTES) -> int:
-    """Return the bytes that ``text``, the value of ``option``, says; UsageError: it is no size up to ``most``."""
+    """Return ``text``, the value of ``option``, as bytes; UsageError: it is not a size up to ``most``."""
     read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
     unit = None if read is None else _SIZES.get(read[2].casefold())
     if read is None or unit is None or not 1 <= float(read[1]) * unit <= most:

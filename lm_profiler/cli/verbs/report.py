@@ -42,7 +42,7 @@ for example:
   lm_profiler report logs/small --warmup 0 1 2 5
   lm_profiler report logs --layout wide --warmup 0 5 --steps 10
   lm_profiler report logs --layout modes       forward alone, forward + backward, full step: mean ± std
-  lm_profiler report logs/old --again          by the rules of this version, and what differs
+  lm_profiler report logs/old --again          by this version's rules, and what differs
   lm_profiler report logs/small --plot memory_timeline --output memory.png
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
@@ -68,20 +68,20 @@ class Options:
         group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
         pivot: Two facts, one down and one across; several with commas between.
         value: What a pivot shows; if not given, step_s.
-        layout: A table as published reports have it. blocks: each step, then forward and backward. wide: a wide row a
+        layout: A table as in published reports. blocks: each step, then forward and backward. wide: one wide row per
             run, means and standard deviations. devices: sizes down, devices across. modes: forward alone, forward +
             backward, full step. warmups: a row for each pass and warm-up.
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
         again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
-        allocations: The largest allocations at the peak of one step, what is saved for backward, and three moments.
+        allocations: The largest allocations at the peak of one step, tensors saved for backward, and three moments.
         plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
             .html.
         by: What a plot is drawn against.
-        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, as output's suffix says; for
+        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, by output's suffix; for
             CI services bmf (Bencher), github-action-benchmark or junit.
-        github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, where
+        github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, only if
             GITHUB_STEP_SUMMARY is set.
         output: Write to this file.
     """
@@ -167,7 +167,7 @@ def _again(runs: Collection) -> tuple[Collection, list[Table]]:
 
 
 def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple[list[str], bool]:
-    """Show the runs and return their problems, and whether there was anything to show."""
+    """Show the runs and return their problems, and whether any run was shown."""
     if options.plot is not None and options.output is not None:
         return _draw(runs, options.plot, options.output, options.by)
     kind = options.format or "terminal"
@@ -184,7 +184,7 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
         if kind == "html":
             runs.problems.extend(unreadable(entries))
         write(runs, tables, kind, options.output)
-        again = partial(_tables, entries, options, "markdown", plain)  # what a program reads is no table for people
+        again = partial(_tables, entries, options, "markdown", plain)  # the chosen format may be for programs
         tell_github(options.github, lambda: formats.render(tables if kind in _PEOPLE else again()[0], "markdown"))
     return problems, bool(tables)
 
@@ -230,7 +230,7 @@ def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) 
 def _each(
     entries: Sequence[Entry], read: Callable[[Path], Found | None], what: str
 ) -> tuple[list[tuple[Entry, Found]], list[str]]:
-    """Return what is read from the folder of each run that has it, and the problems of the others."""
+    """Return each run with what ``read`` finds in its folder, and the problems of the others."""
     known, problems = [], []
     for entry in entries:
         try:

@@ -1,4 +1,4 @@
-"""The verb ``run``: start a program of the user's as it is, and have Lightning add the profiler to its Trainer."""
+"""The verb ``run``: start a user's program unchanged, and have Lightning add the profiler to its Trainer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ for example:
   lm_profiler run --measure_steps=100 --name=nightly -- torchrun --nproc_per_node=2 train.py
   lm_profiler run --verb=validate --trainer=2 -- python -m package.train"""
 
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # the exit codes with which a shell answers
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # the exit codes of a shell
 
-# fields of ``Options`` that are no arguments of ``profiling_callbacks``
+# fields of ``Options`` that are not arguments of ``profiling_callbacks``
 _NOT_PASSED = ("trainer", "program", "command")
 
 
@@ -80,17 +80,17 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Replace this process by the program; return an exit code only where that cannot be started."""
+    """Replace this process by the program; return an exit code only if the program cannot be started."""
     claims = Path(tempfile.mkdtemp(prefix="lm_profiler-run-"))
     passed = {name: given for name, given in asdict(options).items() if name not in _NOT_PASSED}
     passed["log_dir"] = str(options.log_dir.absolute())  # the program may change its folder
     asked = {"options": passed, "command": options.command, "trainer": options.trainer, "claims": str(claims)}
     os.environ[VARIABLE] = json.dumps(asked)
     program = options.program[0]
-    if shutil.which(program) is not None:  # else nobody would be there whose end could be waited for
+    if shutil.which(program) is not None:  # otherwise there is no process to wait for
         _say_at_the_end(claims, options)
     sys.stdout.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(program, [*options.program])
@@ -103,7 +103,7 @@ def run(options: Options) -> int:
 def _say_at_the_end(claims: Path, options: Options) -> None:
     """Start a process that waits for the end of this one, says if nothing was profiled, and removes ``claims``.
 
-    It is no child of this process: a program may wait for any child it has.
+    It is not a child of this process: a program may wait for all of its children.
     """
     if not hasattr(os, "pidfd_open"):  # not Linux
         return
@@ -116,14 +116,14 @@ def _say_at_the_end(claims: Path, options: Options) -> None:
         if os.fork() > 0:
             return
         os.setsid()  # Ctrl-C is for the program
-        # Whoever reads the program's output waits until all who hold it are gone: stderr alone is kept, for the line.
+        # A reader of the program's output waits until every holder has closed it: only stderr is kept, for the line.
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, 0)
         os.dup2(devnull, 1)
         os.closerange(3, program)
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         select.select([program], [], [])
-        if claims.is_dir() and not os.path.lexists(claims / CLAIMED):  # without it the program could not be started
+        if claims.is_dir() and not os.path.lexists(claims / CLAIMED):  # else the program could not be started
             which = "" if options.trainer is None else f" with the number {options.trainer}"
             why = f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler"
             say(f"{why}: nothing was profiled")

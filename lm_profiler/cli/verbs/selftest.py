@@ -1,4 +1,4 @@
-"""The verbs ``selftest`` and ``numerics``: how far can this machine's figures be trusted, and low precision's sums?
+"""The verbs ``selftest`` and ``numerics``: how far to trust this machine's figures, and sums in low precision.
 
 The same run is repeated in five fresh processes, so that only the machine can make them differ. Their spread is kept
 for ``compare`` and ``improve``.
@@ -44,7 +44,7 @@ _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too litt
 class Options:
     """Run the same fit in five fresh processes, and print by how much equal runs differ on this machine.
 
-    It is kept for compare and improve. Also the smallest change that a comparison can detect.
+    compare and improve use that spread. Also print the smallest change that a comparison can detect.
 
     Args:
         format: terminal, or json.
@@ -83,10 +83,10 @@ class SelfTest:
     device: str
     verb: str
     steps: list[TimeSummary]  # the step of each run
-    words: list[str]  # on each run, with what else used the machine
-    seen: ProcessSpread | None  # of the runs' steps; None where they are too few
-    kept: ProcessSpread | None  # with earlier self-tests of the machine
-    detectable: dict[int, float]  # by runs a side, the smallest change, as a share, that a comparison can detect
+    words: list[str]  # the verdict on each run, with what else used the machine
+    seen: ProcessSpread | None  # spread of the runs' steps; None if they are too few
+    kept: ProcessSpread | None  # spread with earlier self-tests of the machine
+    detectable: dict[int, float]  # smallest detectable change, as a share, by runs per side
 
 
 def tested(runs: Sequence[RunRecord], seen: ProcessSpread | None, kept: ProcessSpread | None) -> SelfTest:
@@ -166,7 +166,7 @@ def run_numerics(options: SumsOptions) -> int:
 
 
 def _bfloat16(value: np.float32) -> np.float32:
-    """Return ``value`` rounded to bfloat16, to the nearest and ties to even; numpy has no such type."""
+    """Return ``value`` rounded to bfloat16, which numpy lacks: to the nearest, ties to even."""
     bits = int(value.view(np.uint32))
     return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 

@@ -20,14 +20,14 @@ from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
 
-FORMATS = ("terminal", "markdown", "latex", "typst", "json")  # of a verb that has one answer
-ForWhom = Literal["terminal", "json"]  # of one whose answer is no table
+FORMATS = ("terminal", "markdown", "latex", "typst", "json")  # for a verb with one answer
+ForWhom = Literal["terminal", "json"]  # for a verb whose answer is not a table
 
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
 
 
 def runs_below(paths: Sequence[Path], label: str) -> Collection:
-    """Return what lies at or below ``paths``, killed runs concluded; there is something."""
+    """Return the runs at or below ``paths``, at least one, with killed runs concluded."""
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
@@ -54,7 +54,7 @@ def format_of(given: str | None, output: Path | None) -> str | None:
 
 
 def format_of_answer(given: str | None, output: Path | None) -> str:
-    """Return the same of the formats of one answer; ``terminal`` without either."""
+    """Return the same for a verb with one answer; ``terminal`` without either."""
     kind = format_of(given, output) or "terminal"
     expect_one_of(FORMATS, "output" if given is None else "format", kind)
     return kind
@@ -95,9 +95,9 @@ def write_text(text: str, kind: str, output: Path | None) -> None:
 
 
 def tell_github(asked: bool | None, summary: Callable[[], str], outputs: Mapping[str, Any] = {}) -> bool:
-    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name, in a job there or where ``asked``.
+    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name, in a GitHub job or if ``asked``.
 
-    Returns whether it was to be told.
+    Returns whether GitHub was addressed.
     """
     if not (os.environ.get("GITHUB_STEP_SUMMARY") if asked is None else asked):
         return False
@@ -110,7 +110,7 @@ def tell_github(asked: bool | None, summary: Callable[[], str], outputs: Mapping
             if file := os.environ.get(name):
                 with Path(file).open("a", encoding="utf-8") as out:
                     out.write(text)
-        except OSError as error:  # the answer stands, whoever cannot read the summary
+        except OSError as error:  # the answer is valid even without the summary
             say(f"{error.filename} cannot be written: {error.strerror}")
     return True
 

@@ -82,7 +82,7 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     display = Display(cells, len(cells) - len(missing), len(devices), folder.path, console)
     with CellServer(SERVER, folder.lock) as server:
         work = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
-        # The check costs seconds; a sweep that goes on has passed it.
+        # The check costs seconds; a resumed sweep has passed it.
         if folder.is_new:
             # Cells with the same options and number of nodes differ in values alone: one of them is checked.
             alike = {
@@ -97,7 +97,7 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
 
 
 def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None, values: bool = True) -> None:
-    """Raise UsageError for the first cell whose call is wrong; with ``values`` also for bad ones.
+    """Raise UsageError for the first cell whose call is wrong; with ``values`` also for bad values.
 
     Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
     """
@@ -133,7 +133,7 @@ def _end_of(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
 
 
 def _ending(folder: SweepFolder, interrupted: bool, request: SweepRequest) -> int:
-    """Print the table of the cells that were this process's own, and return the exit code."""
+    """Print the table of this process's own cells, and return the exit code."""
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
     groups, is_json, part = repeats_together(entries), request.format == "json", request.part

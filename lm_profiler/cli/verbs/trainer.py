@@ -17,7 +17,7 @@ from lm_profiler.torch_names import NameMissing
 
 def run(call: Call) -> int:
     """Run a Trainer verb and return the exit code."""
-    sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module lies
+    sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module is
     with quiet():
         try:
             cli = ProfilerCLI(call)
@@ -30,7 +30,7 @@ def run(call: Call) -> int:
             plan_ahead(cli)
             cli.run_verb()
             leave_group()
-            record = cli.context.record  # it may hold a failure of the instruments alone
+            record = cli.context.record  # it may hold only a failure of the instruments
             failure = None if record is None else record.failure
             if failure is not None:
                 return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED

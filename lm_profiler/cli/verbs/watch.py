@@ -1,4 +1,4 @@
-"""The verbs ``watch`` and ``trace``: a training that goes on, from the files that it writes, on any machine."""
+"""The verbs ``watch`` and ``trace``: show a running training from the files that it writes, on any machine."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ for example:
   lm_profiler trace logs/demo/version_0 --steps 4 --rank 3"""
 
 _APART_S, _LOOK_S = 1.0, 0.5
-# a training reports every ten seconds, also while a step stands still; without a report for so long it is gone
+# a training reports every ten seconds, also while a step stands still; without a report for this long it is gone
 _SILENT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Show a training that is watched (fit --watch=true): where its time goes, its phases, what happened.
+    """Show a watched training (fit --watch=true): where its time goes, its phases, what happened.
 
-    On a terminal the picture stays until the training ends, or has not reported for a minute. The run may be on another
-    machine: only its files are read. Of one that has ended or was killed the last is shown, and the exit code is 2.
+    On a terminal the picture is updated until the training ends or is silent for a minute. The run may be on another
+    machine: only its files are read. If it has ended or was killed, its last state is shown, and the exit code is 2.
 
     Args:
         run: The folder of the run.
@@ -110,7 +110,7 @@ def _watch(
 
 
 def _over(status: WatchStatus) -> str:
-    """Return what became of a run that does not go on; nothing of one that does, or of which nobody here can tell."""
+    """Return how a run ended; empty if it still runs, or if that cannot be known here."""
     return "has ended" if status.ended else "was killed" if is_gone(status.process) else ""
 
 
@@ -140,15 +140,15 @@ def watched_folder(run: Path | None) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Ask a training that is watched (fit --watch=true) for a trace of its next steps, and print where they went.
+    """Ask a watched training (fit --watch=true) for a trace of its next steps, and print where their time went.
 
-    The trace is in the run's folder, and in TensorBoard's tab. The training goes on as it is.
+    The trace is in the run's folder, and in TensorBoard's tab. The training continues unchanged.
 
     Args:
         run: The folder of the run.
         steps: Whole steps to trace.
         rank: The rank that traces.
-        patience_s: Seconds to wait for the trace; it may come later, where a step takes longer.
+        patience_s: Seconds to wait for the trace; it may come later if a step takes longer.
         format: terminal, or json.
     """
 

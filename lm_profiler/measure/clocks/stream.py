@@ -11,7 +11,7 @@ import torch
 
 
 class EventStream:
-    """Timing events on the current stream of ``device``, reused, so that a long run makes a bounded number.
+    """Timing events on the current stream of ``device``, reused, so a long run creates a bounded number of them.
 
     Only ``wait`` synchronizes. A call that fails (on a device that died) makes times unknown instead of raising, so
     that the user sees the error of his own call; only ``wait`` raises. Instants within the capture of a CUDA graph are

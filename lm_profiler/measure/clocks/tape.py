@@ -35,8 +35,8 @@ class StepMarks:
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]
     instants: list[Any]  # on the device's clock
-    asked: int = 0  # phases at whose start the device was asked whether it had finished what came before
-    idle: int = 0  # those at which it had: there it waits for the host
+    asked: int = 0  # phases at whose start the device was asked whether it was idle
+    idle: int = 0  # phases at whose start it was: there it waits for the host
 
     def host_seconds(self) -> tuple[float, ...]:
         return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
@@ -62,7 +62,7 @@ class TapeReading:
     running: bool = False
     failed_in: int | None = None  # the innermost part when an error first passed
     began: int | None = None  # the part that the last mark began
-    finished: deque[StepMarks] = field(default_factory=deque)  # the steps that nobody took yet
+    finished: deque[StepMarks] = field(default_factory=deque)  # finished steps that were not taken yet
     step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))  # the current or last one
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
@@ -132,7 +132,7 @@ class TimedSteps(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What the marks of one sequence of codes mean."""
+    """The meaning of the marks of one sequence of codes."""
 
     marks: NDArray[np.intp]  # where the step's marks stand
     codes: list[int]

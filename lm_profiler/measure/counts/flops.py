@@ -9,7 +9,7 @@ where nobody needs it: counted.
 
 Nothing runs twice, and results do not change. Backward passes are seen too, also where autograd runs them in threads of
 its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's ``graph_task.h``).
-Not seen is what never passes torch's dispatcher: graphs of torch.compile, replayed CUDA graphs, kernels of extensions
+Work outside of torch's dispatcher is not seen: graphs of torch.compile, replayed CUDA graphs, kernels of extensions
 that bypass torch, and threads that a step starts itself.
 """
 
@@ -194,8 +194,8 @@ _PLAIN = Tensor.__torch_dispatch__
 class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
     """Counts the matmuls of all operators that run while the mode is entered and ``counting``.
 
-    Of tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) those parts
-    count that this process multiplies. An error while counting makes the count unknown, and has no other effect.
+    For tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) only parts
+    that this process multiplies count. An error while counting makes the count unknown, and has no other effect.
     ``traffic`` sees all operators outside backward passes. ``on_shapes`` says that the step itself runs on fake
     tensors; otherwise torch only tries operators out on them.
     """
@@ -287,7 +287,7 @@ def _dtype(args: Any, kwargs: Any) -> str:
 
 
 def _is_composite(func: Any) -> bool:
-    """Return whether ``func`` consists of other operators on every device; under inference mode such arrive whole."""
+    """Return whether ``func`` consists of other operators on every device; under inference mode they arrive whole."""
     if not isinstance(func, _OVERLOAD):
         return False
     keys: Any = ("CompositeImplicitAutograd", "CPU", "CUDA")
@@ -366,7 +366,7 @@ class StepFlops:
         elif MODE_STACK.find()()[-1:] == [self._counter]:
             self._counter.__exit__(None, None, None)
             self._constructor.close()
-        else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
+        else:  # the step left its own mode behind, on top of ours: ours leaves when that mode has left
             self._counter.counting = False
             return
         self._entered = wanted

@@ -1,4 +1,4 @@
-"""Compilations by ``torch.compile``: how many there were, what was compiled, and whether a module is compiled."""
+"""Compilations by ``torch.compile``: their number, their functions, and whether a module is compiled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TimedCompilation(NamedTuple):
 
     began_s: float
     ended_s: float
-    # ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``, of a first compilation
+    # ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``, ; a first compilation
     # without a reason; None for a backward
     what: str | None
 

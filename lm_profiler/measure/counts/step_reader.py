@@ -128,14 +128,14 @@ class StepReader:
 
     @property
     def raw(self) -> list[Raw]:
-        """The readings of each step that was placed; the first, of step 0, is where the readings start."""
+        """The readings of each step so far; the first, of step 0, is where the readings start."""
         return [(step, *self._when[step], *rest) for step, *rest in self._read if step in self._when]
 
     def place(self, step: int, began_ns: int, ended_ns: int) -> None:
         self._when[step] = began_ns, ended_ns
 
     def read(self, step: int) -> None:
-        """Read the counters of ``step``, which has just ended; raise what a signal handler raised amid a collection."""
+        """Read the counters of ``step``, which has just ended; raise what a signal handler raised in a collection."""
         # getrusage brings the file up to date, which is otherwise as old as the kernel's last tick, 1 to 10 ms.
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
@@ -263,7 +263,7 @@ def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> tupl
 
 
 def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
-    """Return the compilations in order and disjoint: of a nested one only the part outside the other."""
+    """Return the compilations in order and disjoint: a nested one counts only outside of the other."""
     spans, last_s = list[_TimeSpan](), 0.0
     for one in sorted(compilations, key=lambda each: each.began_s):
         spans.append(_TimeSpan(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
@@ -272,7 +272,7 @@ def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
 
 
 class ThreadTimes(NamedTuple):
-    """Nanoseconds that the calling thread ran, and that it was ready and had no CPU, since it began."""
+    """Nanoseconds that the calling thread ran, and that it was ready but had no CPU, since it began."""
 
     ran_ns: int
     no_cpu_ns: int

@@ -22,7 +22,7 @@ from lm_profiler.record.process_spread import KeptFigures
 
 AGREE = 0.8  # two readings agree if the smaller is at least this share of the larger
 
-# seconds for which nothing is read anew once two readings have agreed: a reading costs each run CPU time
+# seconds without a new reading once two readings have agreed: a reading costs each run CPU time
 FRESH_S = 86_400.0
 
 _PROBES, _PAUSE_S = 3, 0.05
@@ -37,7 +37,7 @@ BELIEVABLE_S = 0.001  # where all matmuls are shorter there is no ceiling: memor
 
 _TILE = 256
 
-# Memory that counts as free on a CPU at most, so that 2048 is the largest side in float32. There the matrices enlarge
+# The most memory that counts as free on a CPU, so that 2048 is the largest side in float32. There the matrices enlarge
 # the training process itself, and matmuls of this size are long enough.
 _ON_A_CPU_BYTES = 256 << 20
 
@@ -207,7 +207,7 @@ def known_ceiling(
     probe: Callable[[torch.device, torch.dtype], float | None] = matmul_ceiling,
     clock: Callable[[], float] = time.time,
 ) -> float | None:
-    """Return the matmul ceiling in FLOP/s: the better of the reading of now and the kept one, where the two agree.
+    """Return the matmul ceiling in FLOP/s: the better of the current and the stored reading, if the two agree.
 
     ``say`` gets the reason where they do not. The best reading is kept in a file of ``folder`` for each device, CPU,
     number of threads, dtype, precision and version of torch. For ``FRESH_S`` after two readings have agreed it is used
@@ -233,9 +233,9 @@ def known_copy_rate(
     probe: Callable[[torch.device], float | None] = copy_rate,
     clock: Callable[[], float] = time.time,
 ) -> float | None:
-    """Return the memory bandwidth in bytes/s: the better of the reading of now and the kept one.
+    """Return the memory bandwidth in bytes/s: the better of the current and the stored reading.
 
-    They need not agree: bandwidth gives the least time of a phase, and other users of the machine can only slow a copy.
+    They need not agree: bandwidth gives a lower bound of a phase's time, and other users of the machine slow a copy.
     """
     file = _kept("bandwidth", device, {}, folder)
     rate, kept = _readings(file, "bytes_per_s", lambda: probe(device), clock())
@@ -250,7 +250,7 @@ def _kept(kind: str, device: torch.device, of: Mapping[str, str], folder: Path |
 def _readings(
     kept: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float
 ) -> tuple[float | None, float | None]:
-    """Return the rate of now and the kept one; keep the better of them, and the time if they agree."""
+    """Return the current and the stored rate; store the better of them, and the time if they agree."""
     known = kept.read()
     before, agreed_s = known.get(key) or None, known.get(_AGREED)
     # A time in the future means that the clock was set back: read anew.

@@ -1,4 +1,4 @@
-"""What the figures are measured on: versions, device, flags, commit, and the precision of float32."""
+"""The environment of the figures: versions, device, flags, commit, and the precision of float32."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def device_name(device: torch.device) -> str:
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
-@cache  # the file system is asked for it; a run asks twice, and what is imported does not change
+@cache  # it reads the file system; a run asks twice, and imported packages do not change
 def _version(package: str) -> str:
     if package == "torch":
         return torch.__version__
@@ -133,10 +133,10 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-# git takes some 20 ms, and the code that runs is the one that was imported: later commits are of no account.
+# git takes some 20 ms, and the running code is the imported one: later commits do not matter.
 _commit_of_process = cache(git_commit)
 
-# the older setting's words for those of the newer one
+# values of the older setting by those of the newer one
 _WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
 
 

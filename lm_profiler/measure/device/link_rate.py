@@ -19,7 +19,7 @@ _BYTES = 4  # float32
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _FEWEST = 6  # the interval of a median needs six times
-_TIMEOUT = timedelta(minutes=1)  # where a rank hangs, a collective of the others ends in an error that names it
+_TIMEOUT = timedelta(minutes=1)  # if a rank hangs, collectives of the others end in an error that names it
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LinkRequest:
     backend: str  # gloo (on the CPU) or nccl (rank r on GPU r)
     ranks: int  # how many there are
     port: int  # of the store, on this machine
-    name: str  # tells these ranks from others that use the store
+    name: str  # distinguishes these ranks from others that use the store
     ops: Sequence[str]
     sizes_bytes: Sequence[int]
     repeats: int  # the most repeats of a row
@@ -75,7 +75,7 @@ def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, ran
     try:
         call()
     except RuntimeError as error:  # gloo lacks some
-        dist.barrier()  # a rank that is gone is no missing operation: this raises again
+        dist.barrier()  # raises again if a rank is gone, which is not a missing operation
         return LinkRow(op, size_bytes, unknown=str(error).splitlines()[0][:100])
     if not is_right():
         raise RuntimeError(f"{op} of {size_bytes} bytes: wrong result")
@@ -89,7 +89,7 @@ def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device)
         dist.barrier()
         return watch(call)
 
-    once_s = _most(once(), device)  # a second warm-up, which tells how many fit into the budget
+    once_s = _most(once(), device)  # a second warm-up, which shows how many repeats fit into the budget
     repeats = max(min(asked.repeats, int(asked.budget_s / max(once_s, 1e-9))), _FEWEST)
     seconds = torch.tensor([once() for _ in range(repeats)], dtype=torch.float64, device=device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)

@@ -25,7 +25,7 @@ from lm_profiler.record.run_record import GpuSharing, Telemetry
 Value = TypeVar("Value")
 
 _PATIENCE_S = 5.0  # seconds to wait for NVML, which can hang on a GPU that fell off its bus
-_NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since
+_NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since then
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvml.h, nvmlClockType_t and nvmlTemperatureSensors_t
 # nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks set by a user (0x2) are left out: they do not slow a run.
 _HARDWARE, _HARDWARE_THERMAL, _POWER_BRAKE = 0x8, 0x40, 0x80
@@ -40,7 +40,7 @@ _REASONS = {
     0x200: "board limit",
     0x400: "reliability limit",
 }
-_SEEN_SHARE = 0.05  # of the samples; a reason that held in fewer is left out
+_SEEN_SHARE = 0.05  # share of the samples; a reason in fewer is left out
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class TelemetrySampler:
     gpu: Gpu
     period_s: float = 0.1  # seconds from one sample to the next
     clock: Callable[[], float] = time.perf_counter  # the clock of the samples, in seconds
-    kept: int | None = None  # the last so many samples are kept; None keeps all
+    kept: int | None = None  # the number of last samples to keep; None keeps all
 
     def __post_init__(self) -> None:
         self._samples = deque[_Sample](maxlen=self.kept)
@@ -276,7 +276,7 @@ def _throttling(samples: Sequence[_Sample]) -> list[str] | None:
 def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     """Combine all ranks' telemetry: sum of energy and power, slowest clock, highest temperature, all throttle reasons.
 
-    A GPU that several ranks share counts once. A sum is unknown where one GPU's part is; clocks, temperature and
+    A GPU that several ranks share counts once. A sum is unknown if one GPU's part is; clocks, temperature and
     reasons come from the GPUs that report them. None where no GPU can be read.
     """
     known = _known(readings)

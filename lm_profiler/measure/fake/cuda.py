@@ -1,6 +1,6 @@
-"""Where CUDA's kernels compute or keep something else than the CPU's, on whose fake tensors a step is rehearsed.
+"""Imitates CUDA's kernels where they compute or keep something else than the CPU's, which a rehearsal runs on.
 
-Kernel choices and saved tensors are those of torch 2.11; of those that move a plan by less than 1 % none is imitated.
+Kernel choices and saved tensors are those of torch 2.11; those that change a plan by less than 1 % are not imitated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALWAYS = frozenset({
     "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-_BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one as it comes
+_BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one unchanged
 _IN_FLOAT32 = _ALWAYS | {
     name for name in _BY_RELEASE if getattr(torch.ops.aten, name).default.has_kernel_for_dispatch_key("AutocastCUDA")
 }
@@ -92,9 +92,9 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Compute a layer norm in its place, which saves what CUDA's ``_fused_rms_norm`` does and one number a row more.
+    """Compute a layer norm instead, which saves what CUDA's ``_fused_rms_norm`` does and one more number per row.
 
-    CUDA's saves its input and one number a row; the CPU's is composed of other operators and saves a second tensor of
+    CUDA's saves its input and one number per row; the CPU's is composed of other operators and saves a second tensor of
     the input's size.
     """
     if x.is_complex() or (weight is not None and weight.dtype != x.dtype):  # not fused on CUDA either
@@ -105,8 +105,8 @@ def _rms_norm(
 def _dropout(
     func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **given: Any
 ) -> Tensor:
-    """Call ``native_dropout``, whose mask takes a byte an element, as on CUDA; the CPU's mask has the input's dtype."""
-    training = given.get("train", training)  # torch.dropout calls it so
+    """Call ``native_dropout``, whose mask takes a byte per element, as on CUDA; the CPU's has the input's dtype."""
+    training = given.get("train", training)  # the name in torch.dropout
     if inplace or not training or not 0 < p < 1:
         return func(x, p, training, **({"inplace": True} if inplace else {}))
     return torch.native_dropout(x, p, True)[0]

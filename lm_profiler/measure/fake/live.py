@@ -30,17 +30,17 @@ _CUBLAS = ((8 << 20) + (128 << 10), 32 << 20)
 
 
 class Uncounted(Exception):
-    """Raised where what a step holds cannot be known from its tensors; the message says why."""
+    """Raised if a step's tensors do not show the memory that it holds; the message says why."""
 
 
 class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
     """Counts each storage from the operator that made it until it is freed, as the probe of tensors without memory.
 
-    Workspaces that an operator allocates and frees inside itself are not seen; nor is what was made before this mode
-    was entered, unless it is handed to ``see``.
+    Workspaces that an operator allocates and frees inside itself are not seen; nor are tensors made before this mode
+    was entered, unless they are handed to ``see``.
 
     Args:
-        gpu: compute capability of a GPU, of which blocks count, and cuBLAS's workspaces; None for the CPU.
+        gpu: compute capability of a GPU, whose blocks and cuBLAS workspaces then count; None for the CPU.
     """
 
     @classmethod
@@ -52,29 +52,29 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self._gpu = gpu
         self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._blocks = None if gpu is None else Blocks()
-        self._workspaces: dict[bool, int] = {}  # bytes by thread: whether it is that of backward
+        self._workspaces: dict[bool, int] = {}  # bytes by thread: True is backward's
         self.now = self._peak = 0
         # bytes of storages whose size was changed, as FSDP does to gather and to free
         self._gathered: dict[int, int] = {}
-        self.most_gathered = 0  # of these bytes, the most at one time
-        self.notes: StorageNotes | None = None  # hears of every storage while it is there
+        self.most_gathered = 0  # the most of these bytes at one time
+        self.notes: StorageNotes | None = None  # hears of every storage while set
         # returns where an operator is called from; asked only for notes
         self.site: Callable[[Any], Site] = lambda func: Site(str(func))
         self._site = NOWHERE
-        # Bytes that may have been held during a convolution at most: on the CPU it copies its inputs and its result
-        # into padded layouts of its own.
+        # Upper bound of bytes held during a convolution: on the CPU it copies its inputs and its result
+        # into its own padded layouts.
         self.perhaps = 0
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is _aten.mkldnn_rnn_layer.default:
-            raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward, only it knows")
+            raise NotImplementedError("what the CPU's LSTM kernel keeps for backward is unknown")
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         if self._gpu is not None and func in _MATMULS:
             self._workspace(_CUBLAS[self._gpu >= _HOPPER])
-        if self.notes is not None and getattr(func, "namespace", "") != "prim":  # those ask a tensor, and make none
+        if self.notes is not None and getattr(func, "namespace", "") != "prim":  # ``prim`` only queries tensors
             self._site = self.site(func)
         made = func(*args, **(kwargs or {}))
         self.see(made)
@@ -104,15 +104,15 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         for leaf in tree_leaves(value):
-            # A plain meta tensor is what a DTensor asks for the shape of all shards together.
+            # A DTensor uses a plain meta tensor to infer the shape of all shards together.
             if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
                 for piece in pieces(leaf):
                     self._add(piece.untyped_storage(), piece)
 
     def follow_resizes(self) -> None:
-        """Count storages anew when their size changes: FSDP frees and takes its gathered parameters so.
+        """Count storages again when their size changes: FSDP gathers and frees its parameters that way.
 
-        Only for a process of its own: it replaces a method of torch.
+        Only for a separate process: it replaces a method of torch.
         """
         resize = torch.UntypedStorage.resize_
 
@@ -165,11 +165,11 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     @property
     def workspaces(self) -> int | None:
-        """Bytes of workspaces that libraries hold for good; None where none come from the allocator."""
+        """Bytes of workspaces that libraries hold for good; None if none come from the allocator."""
         return None if self._gpu is None else sum(self._workspaces.values())
 
     def reset(self) -> None:
-        """Start the peak anew at what is held now."""
+        """Restart the peak at the bytes held now."""
         self._peak = self.now
 
     def peaks(self) -> Peaks:
@@ -177,7 +177,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         return self._peak, None if self._blocks is None else self._blocks.reserved, None
 
     def held(self) -> int | None:
-        """Return the bytes that tensors hold; None for the CPU, whose allocator does not say, as in a real run."""
+        """Return the bytes that tensors hold; None on the CPU, whose allocator does not report them."""
         return None if self._gpu is None else self.now
 
 
@@ -203,16 +203,16 @@ class Blocks:
 
     def __init__(self) -> None:
         self.given = self.reserved = 0
-        # the free blocks, the smallest first. Small and large requests have pools of their own: a small one never
+        # the free blocks, the smallest first. Small and large requests have separate pools: a small one never
         # splits a large block.
         self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
         self._begins: dict[int, MemoryBlock] = {}  # the free blocks by the address at which they begin,
-        self._ends: dict[int, MemoryBlock] = {}  # and by that at which they end
+        self._ends: dict[int, MemoryBlock] = {}  # and by the address at which they end
         self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
     def take(self, size: int) -> MemoryBlock:
-        """Take the smallest free block that is large enough, or a new segment, and split off what is not needed."""
+        """Take the smallest free block that is large enough, or a new segment, and split off the rest."""
         size = _rounded_up(max(size, 1), MIN_BLOCK)
         small = size <= _SMALL
         free = self._free[small]

@@ -1,7 +1,7 @@
-"""The values of fake tensors: known where that is cheap, else a number that is unknown.
+"""The values of fake tensors: known where that is cheap, else an unknown number.
 
 Torch keeps the value of a fake tensor that is made from one number, and computes with it as long as all inputs of an
-operator have values (the constants of ``FakeTensorMode``). Here small tensors keep theirs too, and those of a batch.
+operator have values (the constants of ``FakeTensorMode``). Here small tensors and batches keep theirs too.
 Whatever depends on weights has no value. Asked for it, a fake tensor gives an ``Unknown``.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     FakeTensor = FAKES.as_base("FakeTensor")
 
-MOST = 1 << 18  # the most elements of a tensor whose value is kept
+MOST = 1 << 18  # most elements of a tensor whose value is kept
 
 # lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
 TAKEN_FOR_ONE: dict[str, None] = {}
@@ -65,7 +65,7 @@ class Unknown:
         raise DependsOnValues
 
     def __float__(self) -> float:
-        """Return 1.0, since Python accepts nothing but a float here, and note the line that asked."""
+        """Return 1.0, since Python accepts only a float here, and note the line that asked."""
         frame = sys._getframe(1)
         while frame.f_back is not None and package_of(frame.f_code.co_filename) in (TORCH, OURS):
             frame = frame.f_back
@@ -81,7 +81,7 @@ class Unknown:
         args, kwargs = tree_map(lambda leaf: 1.0 if isinstance(leaf, Unknown) else leaf, (args, kwargs or {}))
         try:
             made = func(*args, **kwargs)
-        except TypeError:  # it takes whole numbers, for a size
+        except TypeError:  # ``func`` takes whole numbers, for a size
             raise DependsOnValues from None
         for leaf in tree_leaves(made):
             mode = getattr(leaf, "fake_mode", None)
@@ -102,7 +102,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a class that is looked up at run time
-    """Keeps the values of small tensors, also random ones: a step may branch on what it draws, as any step of a run."""
+    """Keeps the values of small tensors, also random ones: a step may branch on its random numbers."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -113,7 +113,7 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         return known
 
     def forget(self, value: Any) -> None:
-        """Make the values of all tensors in ``value`` unknown, and of those that share their storage."""
+        """Make the values of all tensors in ``value``, and of tensors that share their storage, unknown."""
         for leaf in tree_leaves(value):
             if isinstance(leaf, FakeTensor) and leaf.constant is not None:
                 self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
@@ -130,16 +130,16 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         name = func.__name__
         if isinstance(made, FakeTensor):
             if made.layout is torch.sparse_coo:
-                raise DependsOnValues  # how many rows it stores
+                raise DependsOnValues  # the number of rows that it stores
             if "empty" in name:
                 self.forget(made)
             elif made.constant is None and _is_small(made) and not [*_tensors((*args, *kwargs.values()))]:
-                with NO_MODES.find()():  # made of numbers alone
+                with NO_MODES.find()():  # made only of numbers
                     return self.known(func(*args, **kwargs))
         if "batch_norm" in name:  # updates running statistics, which most schemas do not declare
             self.forget((args, kwargs))
         elif args and isinstance(args[0], (list, tuple)) and name.partition(".")[0].endswith("_"):
-            # Writes to lists of tensors; torch forgets single tensors alone.
+            # Writes to lists of tensors; torch forgets only single tensors.
             written = args[:1] if "foreach" in name else args
             fakes = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
             if any(leaf.constant is None for leaf in fakes):
@@ -167,7 +167,7 @@ def _is_small(tensor: Tensor) -> bool:
 def answer_with_unknown() -> None:
     """Have fake tensors without a value answer ``item`` with an ``Unknown``, and pass all checks of their values.
 
-    They count as finite, and the checks of distributions and metrics hold. Only for a process of its own: this replaces
+    They count as finite, and the checks of distributions and metrics hold. Only for a separate process: this replaces
     code of torch and of Python.
     """
     Distribution.set_default_validate_args(False)
@@ -206,7 +206,7 @@ def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
 
 
 def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``choose`` (``max`` or ``min``): among numbers one of which is unknown, the result is unknown."""
+    """Replace ``choose`` (``max`` or ``min``): if one of the numbers is unknown, so is the result."""
 
     def chosen(*given: Any, **kwargs: Any) -> Any:
         try:
@@ -233,7 +233,7 @@ def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _always_finite(answer: bool, ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``ask`` (``isnan`` and the like): a run that is planned is taken to stay finite."""
+    """Replace ``ask`` (``isnan`` and the like): a planned run is assumed to stay finite."""
 
     def taken(given: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(given, Unknown):

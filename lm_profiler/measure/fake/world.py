@@ -1,8 +1,8 @@
 """Runs a module's code on fake tensors: its weights are never initialized, its matmuls never computed.
 
 The fake tensors are CPU tensors: a backward pass of fake CUDA tensors aborts a process without CUDA, and meta tensors
-choose other attention kernels. Where a GPU differs it is imitated. Only for a process of its own (``prepare``): this
-replaces code of torch, and keeps the process from changing files, so that the run that is rehearsed finds them as they
+choose other attention kernels. Differences of a GPU are imitated. Only for a separate process (``prepare``): this
+replaces code of torch, and keeps the process from changing files, so that the rehearsed run finds them as they
 were.
 """
 
@@ -97,7 +97,7 @@ def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
 def prepare(gpu: tuple[int, int] | None) -> None:
     """Replace code of torch so that modules run on fake tensors, and leave files as they are.
 
-    The process is of no other use from then on. Initialization leaves weights unfilled, since some of it branches on
+    The process serves nothing else afterwards. Initialization leaves weights unfilled, since some of it branches on
     values. A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
     """
     leave_files()
@@ -120,7 +120,7 @@ def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """Replace ``nn.Module._apply``, which swaps data in place and fails here: make new tensors, tied ones once."""
+    """Replace ``nn.Module._apply``, which swaps data in place and fails here: make new tensors, tied ones only once."""
     made: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
     for part in module.modules() if recurse else [module]:
         for key, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
@@ -156,15 +156,15 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # events that change files, and how many paths their arguments begin with
 _ONE = ("open", "os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime")
 _CHANGES = {**dict.fromkeys(_ONE, 1), **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)}
-# events whose second argument is the descriptor of an open folder, or -1: ``shutil.rmtree`` removes so
+# events whose second argument is the descriptor of an open folder, or -1, as from ``shutil.rmtree``
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
 _TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
-# variables that name the caches of libraries, which make missing files again
+# variables that name caches, whose missing files libraries make again
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
 
 
 class WouldChange(PermissionError):
-    """Raised instead of changing a file: as on a read-only disk, with which many programs can cope."""
+    """Raised instead of changing a file, as on a read-only disk, which many programs can handle."""
 
 
 def leave_files() -> None:
@@ -174,7 +174,7 @@ def leave_files() -> None:
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
         if event in _TEMPORARY:
-            free.add(Path(given[0]).resolve())  # a new name, so nobody else's file
+            free.add(Path(given[0]).resolve())  # a new name, so a file of this process
         elif event in _CHANGES and (event != "open" or _writes(*given)):
             within = given[1] if event in _IN_A_FOLDER else -1
             for named in given[: _CHANGES[event]]:
@@ -191,7 +191,7 @@ def _writes(named: Any, mode: Any, flags: int | None) -> bool:
 
 
 def _check(named: Any, free: set[Path], within: str) -> None:
-    if not isinstance(named, (str, bytes)):  # a file that is open
+    if not isinstance(named, (str, bytes)):  # an open file
         return
     path = Path(within, os.fsdecode(named)).resolve()
     if free.isdisjoint((path, *path.parents)) and "__pycache__" not in path.parts:

@@ -79,14 +79,14 @@ class HoldingsReader:
 
     It must come before ``PartPeaks`` among the observers, which resets the peak that this one reads.
 
-    Holdings are read where parts begin and end. Of the two readings around a part the larger one counts: that sum was
+    Holdings are read where parts begin and end. The larger of the two readings around a part counts: that sum was
     held at some time in between, so it never exceeds the peak. Gradients grow during backward while activations
     shrink: hooks see each gradient arrive, and tell how many were there at the peak, to within one. Where no such hook
     runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
     gradients over at its end; until then they are in the rest, which is an upper bound.
 
-    It keeps the levels of the last step, too. Where the allocator does not say what it holds (the CPU's), the storages
-    of all causes are counted, and those that autograd saved for backward. Outputs that nothing saved are left out.
+    It also keeps the levels of the last step. If the allocator does not report what it holds (the CPU's), the storages
+    of all causes and those that autograd saved for backward are counted. Outputs that nothing saved are left out.
     """
 
     module: nn.Module
@@ -98,7 +98,7 @@ class HoldingsReader:
 
     def __post_init__(self) -> None:
         self.moments: dict[str, MemoryCauses] = {}  # what was held before and after the optimizer's step
-        self.levels: MemoryLevels | None = None  # those of the last step that ended
+        self.levels: MemoryLevels | None = None  # the levels of the last step that ended
         self.saved = SavedTensors(self.part)
         self._source: Literal["allocator", "counted"] = "counted" if self.held() is None else "allocator"
         self._known: dict[str, int] = {}
@@ -190,12 +190,12 @@ def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor
 
 
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
-    # As a rule both the module and an optimizer name a parameter: it is asked once.
+    # Usually both the module and an optimizer have a parameter: it is checked once.
     return [parameter.grad for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
 
 
 def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors in an optimizer's ``states``, as a rule dicts of tensors and numbers."""
+    """Yield the tensors in an optimizer's ``states``, usually dicts of tensors and numbers."""
     for state in states:
         # Torch's walk through any tree takes ten times as long, and a model has thousands of states.
         for value in state.values() if type(state) is dict else (state,):
@@ -217,7 +217,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors in which ``tensor`` is stored in this process."""
-    # Nearly all are plain: their class has none of what follows.
+    # Nearly all are plain, without the attributes below.
     if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
         yield tensor
     elif hasattr(tensor, "to_local"):  # DTensor

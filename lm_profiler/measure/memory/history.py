@@ -23,7 +23,7 @@ from lm_profiler.torch_names import HISTORY, RECORD_HISTORY
 class MemoryHistory:
     """Records every allocation on CUDA with its Python stack, for https://pytorch.org/memory_viz.
 
-    Recording costs microseconds an allocation, so it has a stage of its own. C++ frames are left out: resolving them
+    Recording costs microseconds per allocation, so it has its own stage. C++ frames are left out: resolving them
     makes a dump a hundred times slower.
     """
 
@@ -37,7 +37,7 @@ class MemoryHistory:
         self._running = True
 
     def dump(self, path: Path) -> Any:
-        """Write what was recorded to ``path``, whole or not at all, and return it; works when out of memory, too."""
+        """Write what was recorded to ``path``, whole or not at all, and return it; works even when out of memory."""
         recorded = self.snapshot()
         write_whole(path, pickle.dumps(recorded))
         return recorded
@@ -87,7 +87,7 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
     The peaks of allocated and reserved memory may be of different instants. Their difference, ``fragmentation``, is
     the most that can have been reserved and not allocated when allocated memory peaked, with blocks kept for reuse.
     """
-    # CUDA's own allocator (cudaMallocAsync) leaves at zero what only torch's counts.
+    # CUDA's own allocator (cudaMallocAsync) leaves at zero the counts that only torch's has.
     allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
     own = stats if stats.get("requested_bytes.all.peak") or not allocated else {}
     return AllocatorReading(

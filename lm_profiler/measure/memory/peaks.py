@@ -25,7 +25,7 @@ class Probe:
 
     resettable = True  # whether peaks count from the last reset on; otherwise from the beginning of the process
     # the allocator's retries (how often it emptied its cache) and segments (how often it asked the driver for memory)
-    # up to the last reading; empty where it has none
+    # up to the last reading; empty if it has no such counts
     counts: Sequence[int] = ()
 
     def usage(self) -> Any:
@@ -33,14 +33,14 @@ class Probe:
         return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
-        """Start the peaks anew at what is held now."""
+        """Restart the peaks at the bytes held now."""
 
     def peaks(self) -> Peaks:
         """Return the peaks since the last reset, for each of ``MEMORY``."""
         raise NotImplementedError
 
     def held(self) -> int | None:
-        """Return the bytes that tensors hold now; None where the allocator does not say, as the CPU's."""
+        """Return the bytes that tensors hold now; None if the allocator does not report it, as on the CPU."""
         return None
 
 
@@ -114,7 +114,7 @@ class ProcessProbe(Probe):
 
 
 def probe_of(device: torch.device) -> Probe:
-    """Return the probe of ``device``'s allocator; the process's where the device has none."""
+    """Return the probe of ``device``'s allocator; if it has none, the probe of the process."""
     if device.type == "cpu":
         return ProcessProbe()
     probe = DeviceProbe(device)
@@ -178,7 +178,7 @@ def free_and_total(device: torch.device) -> tuple[int, int] | None:
 
 
 _MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# of each version of control groups: folder, files of the limit and of what is used, prefix in ``memory.stat``
+# per version of control groups: folder, files of the limit and of the usage, prefix in ``memory.stat``
 _V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _V2 = ("", "memory.max", "memory.current", "")
 # names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory
@@ -211,6 +211,6 @@ def _left(group: Path, limit: str, used: str, prefix: str) -> int | None:
     try:
         most, now = (int((group / name).read_text()) for name in (limit, used))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # no such file, or "max"
         return None
     return max(most - now + sum(int(stat.get(prefix + kind, 0)) for kind in _GIVEN_BACK), 0)

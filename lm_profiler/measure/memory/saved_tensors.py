@@ -33,7 +33,7 @@ class SavedTensors:
     def __init__(self, part: Guard = UNGUARDED) -> None:
         self._packed: WeakSet[_SavedTensor] = WeakSet()
         self._part = part
-        # torch.compile would compile the hook too, where it compiles a part of the step.
+        # torch.compile would compile the hook too, if it compiles a part of the step.
         pack = torch.compiler.disable(self._pack) if DYNAMO.loaded() else self._pack
         hooks = graph.saved_tensors_hooks(pack, _unpack)
         self._enter: Callable[[], object] = hooks.__enter__

@@ -1,4 +1,4 @@
-"""Notes of every storage of a step, from which its memory timeline is made: who made it, what it was for, its end.
+"""Notes on every storage of a step, for its memory timeline: its origin, its purpose, its end.
 
 They come from a step on fake tensors, or from the history of CUDA's allocator and what was seen at its marks.
 """
@@ -27,7 +27,7 @@ _MOST = 10  # the allocations that a timeline lists
 
 
 class SeenTensor(NamedTuple):
-    """A tensor of a known cause; ``storage`` tells storages apart as the notes do."""
+    """A tensor of a known cause; ``storage`` identifies its storage as in the notes."""
 
     storage: int
     cause: str
@@ -38,7 +38,7 @@ class SeenTensor(NamedTuple):
 
 @dataclass(eq=False)
 class TensorsSeen:
-    """Tells, at each mark, which storages are parameters, gradients, states and buffers, and what autograd saved.
+    """Reports, at each mark, which storages are parameters, gradients, states and buffers, and what autograd saved.
 
     Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
     """
@@ -60,7 +60,7 @@ class TensorsSeen:
         self.told(code, known, saved)
 
     def step_ended(self) -> None:
-        # What a step makes last is seen too.
+        # The last tensors of a step are seen too.
         self._part = None
         self(END)
         self._part = None
@@ -84,7 +84,7 @@ class TensorsSeen:
 
 
 def seen(cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id) -> Iterator[SeenTensor]:
-    """Yield what there is to tell of each plain tensor in which ``tensor`` is stored."""
+    """Yield a ``SeenTensor`` for each plain tensor in which ``tensor`` is stored."""
     for piece in pieces(tensor):
         shape, dtype = [*map(int, piece.shape)], str(piece.dtype).removeprefix("torch.")
         yield SeenTensor(storage(piece.untyped_storage()), cause, name, shape, dtype)
@@ -133,11 +133,11 @@ class _Noted:
 class StorageNotes:
     """Notes of all storages over one step.
 
-    A cause may be known only later, as that of a gradient: it counts for the whole life of the storage.
+    A cause may be known only later, for example a gradient's: it counts for the whole life of the storage.
 
     Args:
-        before: bytes of the storages that are there when the step begins, by identity.
-        workspaces: bytes of what libraries hold for good by then.
+        before: bytes of the storages that exist when the step begins, by identity.
+        workspaces: bytes that libraries hold for good by then.
     """
 
     def __init__(self, before: Mapping[int, int], workspaces: int = 0) -> None:
@@ -158,21 +158,21 @@ class StorageNotes:
         self._events.append((noted, size))
 
     def freed(self, key: int) -> None:
-        """Note the end of a storage; one that nobody noted is ignored."""
+        """Note the end of a storage; a storage without a note is ignored."""
         noted = self._alive.pop(key, None)
         if noted is not None:
             noted.died = len(self._events)
             self._events.append((noted, -noted.bytes))
 
     def told(self, code: int, known: Iterable[SeenTensor], saved: Iterable[SeenTensor] | None) -> None:
-        """Note that the part ``code`` begins, and the tensors that were seen then, as ``TensorsSeen`` tells them."""
+        """Note that the part ``code`` begins, and the tensors that ``TensorsSeen`` reports then."""
         self._phases.append((PARTS[code] if code < len(PARTS) else PARTS[OTHER], len(self._events)))
         self.see(known)
         if saved is None:
             return
         for noted in self.see(saved):
             noted.saved = True
-        for noted in self._alive.values():  # what forward leaves without autograd's saving it, as checkpoints' inputs
+        for noted in self._alive.values():  # alive after forward but not saved by autograd, such as checkpoints' inputs
             if noted.cause is None and noted.phase == PARTS[FORWARD]:
                 noted.cause = "activations"
 
@@ -211,7 +211,7 @@ class StorageNotes:
 
 
 def _alike(noted: Iterable[_Noted]) -> list[Allocation]:
-    """Return an allocation for those that differ in the index of their layer alone, the most bytes first."""
+    """Return one allocation for storages that differ only in the index of their layer, the most bytes first."""
     counts: Counter[str] = Counter()
     first: dict[str, Allocation] = {}
     for of in noted:
@@ -240,7 +240,7 @@ _BLOCK = 512
 
 @dataclass(eq=False)
 class MarksHeard:
-    """Keeps what ``TensorsSeen`` tells in a step, with the instant of each mark; storages are told by their address."""
+    """Keeps the reports of ``TensorsSeen`` in a step, with the instant of each mark; addresses identify storages."""
 
     # the clock of the allocator's history, in microseconds since 1970
     clock_us: Callable[[], int] = lambda: time.time_ns() // 1000
@@ -258,7 +258,7 @@ def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> 
     """Return the timeline of the last step of ``heard`` from torch's ``_snapshot``.
 
     Memory counts as in use until its last kernel has run (``free_completed``). Sizes are rounded up to the allocator's
-    blocks; what is left of a block that is not split is not in them.
+    blocks; they exclude the rest of a block that is not split.
 
     Raises:
         KeyError: the snapshot is of another format.
@@ -283,7 +283,7 @@ def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> 
 
 
 def _alive_before(segments: Iterable[Any], device: int, history: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """Return the bytes by address of what was alive before ``history``: what is alive now, with all of it undone."""
+    """Return bytes by address of blocks alive before ``history``: those alive now, with all of it undone."""
     blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
     # A block that waits for a stream was requested to be freed, and is still in use.
     alive = {
@@ -304,7 +304,7 @@ def _rounded(size: int) -> int:
 def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
     """Return the innermost function as the operator, and the innermost line of the user's code."""
     known = [frame for frame in frames if frame["filename"] != "??"]
-    while known[1:] and package_of(known[1]["filename"]) == OURS:  # torch is called by our own counting of FLOPs
+    while known[1:] and package_of(known[1]["filename"]) == OURS:  # our own counting of FLOPs calls torch
         known = known[2:]
     line = next((of for of in known if not package_of(of["filename"])), None)
     return Site(

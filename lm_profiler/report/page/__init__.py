@@ -1,4 +1,4 @@
-"""The pages that a browser shows: what they say (``answers``), how they draw it (``static``), and both in one file.
+"""The pages in a browser: their content (``answers``), their drawing (``static``), and both in one file.
 
 TensorBoard's tab asks for the same answers and sends the same modules.
 

@@ -22,7 +22,7 @@ from lm_profiler.report.page import views
 from lm_profiler.report.tables.table import Table
 
 _IMPORT = re.compile(r'^import (?:\{ ([^}]*?),? \}|\* as (\w+)) from "\./(\w+)\.js";$', re.MULTILINE)
-# Comment lines and indentation, a sixth of the modules. No module has a text of several lines to be broken.
+# Comment lines and indentation, a sixth of the modules. No module has a text of several lines that this would break.
 _COMMENT = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
@@ -51,14 +51,14 @@ def _imported(match: re.Match[str]) -> str:
 
 STATIC = Path(__file__).parent / "static"
 
-# Nothing is loaded from anywhere, and no script runs but the two whose digests stand here.
+# The page loads nothing, and runs only the two scripts whose digests are here.
 _POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; \
 form-action 'none'"
 
 _ALL_STEPS = 3_000
 _ALL_KERNELS = 5_500
 _KERNEL_RUNS = 100
-# the limits on what makes a page large: the steps and rows of kernels of all runs, the runs that have kernels, and the
+# limits on the size of a page: the steps and rows of kernels of all runs, the runs that have kernels, and the
 # places of a memory timeline, of one run and of all
 _PLACES, _ALL_PLACES = 1_000, 10_000
 
@@ -88,7 +88,7 @@ def _document(collection: Collection, table: Table | None, policy: str, *scripts
 
 
 def _answers(collection: Collection, table: Table | None) -> dict[str, views.Json]:
-    """Return the answer to each route that the script asks for; those of runs by their name."""
+    """Return the answer to each route that the script asks for; answers about runs are keyed by run name."""
     runs, searches = _named(collection)
     listing = views.listing(runs, "this page", collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
@@ -135,7 +135,7 @@ def _held(kind: str, name: str, content: bytes) -> str:
 
 
 def packed(content: bytes) -> str:
-    """Return ``content`` compressed as text without markup, seven bits a character."""
+    """Return ``content`` compressed as text without markup, seven bits per character."""
     import lzma  # which some builds of Python lack
 
     coder = {"id": lzma.FILTER_LZMA1, "preset": 6, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}

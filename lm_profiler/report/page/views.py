@@ -1,6 +1,6 @@
-"""The contents of the pages as plain JSON, from records that were read: the list of runs, and a view of each run.
+"""The contents of the pages as plain JSON, from records: the list of runs, and the views of each run.
 
-The views: Run, Why, Memory, Ranks, Watch, Kernels; Improve is of a search.
+The views: Run, Why, Memory, Ranks, Watch, Kernels; Improve shows a search.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Co
 Json = dict[str, Any]
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
-MOST_STEPS = 4000  # the most steps that a page gets: more bars could neither be told apart nor drawn
+MOST_STEPS = 4000  # most steps that a page gets: more bars could not be distinguished or drawn
 
 # the colours of the parts of a step, of other series, of shading and of causes of memory; (colour, hatching) for kinds
 # of kernel
@@ -62,12 +62,12 @@ def table_of(table: Table) -> Json:
 
 
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
-    """Return all runs and cells by name with the value of each column, the columns, and what could not be read."""
+    """Return all runs and cells by name with the value of each column, the columns, and the unreadable files."""
     # each part's spread would be most of the answer
     usual = [
         of for of in COLUMNS.values() if of.quantity is None or (of.place <= Place.FILE and of.quantity.of is None)
     ]
-    # options say what was run, others where files go
+    # options with a dot say what was run, others where files go
     given = {path for entry in runs.values() for path in entry.overrides if "." in path}
     options = {of.name: of for of in (*map(column, sorted(given)), *COMPARED)}
     came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]
@@ -164,7 +164,7 @@ def _causes(record: RunRecord) -> Json:
 def _steps(entry: Entry, most: int) -> Json:
     """Return columns of the timed stages, means over the ranks, in SI; ``error`` where a file is missing or damaged."""
     record = entry.record
-    if record is None or not record.steps:  # it never began a step
+    if record is None or not record.steps:  # the run never began a step
         return {"step": []}
     try:
         timed = entry.rows.of_stages("warmup", "measure")
@@ -190,7 +190,7 @@ def _steps(entry: Entry, most: int) -> Json:
 
 
 def _times(rows: Sequence[StepRow], clock: str) -> Json:
-    """Return columns of the parts that took time, and of the step; None where a device died before it said so."""
+    """Return columns of the parts that took time, and of the step; None if a device died before it reported."""
     columns = {
         part: [_short(row.time(part, clock)) if row.seconds is not None or clock == "host" else None for row in rows]
         for part in TIMED
@@ -209,7 +209,7 @@ def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
 
 
 def _short(seconds: float) -> float:
-    return round(seconds, 9)  # the other digits would be half of an answer's bytes
+    return round(seconds, 9)  # further digits would be half of an answer's bytes
 
 
 _OF_KERNEL = ("phase", "kind", "name", "operator", "module", "module_type", "calls", "time_s")
@@ -291,7 +291,7 @@ def ranks(entry: Entry) -> Json:
     known = record.ranks
     phases = [part for part in PARTS if part in known.own and known.own[part].largest_s]
     whole = len(known.by_rank) == known.heard
-    # where the record has only some of them, those with most own work come first
+    # if the record has only some ranks, those with most own work come first
     rows = sorted(known.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
     above = [_above([of.own_s.get(part, 0.0) for of in rows], known, part) for part in phases]
     by_step = zip(*(_above(column) for column in zip(*(of.own_by_column_s for of in rows), strict=True)), strict=True)
@@ -324,8 +324,8 @@ def ranks(entry: Entry) -> Json:
 
 
 def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "") -> list[float]:
-    """Return the seconds of each rank less the median of the fast ones."""
-    # The record has only the extremes of many ranks, and the median of all of them.
+    """Return the seconds of each rank minus the median of the fast ones."""
+    # For many ranks, the record has only the extremes, and the median of all.
     if known is not None and len(known.by_rank) < known.heard:
         return [one - known.own[part].median_s for one in seconds]
     if len(seconds) < 2:
@@ -337,7 +337,7 @@ def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "")
 def _no_ranks(record: RunRecord) -> str:
     world = 1 if record.environment is None else record.environment.world_size
     if world > 1:
-        return f"{world:,} ranks, but nothing says who waited for whom: see the notes of the Run view."
+        return f"{world:,} ranks, but it is unknown who waited for whom: see the notes of the Run view."
     return "One rank: nobody waits for another."
 
 
@@ -369,7 +369,7 @@ def watch(entry: Entry, most_points: int = 500) -> Json:
 
 
 def _step_sketches(folder: Path, windows: Sequence[WatchWindow], most: int) -> list[tuple[int, Sketch]]:
-    """Return first steps with the distribution from there on, at most so many: from rows where all are kept."""
+    """Return first steps with the distribution from there on, at most ``most``: from rows if all are kept."""
     rows = read_last_steps(folder)
     if len(rows) and (not windows or rows["step"][0] <= windows[0].first_step):
         parts = np.array_split(rows, min(most, math.ceil(len(rows) / 10)))

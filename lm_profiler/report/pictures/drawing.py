@@ -33,10 +33,10 @@ PART_COLOURS = {
 # Markers tell more lines apart.
 SERIES_COLOURS = ("#44AA99", "#AA4499", "#CC6677", "#117733")
 
-# the colour of shading, grids and what has no figure, readable on white and on dark
+# the colour of shading, grids and missing figures, readable on white and on dark
 PALE = "#888888"
 
-# colours of what memory is held for, in the order of a stack
+# colours of the causes of memory, in the order of a stack
 CAUSE_COLOURS = {
     "parameters": "#332288",  # Tol muted indigo
     "gradients": "#88CCEE",  # Tol muted cyan
@@ -50,7 +50,7 @@ CAUSE_COLOURS = {
 _MULTIPLY, _EACH, _ROWS, _MOVE = SERIES_COLOURS
 
 # The colour and the hatching (as matplotlib and plotly name it) of each kind of kernel, in the order of a stack. Kinds
-# that work alike share a colour.
+# with similar work share a colour.
 KIND_LOOKS = {
     "matmul": (_MULTIPLY, ""),
     "attention": (_MULTIPLY, "/"),
@@ -68,7 +68,7 @@ KIND_LOOKS = {
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "font.family": "sans-serif",
-    "text.parse_math": False,  # a dollar in a run's name is a dollar
+    "text.parse_math": False,  # a dollar in a run's name stays a dollar
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -80,11 +80,11 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lm_profiler",  # equal figures make equal files
 }
 
-_CHARACTERS_AN_INCH = 13  # of DejaVu Sans at 9 points, capitals aside
+_CHARACTERS_AN_INCH = 13  # DejaVu Sans at 9 points, except capitals
 
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
-    """Return a figure of so many inches, and its axes."""
+    """Return a figure of this size in inches, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -128,7 +128,7 @@ def thinned(count: int, most: int) -> range:
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that differ in no known fact; ``columns`` are the facts that the groups of a picture differ in."""
+    """Entries that differ in no known fact; ``columns`` are the facts in which a picture's groups differ."""
 
     entries: Merged
     columns: Sequence[Column]
@@ -141,7 +141,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The name beside an axis with a title: a single value stands alone."""
+        """The name at an axis with a title: a single value has no heading."""
         return ", ".join(_word(of, self.entries[0], bare=len(self.columns) == 1) for of in self.columns)
 
     @property
@@ -150,13 +150,13 @@ class Group:
 
 
 def trouble(entries: Merged) -> str:
-    """Return how the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
+    """Return how the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty if all succeeded."""
     ended = merged.status(entries, merged.WORDS)
     return "" if ended == "ok" else ended
 
 
 def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> list[Group]:
-    """Group ``entries`` by what varies, in the order of ``by``, or else of the first; ``numbers`` go before words."""
+    """Group ``entries`` by varying facts, in the order of ``by``, or else of the first; ``numbers`` go before words."""
 
     def is_word(axis: Column) -> bool:
         return not all(map(is_number, merged.distinct(map(axis.get, entries))))
@@ -173,7 +173,7 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
-    """Return what the entries differ in: options that were given, facts that people compare by, other options."""
+    """Return the columns in which entries differ: given options, facts that users compare by, other options."""
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
     axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, merged.set_apart(entries)))}
     rows = merged.alone(entries)

@@ -1,4 +1,4 @@
-"""Pictures of one step over its time: memory by cause, and what computes while ranks communicate."""
+"""Pictures of one step over its time: memory by cause, and computation during communication."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _ONE_PANEL, _FURTHER = 8.6, 6.2  # inches of a picture with one panel, and of each further one
 _MOST_TIMELINES = 4
-_NARROW = 0.012  # the share of the axis that a character of a phase's name takes; names with less room are turned
+_NARROW = 0.012  # the share of the axis for a character of a phase's name; names with less room are rotated
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
 def named(timelines: Sequence[MemoryTimeline], of: str = "") -> dict[str, MemoryTimeline]:
-    """Return ``timelines`` by the title of their source, behind the run's name ``of`` if any."""
+    """Return ``timelines`` by the title of their source, after the run's name ``of`` if any."""
     return {f"{of}: {SOURCES[each.source]}" if of else SOURCES[each.source]: each for each in timelines}
 
 
@@ -101,18 +101,18 @@ def _list_largest(axes: Axes, timeline: MemoryTimeline) -> None:
             axes.text(x, 1.0 - 0.092 * number, text, transform=axes.transAxes, **look)
 
 
-# -- what computes above what communicates -----------------------------------------------------------------------------
+# -- computation above communication -----------------------------------------------------------------------------------
 
 _MOST_RANKS = 4
 _HIDDEN, _EXPOSED = "#DDCC77", SERIES_COLOURS[2]
-_FINEST = 1000  # parts of a step: a gap in what computes that is shorter is not drawn
+_FINEST = 1000  # parts of a step: shorter gaps in computation are not drawn
 
 Span = tuple[float, float]  # begin and length in ms
 
 
 @dataclass(frozen=True)
 class _Lanes:
-    """A rank's last traced step: what computes by phase, and collectives; ``exposed`` lies over ``hidden``."""
+    """A rank's last traced step: computation by phase, and collectives; ``exposed`` lies over ``hidden``."""
 
     rank: int
     compute: dict[str, list[Span]]
@@ -121,7 +121,7 @@ class _Lanes:
 
 
 def overlap(groups: Sequence[Group]) -> Figure:
-    """Draw a panel for each group's first run: of each of its first ranks, compute and communication."""
+    """Draw a panel for each group's first run: compute and communication of each of its first ranks."""
     known = [(group, lanes) for group in groups if (lanes := _lanes_of(group.entries[0]))]
     if not known:
         raise UsageError("plot: expected runs of several ranks with traces, given none; `fit` makes one")
@@ -150,7 +150,7 @@ def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
 
 
 def _shows(of: _Lanes, part: str) -> bool:
-    """Return whether the phase is wide enough to be seen: a hundredth of what computes."""
+    """Return whether the phase is wide enough to be seen: a hundredth of the computation."""
     spent = {name: sum(length for _, length in spans) for name, spans in of.compute.items()}
     return spent.get(part, 0.0) > 0.01 * sum(spent.values())
 
@@ -166,7 +166,7 @@ def _lanes_of(entry: Entry) -> list[_Lanes]:
     if ranks is None:
         return []
     begins = [work.packed.steps[-1].start for work in works.values()]
-    # Clocks of several machines have nothing in common: there each rank begins at 0.
+    # Clocks of several machines cannot be compared: each rank then begins at 0.
     first = min(begins, default=0) if ranks.host_count == 1 else None
     return [_lanes(rank, work, first) for rank, work in works.items()]
 

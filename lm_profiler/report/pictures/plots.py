@@ -1,4 +1,4 @@
-"""The pictures of runs, each saved in any format: a bar of phases for each group, and figures against what varies."""
+"""The pictures of runs, each saved in any format: a bar of phases for each group, and figures against a fact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("phases", "memory", "attention", "tokens", "mfu", "overlap")
-TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files beside its record
+TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files next to its record
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
@@ -46,7 +46,7 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
     suffix = path.suffix.lower()
     from matplotlib import rc_context
 
-    drawn_as = ".svg" if suffix == ".html" else suffix  # a page holds the picture as it is, and needs no script
+    drawn_as = ".svg" if suffix == ".html" else suffix  # a page embeds the picture, and needs no script
     with rc_context(drawing.STYLE):
         content = io.BytesIO()
         draw_it().savefig(content, format=drawn_as[1:], dpi=150, metadata=_NO_DATE[drawn_as])
@@ -90,7 +90,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     axes.set_yticks(list(named), [wrapped(shortened(groups[row].label, 64), _NAMES_ROOM) for row in named])
     axes.set_ylim(count - 0.4, -0.6)
     axes.set_xlim(0, 1.03 * max([*left, *((of.high or of.value or 0.0) * scale for of in steps)]) or 1.0)
-    beside = axes.secondary_yaxis("right")  # a column: behind the bars the longest text would press all of them
+    beside = axes.secondary_yaxis("right")  # a column: next to the bars the longest text would squeeze them all
     beside.set_yticks(list(named), [_said(steps[row], drawing.trouble(groups[row].entries)) for row in named])
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)
@@ -98,7 +98,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     bars = drawing.error_bars(steps)
     lines = ["time of a step (ms)", "phases and step: means", *[f"black: the mean step, {bars}"] * bool(bars)]
     axes.set_xlabel("\n".join(lines + [f"{count} bars, one in {named.step} with its name"] * (named.step > 1)))
-    if len(groups[0].columns) == 1:  # otherwise the names say what they are of
+    if len(groups[0].columns) == 1:  # otherwise the names include their fact
         axes.set_ylabel(shortened(groups[0].columns[0].title))
     drawing.legend(figure, [(part, PART_COLOURS[part]) for part in present])
     return figure
@@ -117,7 +117,7 @@ _MARKERS, _DASHES = "osD^vPX", ("-", "--", ":", "-.")
 
 
 def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
-    """Draw ``figure`` against the first column, a line for each combination of the others."""
+    """Draw ``figure`` against the first column, with a line for each combination of the others."""
     assert figure.quantity is not None
     figures = [estimated(group.entries, figure) for group in groups]
     if all(of.value is None for of in figures):
@@ -149,7 +149,7 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
 
 
 def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
-    """Return a line on how each group ended that has no point, or a point of some of its repeats only."""
+    """Return a line on how each group ended that lacks a point, or has one for only some of its repeats."""
     told = []
     for group, figure in zip(groups, figures, strict=True):
         if word := drawing.trouble(group.entries) or ("unknown" if figure.value is None else ""):
@@ -172,7 +172,7 @@ def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
 
 
 def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
-    """Draw bus bandwidth against size, a line for each collective, in a dash for each number of processes."""
+    """Draw bus bandwidth against size, a line for each collective, with a dash pattern for each number of processes."""
     known = [row for row in rows if row.bus_bandwidth]
     if not known:
         raise UsageError("plot: expected a collective that could be timed, given none; the table says why")

@@ -1,4 +1,4 @@
-"""A comparison as a table, and as CI services read it; what changes in a record that is concluded anew."""
+"""A comparison as a table, and as CI services read it; and what a new conclusion changes in a record."""
 
 from __future__ import annotations
 

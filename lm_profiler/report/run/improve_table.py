@@ -14,13 +14,13 @@ from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, du
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
 _STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}  # the others are yellow
-_NEAR = 1.1  # the ratio below which three digits behind the point are shown: two would not tell it from 1
+_NEAR = 1.1  # ratios below this have three decimals: with two they could look like 1
 
 
 def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
     """Return a row for each change in the order of the trials; with ``folder``, also the command that runs the result.
 
-    The interval of a single change does not account for having chosen among many; the line of the total does.
+    The interval of a single change ignores that it was chosen among many; the line of the total does not.
     """
     rows = [_row(of) for of in record.tried]
     below = [headline(record), *_lines(record)]
@@ -62,7 +62,7 @@ def _around(low_s: float | None, high_s: float | None, digits: int) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """Return a ratio with two digits behind the point, or three near 1."""
+    """Return a ratio with two decimals, or three near 1."""
     return f"{ratio:.{2 if ratio >= _NEAR else 3}f}"
 
 

@@ -12,9 +12,9 @@ from lm_profiler.report.tables.table import Table, text_table
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
-# the parts of a kernel's name that say nothing to a reader
+# the parts of a kernel's name that do not help a reader
 _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is told, and the most kernels that are named
+_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is shown, and the most kernels that are named
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
 IDLE = "idle"
@@ -24,7 +24,7 @@ def kernel_answers(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[tuple[str, str]]:
     """Return questions about the kernels and answers; ``forward_s`` is the forward pass as timed without a profiler."""
-    # Names come from the table's rows alone, without those that were left out (``rest``).
+    # Names come from the table's rows, without the rows that were left out (``rest``).
     if not _phases_s(table, table.phases):
         return []  # nothing was traced
     answers = [*_forward(table, forward_s), *_largest_of_passes(table), *_beside_matmuls(table)]
@@ -131,13 +131,13 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 
 
 def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
-    """Return tables of ms a step by phase and kind, and of the largest kernels, and the answers about them."""
+    """Return tables of ms per step by phase and kind, and of the largest kernels, and the answers about them."""
     answers = [f"{question}: {answer}" for question, answer in kernel_answers(table, forward_s, head_width)]
     return [_by_kind(table), _largest(table), Table(above=answers)]
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
-    """Return a row for each phase and kind, and for each phase's idle time, of one step; ``share`` is of the step."""
+    """Return a row for each phase and kind, and for each phase's idle time, per step; ``share`` is of the step."""
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
         kinds = [(kind, time.count, time.total_s) for kind, time in times.kinds.items()]

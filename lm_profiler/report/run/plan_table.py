@@ -36,7 +36,7 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
     reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
-    # The same figure as in the table of remedies; less memory may do, down to the peak.
+    # The same figure as in the table of remedies; less memory may suffice, down to the peak.
     whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
     verdict = f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
     lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {verdict}"]

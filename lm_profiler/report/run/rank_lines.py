@@ -28,7 +28,7 @@ def own_work_table(record: RunRecord) -> Table:
     rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
     step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
     known = {} if record.contended else {part: of for part, of in record.floors.items() if part in spreads}
-    floors = {  # held against own work: a rank cannot wait faster
+    floors = {  # compared with own work: a rank cannot wait faster
         part: of.model_copy(update={"times": spreads[part].median_s / of.seconds if of.seconds else None})
         for part, of in known.items()
     }
@@ -43,18 +43,18 @@ def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
 
 
 def waiting_of(ranks: Ranks) -> RankSpread | None:
-    """Return how waiting in all phases together differs over the ranks; None without ranks."""
+    """Return the spread over the ranks of waiting in all phases; None without ranks."""
     seconds = {of.rank: of.all_waiting_s for of in ranks.by_rank}
     if not seconds:
         return None
-    # The record keeps extreme ranks only where there are many, whose median is not that of all.
+    # With many ranks the record keeps only extreme ones, whose median is not the median of all.
     middle = median(seconds.values()) if len(seconds) == ranks.heard else ranks.waiting_share * ranks.step_s
     most = max(seconds, key=lambda rank: seconds[rank])
     return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
 
 
 def ranks_lines(record: RunRecord) -> list[str]:
-    """Return who waits for whom and what mending it would save, and the lines on communication."""
+    """Return who waits for whom and what mending would save, and the lines on communication."""
     return [] if record.ranks is None else [f"ranks: {who_waits(record.ranks)}", *communication_lines(record.ranks)]
 
 
@@ -73,7 +73,7 @@ def communication_lines(ranks: Ranks) -> list[str]:
 
 
 def who_waits(ranks: Ranks) -> str:
-    """Return for whom the others wait, how sure that is, and what mending it would save."""
+    """Return which ranks the others wait for, how sure that is, and what mending would save."""
     of = ranks.finding
     waits = f"the mean rank waits {ms_text(ranks.waiting_share * ranks.step_s)} of {ms_text(ranks.step_s)} ms a step"
     if of.kind == "equal":

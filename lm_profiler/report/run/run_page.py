@@ -35,7 +35,7 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
 
 
 def end_lines(record: RunRecord) -> list[str]:
-    """Return the lines below the table of a run's end, each where there is something to say."""
+    """Return the lines below the table of a run's end, without empty ones."""
     spread = [] if record.ranks is None else [step_line(record)]
     other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
     lines = [*spread, *step_lines(record), *_rates(record), *_memory(record)[:1], *ranks_lines(record), *other]
@@ -55,7 +55,7 @@ def time_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred and for the step, with the summary lines below."""
     if not record.time or not record.time["step"].n:
         return Table(below=summary_lines(record))
-    # A phase that ends in a collective takes as long on all ranks: own work and waiting tell them apart.
+    # A phase that ends in a collective takes equally long on all ranks: own work and waiting distinguish them.
     table = phase_table(record) if record.ranks is None else own_work_table(record)
     return replace(table, title=headline(record), below=summary_lines(record))
 
@@ -106,7 +106,7 @@ def _planned(record: RunRecord) -> list[str]:
         return [f"planned: unknown ({record.planned.unknown})"]
     peak, ratio = (QUANTITIES[name] for name in ("planned_peak_bytes", "measured_over_planned"))
     known = ratio.get(record)
-    # An allocator of a device counts workspaces of other libraries than cuBLAS too, which no rehearsal knows.
+    # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not know.
     by_device = record.memory is None or record.memory.measured.allocated_peak is not None
     of = ", with workspaces of libraries," if by_device else " when forward has ended"
     became = "; what was measured is unknown"
@@ -133,7 +133,7 @@ def failure_lines(record: RunRecord) -> list[str]:
     at = f"{record.status} in {failure.where}"
     if failure.message:
         return [f"{at}: {failure.type}: {failure.message}"]
-    return [at if record.status == "interrupted" else f"{at}: {failure.type}"]  # KeyboardInterrupt says no more
+    return [at if record.status == "interrupted" else f"{at}: {failure.type}"]  # KeyboardInterrupt adds nothing
 
 
 def _rates(record: RunRecord) -> list[str]:
@@ -145,7 +145,7 @@ def _rates(record: RunRecord) -> list[str]:
             known = shown(rate, record) if rate.get(record) is not None else f"unknown {what}/s"
             parts.append(f"{known} ({count:,} a step)")
     use = record.utilisation
-    if use is not None and not record.contended:  # on a shared machine it says nothing
+    if use is not None and not record.contended:  # meaningless on a shared machine
         peak = (
             "" if use.peak_flops_per_s is None else f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
         )
@@ -167,7 +167,7 @@ def numerics_headline(audit: NumericsFacts) -> str:
 
 
 def other_lines(record: RunRecord) -> list[str]:
-    """Return a line with the measured ``other``, and with what it was while each action was timed, by its actions."""
+    """Return a line with the measured ``other``, and with ``other`` while each action was timed, by action."""
     owned = record.other_by_owner
     if owned is None or not owned.actions:
         return []

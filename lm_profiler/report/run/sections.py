@@ -26,7 +26,7 @@ def phase_table(record: RunRecord) -> Table:
         of = "backward" if part == "forward_backward" else part
         if part == "step" or any(clock[of].max for clock in (record.time, record.host_time) if of in clock):
             rows.append((part, _of_phase(record, part, host)))
-    # On a shared machine the times say nothing about how far they are from a floor.
+    # On a shared machine, the distance of times from a floor means nothing.
     return table_of(titles, rows, {} if record.contended else record.floors)
 
 
@@ -64,7 +64,7 @@ def _of_phase(record: RunRecord, part: str, host: bool) -> list[str]:
 
 
 def floor_texts(floor: Floor | None) -> list[str]:
-    """Return the least time of a phase with what bounds it, and how many times as long the phase took."""
+    """Return the least time of a phase with its bound, and how many times as long the phase took."""
     if floor is None or floor.seconds is None or floor.seconds < LEAST_S:
         return ["", ""]
     of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
@@ -84,10 +84,10 @@ _LISTS_OF = {
 }
 # the lists whose columns are left out where no row has a value
 _SPARSE = ("odd_steps", "step_counters", "ranks.by_rank", "findings", "other_by_owner.actions")
-# the lists of bare figures: what numbers their rows, and the first number
+# lists of bare figures: what their rows count, and the first number
 _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
-_ELSEWHERE = (*_TIMES, "Terms of the waterfall")  # groups that tables of their own show
+_ELSEWHERE = (*_TIMES, "Terms of the waterfall")  # groups with their own tables
 _MOST_ROWS = 64
 # the rows of families, each with its title
 _KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")} | MOMENTS
@@ -108,7 +108,7 @@ def sections(record: RunRecord) -> list[Table]:
     device, host = ([of for of in times if of.path.startswith("host_") is on_host] for on_host in (False, True))
     tables = [replace(list_table(record, "findings"), title="What could be saved")]
     tables.append(_families(record, device, "Time of a step (ms)"))
-    if record.environment is not None and record.environment.device_type != "cpu":  # elsewhere the two clocks are one
+    if record.environment is not None and record.environment.device_type != "cpu":  # on the CPU the two clocks are one
         tables.append(_families(record, host, "Time on the host's clock (ms)"))
     for title, of in GROUPS.items():
         if title not in _ELSEWHERE:
@@ -126,7 +126,7 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
     tables = [known_table(record, alone, words), *lists, _families(record, [of for of in group if of.of is not None])]
     tables += waterfall_tables(record) if title == "Waterfall" else []
     tables = [table for table in tables if table.rows]
-    # The first table carries the title of the section, whichever it is.
+    # The first table has the title of the section.
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
 
 
@@ -137,7 +137,7 @@ def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Se
 
 
 def _said(value: Any) -> str:
-    """Return ``value`` as text; empty for numbers, which are figures of their own."""
+    """Return ``value`` as text; empty for numbers, which are separate figures."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_said(of)}" for name, of in value.items())
     if isinstance(value, list):
@@ -152,7 +152,7 @@ def list_table(record: RunRecord, path: str) -> Table:
         items = getattr(items, key, None)
     if not items or (path == "rank_step_s" and len(items) < 2):
         return Table()
-    # Steps show only what this machine counts, ranks only the phases that occur: there 0 is nothing too.
+    # Steps show only counters of this machine, ranks only phases that occur: there 0 counts as nothing too.
     nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
     columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
 

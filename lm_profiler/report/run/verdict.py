@@ -11,10 +11,10 @@ from lm_profiler.record.run_record import Finding, OddStep, RunRecord, Steadines
 
 _ODD_SHOWN = 3
 
-# the share of the highest SM clock below which a GPU's figures say more about its cooling than about the program
+# below this share of the highest SM clock a GPU's figures say more about its cooling than about the program
 _SLOW_CLOCK = 0.75
 
-# How one sees what binds a run, by the name that the verdict has; ``{share}`` has its interval, the others are facts.
+# The evidence for what binds a run, by the verdict's name; ``{share}`` has its interval, the others are facts.
 _BECAUSE = {
     "straggler": "mending the slow ranks would save {share} of the step",
     "input": "{share} of the step goes to the batch (waiting for it {data:.0%}, copying it {transfer:.0%})",
@@ -54,7 +54,7 @@ def _bound(verdict: Verdict) -> str:
     if verdict.bound_by is not None:
         may = "" if verdict.certain or verdict.or_bound_by is not None or verdict.because is None else "may be "
         bound = f"{may}bound by {verdict.bound_by}" + (f" or {verdict.or_bound_by}" if verdict.or_bound_by else "")
-    if verdict.because is None:  # of version 0.2
+    if verdict.because is None:  # a record of version 0.2
         return f"{bound if verdict.certain else 'bottleneck unknown'}: {verdict.evidence}"
     share = "" if verdict.share is None else f"{verdict.share:.0%}"
     if verdict.share_low is not None and verdict.share_high is not None:
@@ -96,7 +96,7 @@ def _what_to_do(finding: Finding, record: RunRecord) -> str:
 
 
 def step_lines(record: RunRecord) -> list[str]:
-    """Return a line on the course of the measured steps and one on what their mean consists of, where there is news."""
+    """Return a line on the course of the measured steps and one on the parts of their mean, if there are any."""
     of = record.steadiness
     if of is None or of.first is None or of.level_s is None:
         return [f"steps: {of.evidence}"] if of is not None and of.evidence else []
@@ -108,7 +108,7 @@ def step_lines(record: RunRecord) -> list[str]:
 
 
 def _course(of: Steadiness) -> list[str]:
-    """Return phrases on the trend or the levels, and on the steps that the figures are of."""
+    """Return phrases on the trend or the levels, and on the steps that the figures use."""
     if of.rise:
         return [f"the level {'rises' if of.rise > 0 else 'falls'} by {abs(of.rise):.1%} over the run"]
     told = []
@@ -139,7 +139,7 @@ def _words(steadiness: Steadiness) -> str:
         return text
     if (share := steadiness.known_to) is None or share > 1.0:
         return f"{text}: too few steps, or too unlike ones, to know the level"
-    known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
+    known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not look like the limit
     return f"{text}: the level is only known to within ±{known}"
 
 
@@ -152,7 +152,7 @@ def odd_lines(record: RunRecord) -> list[str]:
 
 
 def odd_text(odd: OddStep, ranks: bool = False) -> str:
-    """Return how long the step took, where and why; with ``ranks`` also the rank that the cause is of."""
+    """Return how long the step took, where and why; with ``ranks`` also the rank that has the cause."""
     excess = f"{'+' if odd.excess_s > 0 else '-'}{duration_text(abs(odd.excess_s))}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
     text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x what others take, {excess} in {odd.part}"

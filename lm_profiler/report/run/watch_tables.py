@@ -1,4 +1,4 @@
-"""What is shown of a run that is watched until it ends: the ledger, the phases, events, and each rank."""
+"""The tables of a watched run: the ledger, the phases, events, and each rank."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _phases(windows: Sequence[WatchWindow]) -> Table:
 
 
 def _ranks(ranks: Sequence[WatchStatus]) -> Table:
-    silent = ranks[0].silent  # as rank 0 saw it: neither the other ranks' clocks nor this machine's need agree
+    silent = ranks[0].silent  # as rank 0 saw it: the clocks of other ranks and of this machine may differ
     rows = []
     for status in ranks:
         since = f"silent since {_clock(silent[status.rank])} in {status.phase}" if status.rank in silent else None

@@ -11,10 +11,10 @@ from lm_profiler.record.quantities import LISTS, PARTS, TIMES, term_title
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
-# the share of the step below which terms are summed up on the terminal
+# terms below this share of the step are summed up on the terminal
 _SMALL = 0.01
-_NOTHING = 1e-3  # the share of a term below which what no phase is known of is rounding
-# The share of the step that may be unexplained. Beyond it any term may be longer than the trace shows: no ceilings.
+_NOTHING = 1e-3  # a rest without a phase below this share of a term is rounding
+# Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _UNSURE = 0.1
 _ENDS = ("ideal", "unexplained")  # always shown, first and last
 
@@ -35,7 +35,7 @@ class Rung:
 
     @property
     def pieces(self) -> dict[str, float]:
-        """Its seconds by phase, in the order of a step; those of no known phase have an empty name."""
+        """Its seconds by phase, in the order of a step; seconds of no known phase have an empty name."""
         known = {part: seconds for part in PARTS if (seconds := self.term.phases.get(part))}
         rest = self.term.seconds - sum(known.values())
         return known | ({"": rest} if abs(rest) > _NOTHING * abs(self.term.seconds) else {})
@@ -52,7 +52,7 @@ def rungs(fall: Waterfall) -> list[Rung]:
 
 
 def title_in(fall: Waterfall, name: str) -> str:
-    # Without a known bandwidth the two terms of memory-bound kernels are one.
+    # If the bandwidth is unknown, the two terms of memory-bound kernels are one.
     unknown = name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None
     return "memory-bound" if unknown else term_title(name)
 
@@ -111,10 +111,10 @@ def why_lines(record: RunRecord) -> list[str]:
 
 
 def ceiling_text(fall: Waterfall, term: Term) -> str:
-    """Return the most ms that could be saved in ``term``; empty where nothing could, or too much is unexplained."""
+    """Return the most ms that could be saved in ``term``; empty if nothing could, or too much is unexplained."""
     if not term.at_most_s or unsure(fall):
         return ""
-    whole = math.isclose(term.at_most_s, term.seconds)  # then both are printed alike
+    whole = math.isclose(term.at_most_s, term.seconds)  # then both print the same
     return _term_texts(fall)[fall.terms.index(term)] if whole else ms_text(term.at_most_s, digits_of(fall.step_s))
 
 
@@ -135,7 +135,7 @@ def unsure(fall: Waterfall) -> str:
 
 
 def missing(record: RunRecord) -> str:
-    """Return the first thing that the run's waterfall would have needed, and how to get it."""
+    """Return the first thing that the run's waterfall lacks, and how to get it."""
     use, failed = record.utilisation, record.failure
     if record.status != "ok":
         why = f": {failed.type} in {failed.where}" if failed is not None else ""

@@ -1,4 +1,4 @@
-"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet; no text in it can break or control any."""
+"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet; safe against controls and markup."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SUFFIXES = {
     ".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".typ": "typst",
     ".parquet": "parquet", ".html": "html",
 }  # fmt: skip
-# the formats that carry SI values, with the ends of intervals in columns of their own
+# the formats with SI values and separate columns for the ends of intervals
 FOR_PROGRAMS = ("csv", "json", "parquet")
 
-# the beginning of a heading, a quotation or a list, up to where a backslash makes it plain text
+# the start of a heading, a quotation or a list, up to the place of an escaping backslash
 _LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
 _WORDS = {"~": r"\textasciitilde{}", "^": r"\^{}", "\\": r"\textbackslash{}"}
 _LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _WORDS | {c: rf"\ensuremath{{{c}}}" for c in "<>"})
-# what a spreadsheet takes for a formula: one of these at the beginning, and no number
+# text that a spreadsheet takes for a formula: it starts with one of these, and is not a number
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
 _MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
-# characters that JSON leaves as they are, and that a terminal or an editor would obey or hide
+# characters that JSON leaves unchanged, and that a terminal or an editor would obey or hide
 _HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _ENTITIES = {"&": "&amp;", "<": "&lt;"}
 _OPENS = re.compile(r"&(?=#?\w+;)|<")
@@ -126,17 +126,17 @@ def typst(table: Table) -> str:
 
 
 def _typst(text: str) -> str:
-    # cells are strings and not markup: only quotation marks and backslashes mean something in them
+    # cells are strings, not markup: only quotation marks and backslashes are special in them
     escaped = plain(text).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
 
 
 def csv_text(table: Table) -> str:
     """Return a header and a line for each row; text like a formula has an apostrophe before it."""
-    # An apostrophe is what spreadsheets expect (OWASP, "CSV Injection").
+    # Spreadsheets expect an apostrophe (OWASP, "CSV Injection").
     fields = table.fields()
     text = io.StringIO()
-    # csv quotes a field for the characters of its line's end only: with CRLF a bare carriage return is quoted as well.
+    # csv quotes only characters of its line terminator: with CRLF, a bare carriage return is quoted too.
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(list(map(_harmless, fields)))
     writer.writerows([_harmless(_scalar(value)) for value in row] for row in zip(*fields.values(), strict=True))
@@ -183,7 +183,7 @@ _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def plain(text: str) -> str:
-    """Return ``text`` on one line, without anything that a terminal would obey."""
+    """Return ``text`` on one line, without a terminal's control characters."""
     return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
 
 

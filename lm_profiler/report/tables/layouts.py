@@ -1,4 +1,4 @@
-"""Layouts of tables: pivots, and those of published reports with their names of columns."""
+"""Layouts of tables: pivots, and layouts of published reports with their column names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     cells = by_facts(entries, [*down, *across])
     titles = [" ".join(fact_text(merged.fact(group, of)) for of in across) or "unknown" for group in columns.values()]
     named = [heading(of, list(rows.values())) for of in down]
-    taken = [*(of.name for of in named), *titles]  # facts of different types may read alike: those have numbers
+    taken = [*(of.name for of in named), *titles]  # facts of different types may look the same: those have numbers
     titles = [t if taken.index(t) == at else f"{t} ({at})" for at, t in enumerate(titles, len(named))]
     headings = [*named, *(Heading(title, title, figures=True) for title in titles)]
     body = [
@@ -72,12 +72,12 @@ def model_name(entry: Entry) -> str:
 
 
 def _telling(entries: Sequence[Entry]) -> list[Column]:
-    """Return the facts that tell ``entries`` apart, but for those of how they went."""
+    """Return the facts that distinguish ``entries``, except facts about the outcome."""
     return [of for of in merged.apart_by(merged.alone(entries)) if of.group != COLUMNS["steadiness"].group]
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
-    """Return a name for each entry: its model, the other facts that tell it apart, and its run if they do not."""
+    """Return a name for each entry: its model, the other facts that distinguish it, and its run if they do not."""
     apart = [of for of in _telling(entries) if of.name not in _OF_MODEL]
     facts = ([merged.told(of, of.get(entry)) for of in apart] for entry in entries)
     labels = [", ".join(filter(None, [model_name(of), *told])) for of, told in zip(entries, facts, strict=True)]
@@ -110,7 +110,7 @@ _OF_WIDE = (*_OF_MODEL, "device", "batch_size", "compile", "context_length", "pr
 
 def wide(entries: Sequence[Entry]) -> Table:
     """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
-    # Repeats are rows of their own, and so are training and the forward pass alone, and each cut of the steps.
+    # Repeats have separate rows, and so do training, the forward pass alone, and each cut of the steps.
     each = merged.alone(entries)
     types = device_names(entries)
     # Attention alone has a width and no size.
@@ -149,7 +149,7 @@ def _fact(name: str) -> CellOf:
 
 def _figure(name: str, show: Callable[[float], str]) -> CellOf:
     def cell_of(entry: Entry) -> TableCell:
-        # The forward pass alone is no time of both passes.
+        # The forward pass alone is not a time of both passes.
         runs = not name.startswith("forward_backward") or COLUMNS["backward_s"].get(entry) is not None
         value = COLUMNS[name].get(entry) if runs else None
         return TableCell(value, "" if value is None else show(value))
@@ -192,7 +192,7 @@ def devices(entries: Sequence[Entry]) -> Table:
 
 def _milliseconds(group: Merged, of: Column) -> TableCell:
     trained = [entry for entry in group if entry.verb == "fit"]
-    # Where a size ran the forward pass alone as well, that is its forward pass.
+    # If a size also ran the forward pass alone, that run gives its forward pass.
     alone = [entry for entry in group if entry.verb != "fit" and of.name == "forward_s"]
     cell = value_cell(alone or trained, of, interval=False)
     return cell if cell.value is None else replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms")
@@ -205,7 +205,7 @@ def _parameters(group: Merged) -> TableCell:
     return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")
 
 
-# how much of a step a run does, by the part whose time is its figure
+# the extent of a run's step, by the part whose time is its figure
 MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
 _NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
 
@@ -231,7 +231,7 @@ def _mode(entry: Entry) -> str:
 
 
 def _mode_cell(group: Merged, part: str) -> TableCell:
-    # A mode is timed by the runs that do no more than that; where none does, it is that part of a longer step.
+    # A mode is timed by runs that do exactly that; if there are none, it is that part of a longer step.
     order = list(MODES)[list(MODES).index(part) :]
     does = sorted((entry for entry in group if _mode(entry) in order), key=lambda entry: order.index(_mode(entry)))
     if not does:
@@ -246,7 +246,7 @@ def _mode_cell(group: Merged, part: str) -> TableCell:
 
 _TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
-_SHARED = ("device", "verb", "batch_size", "context_length", "precision")  # what a banner tells
+_SHARED = ("device", "verb", "batch_size", "context_length", "precision")  # facts in a banner
 
 
 def blocks(entries: Sequence[Entry]) -> Table:

@@ -1,4 +1,4 @@
-"""The table of collectives: how long each takes at each size, and what bandwidth that is."""
+"""The table of collectives: how long each takes at each size, and its bandwidth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_PARTS = ("all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """The figures of one collective of ``ranks`` processes at one size; no ``seconds`` where ``unknown`` says why.
+    """The figures of one collective of ``ranks`` processes at one size; ``unknown`` says why there are no ``seconds``.
 
     Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), in bytes/s.
     """
@@ -53,7 +53,7 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def link_table(rows: Sequence[LinkFigures]) -> Table:
-    """Return a row for each of ``rows``; a reason stands in the place of times that are unknown."""
+    """Return a row for each of ``rows``; a reason replaces unknown times."""
     titles = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
     above = ["bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"]
     return Table(titles, [_cells(row) for row in rows], above)

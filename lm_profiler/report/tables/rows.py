@@ -1,6 +1,6 @@
 """The table of runs: a row for each run, cell with its repeats, or group; a column for each fact or figure.
 
-Below it stand commands for runs that did not fit, and the best of a sweep's checkpoints.
+Below it are commands for runs that did not fit, and the best of a sweep's checkpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Estimate:
 
 
 def counted(row: Merged) -> Merged:
-    """Return the runs that figures are of: those that ended well, or a single one however it ended."""
+    """Return the runs that figures use: the successful ones, or a single one however it ended."""
     return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
 
 
@@ -61,7 +61,7 @@ def estimated(row: Merged, of: Column) -> Estimate:
 
 
 def fact(row: Merged, of: Column) -> Any:
-    """Return the value that the entries share; where they differ, their values as text; None where none is known."""
+    """Return the value that the entries share; if they differ, their values as text; None if none is known."""
     values = distinct(map(of.get, row))
     if len(values) > 3:
         return f"{values[0]} and {len(values) - 1} more"
@@ -69,7 +69,7 @@ def fact(row: Merged, of: Column) -> Any:
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return the known ones of ``values``, each once, in order."""
+    """Return the distinct known ``values``, in order."""
     # By repr: options may be lists and mappings, which cannot be hashed.
     return list({repr(value): value for value in values if value is not None}.values())
 
@@ -85,7 +85,7 @@ def differs(rows: Sequence[Merged], of: Column) -> bool:
 
 
 def set_apart(entries: Merged) -> list[str]:
-    """Return the options that all configs have, but not all with the same value."""
+    """Return the options that all configs have, but with different values."""
     configs = [flat(entry.config) for entry in entries if entry.config is not None]
     shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
     told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
@@ -98,7 +98,7 @@ def unset(entry: Entry, of: Column) -> bool:
 
 
 def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
-    """Return whether ``of`` is a dimension that follows from the size of a preset, which has a column of its own."""
+    """Return whether ``of`` is a dimension that follows from the size of a preset, which has its own column."""
     if of.name == "parameters":
         return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
     pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
@@ -106,13 +106,13 @@ def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
 
 
 def status(row: Merged, words: Mapping[str, str] = {}) -> str:
-    """Return ``ok``, or how many ended in which way; ``words`` replace statuses for people."""
+    """Return ``ok``, or the number of entries by status; ``words`` replace statuses for people."""
     endings = {words.get(entry.status, entry.status) for entry in row}
     return endings.pop() if len(endings) == 1 else how_many(row, words)
 
 
 def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
-    """Return how many ended in which way, for people, the good ones first: ``1 OOM, 2 failed``."""
+    """Return the number of entries by status, for people, successful ones first: ``1 OOM, 2 failed``."""
     counts = Counter(entry.status for entry in row)
     in_order = sorted(sorted(counts), key=lambda of: _STATUSES.index(of) if of in _STATUSES else len(_STATUSES))
     return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in in_order)
@@ -128,7 +128,7 @@ def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
 
 
 def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
-    """Group the entries by their values of ``columns``, in the order of these."""
+    """Group the entries by their values of ``columns``, in the order of the columns."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
         # Options may be lists and mappings, which cannot be keys.
@@ -146,7 +146,7 @@ def rank(value: Any) -> tuple[int, float, str]:
 
 
 def unlike(row: Merged) -> list[str]:
-    """Return the titles of the facts that figures depend on and in which the entries differ."""
+    """Return the titles of facts that affect figures and in which the entries differ."""
     if len(row) < 2:
         return []
     given = [name for entry in row for name in entry.overrides]
@@ -178,7 +178,7 @@ def apart_by(groups: Sequence[Merged]) -> list[Column]:
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
-    """Return the facts that tell the rows apart, after the runs' names unless the rows are cells told by the facts."""
+    """Return the facts that distinguish rows, after the runs' names unless the facts identify the rows' cells."""
     apart = apart_by(groups)
     told = {tuple(fact_text(fact(group, of)) for of in apart) for group in groups}
     if apart and len(told) == len(groups) and all(group[0].cell is not None for group in groups):
@@ -189,12 +189,12 @@ def naming(groups: Sequence[Merged]) -> list[Column]:
 
 
 def called(names: Sequence[Column]) -> Sequence[Column]:
-    """Return which of the columns of ``naming`` a message names a row by: the run alone where it is shown."""
+    """Return the columns of ``naming`` by which messages name a row: only the run if it is shown."""
     return names[:1] if names[0].name in ("name", "folder") else names
 
 
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
-    """Return a line of the facts that are the same in all rows, and one of those that only some rows know."""
+    """Return a line of the facts that are the same in all rows, and one of the facts that only some rows know."""
     everything = [entry for group in groups for entry in group]
     facts = [of for of in _known_facts(groups) if of not in shown and not differs(alone(everything), of)]
     lines: dict[str, list[str]] = {"in all rows": [], "where known": []}
@@ -209,7 +209,7 @@ def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
 
 
 def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
-    """Return a table for programs: facts that all rows share are columns as well."""
+    """Return a table for programs: facts that all rows share are columns too."""
     if columns is None:
         which = [of for of in COLUMNS.values() if of.quantity is None and of.place is Place.HEADLINE]
         more = [of for of in figures(Place.FILE) if _known(groups, of)]
@@ -219,12 +219,12 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
 
 
 def label(group: Merged, apart: Sequence[Column]) -> str:
-    """Return the name of the row of ``group`` in messages: the facts that tell it apart, or its run."""
+    """Return the name of the row of ``group`` in messages: the facts that distinguish it, or its run."""
     return " ".join(filter(None, (told(of, fact(group, of)) for of in apart))) or group[0].name
 
 
 def told(of: Column, value: Any) -> str:
-    """Return a fact on its own: numbers, truth values and ``none`` come with their title."""
+    """Return a single fact as text: numbers, truth values and ``none`` come with their title."""
     bare = isinstance(value, str) and value != "none"
     return fact_text(value) if value is None or bare else f"{of.title} {fact_text(value)}"
 
@@ -261,7 +261,7 @@ def heading(of: Column, groups: Sequence[Merged]) -> Heading:
 
 
 def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
-    """Return notes for the reader: which rows mix unlike runs, and why some have no figures."""
+    """Return notes for the reader: which rows mix different runs, and why some have no figures."""
     mixed: dict[str, list[str]] = {}
     for group in groups:
         if differ := unlike(group):
@@ -323,7 +323,7 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
     advice: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         if lines := tuple(_remedies(entry)):
-            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end alike and are told once
+            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end the same and are shown once
     shown = [line for lines in list(advice.values())[:_MOST] for line in lines]
     return shown + [f"{len(advice) - _MOST} more did not fit"] * (len(advice) > _MOST)
 
@@ -332,7 +332,7 @@ def _remedies(entry: Entry) -> Iterator[str]:
     if entry.status not in ("oom", "refused"):
         return
     command = "" if entry.record is None else entry.record.command
-    if entry.cell is not None:  # on its own, without the options that a sweep adds to keep its cells apart
+    if entry.cell is not None:  # as a single run, without the options that a sweep adds to separate its cells
         own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
         command = command_line(masked_line(own))
     failure = entry.record.failure if entry.record is not None else None
@@ -347,12 +347,12 @@ def _remedies(entry: Entry) -> Iterator[str]:
 
 _EVERY = "model.checkpoint_every"
 
-# cells that differ in nothing else, by the blocks of a checkpoint and those nested in it; () is none
+# cells that differ only in their checkpoints, by the blocks per checkpoint and nested ones; () is none
 Checkpoints = Mapping[tuple[int, ...], Sequence[Entry]]
 
 
 def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
-    """Return, for cells of a sweep that differ in their checkpoints alone, a line that names the smallest peak."""
+    """Return, for cells of a sweep that differ only in their checkpoints, a line with the smallest peak."""
     alike: dict[tuple[Path | None, str], dict[tuple[int, ...], list[Entry]]] = {}
     for entry in entries:
         if entry.cell is not None and _EVERY in entry.overrides:
@@ -374,7 +374,7 @@ def _best(checkpoints: Checkpoints) -> str | None:
     tried = sorted(peaks)
     if len(tried) < 2:
         return None
-    best = min(tried, key=lambda every: peaks[every])  # of equal ones the first, which is none where that is as good
+    best = min(tried, key=lambda every: peaks[every])  # the first of equal ones: no checkpoint if that is as good
     at = tried.index(best)
     others = [every for every in tried[max(at - 1, 0) : at + 2] if every not in (best, ())]
     beside = [f"{_named(every)} {bytes_text(peaks[every])}" for every in [()] * (best != () in peaks) + others]

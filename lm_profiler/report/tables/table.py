@@ -43,7 +43,7 @@ class TableCell:
 class Table:
     """Rows of cells, with a title and lines above and below for people.
 
-    The lines above keep their layout where the table is ``verbatim``. Without headings a table has no rows.
+    The lines above keep their layout if the table is ``verbatim``. Without headings a table has no rows.
     """
 
     headings: Sequence[Heading] = ()

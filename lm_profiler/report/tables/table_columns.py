@@ -28,9 +28,9 @@ class Column:
     get: Callable[[Entry], Any]
     meaning: str = ""
     group: str = ""
-    place: Place = Place.TABLE  # how early it is shown where there is no room for all
+    place: Place = Place.TABLE  # how prominently it is shown
     option: str | None = None  # the option that sets a fact, where there is one
-    compared: bool = False  # whether runs are told apart by it where no option was swept
+    compared: bool = False  # whether it distinguishes runs if no option was swept
     quantity: Quantity | None = None  # how figures are shown; None for facts
 
     def interval(self, entry: Entry) -> tuple[float, float] | None:
@@ -52,7 +52,7 @@ def _of_option(path: str) -> Callable[[Entry], Any]:
 
 
 def preset_of(size: Any) -> TransformerConfig | None:
-    """Return the preset called ``size``; None where the config means something else by it."""
+    """Return the preset called ``size``; None if the config uses that name differently."""
     return PRESETS.get(size) if isinstance(size, str) else None
 
 
@@ -87,7 +87,7 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
 
 
 def config_of(entry: Entry) -> TransformerConfig | None:
-    """Return the dimensions of our own model; None for somebody else's, or where they do not fit together."""
+    """Return the dimensions of our own model; None for another model, or if they do not fit together."""
     given = {name: entry.option(f"model.{name}") for name in (*DIMENSIONS, "vocab_size")}
     try:
         return preset(entry.option("model.size"), **given)
@@ -108,7 +108,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         Column("name", "run", lambda entry: entry.name, "its name, or its cell's", place=Place.HEADLINE),
         Column("folder", "folder", lambda entry: str(entry.folder), "where its files are", place=Place.HEADLINE),
         Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
-        Column("reason", "reason", lambda entry: entry.reason, "why it did not end well", place=Place.HEADLINE),
+        Column("reason", "reason", lambda entry: entry.reason, "why it failed", place=Place.HEADLINE),
         Column("repeat", "repeat", lambda entry: entry.cell and entry.cell.repeat, "of its cell", place=Place.ASKED),
         _asked("started", "started", lambda run: run.started, "date and time"),
     ),
@@ -124,7 +124,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         _option("compile", "compile", "model.compile", "whether torch.compile was used"),
         _option("attention", "attention", "model.attention", "which attention"),
         _option("optimizer", "optimizer", "model.optimizer", "which optimizer"),
-        Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps cut anew with --warmup"),
+        Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps left out with --warmup"),
     ),
     "What came of it": (
         _asked("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
@@ -133,7 +133,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
     ),
 }
 
-# every column that has a name of its own: facts first, then figures
+# every column with its own name: facts first, then figures
 COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts}
 for _name, _of in QUANTITIES.items():
     _shown = None if _of.is_text else _of
@@ -143,10 +143,10 @@ for _name, _of in QUANTITIES.items():
 # the columns of facts that an option sets, by that option
 OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
 
-# the columns that tell runs apart in a table
+# the columns that distinguish runs in a table
 FACTS = [of for of in COLUMNS.values() if of.group in _FACTS and of.place is Place.TABLE]
 
-# the facts that tell runs apart where no option was swept, the options first
+# the facts that distinguish runs if no option was swept, options first
 COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option is None)
 
 

@@ -36,7 +36,7 @@ Handler = Callable[[Request], Response]
 
 
 class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
-    """The tab "LM Profiler". It keeps no state: every request reads the log folder, so a reload shows what is new."""
+    """The tab "LM Profiler". It keeps no state: every request reads the log folder, so a reload shows new runs."""
 
     plugin_name = "lm_profiler"
 
@@ -189,14 +189,14 @@ def inside(root: Path, name: str) -> Path:
 
 
 def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Send the file ``name`` below ``root`` in pieces as the browser takes them: it is never whole in memory."""
+    """Send the file ``name`` below ``root`` in pieces, as the browser takes them, without loading it as a whole."""
     path = inside(root, name)
     if not path.is_file():
         raise NotFoundError(f"{name!r}: not a file")
-    # Never "304 not modified", which has no type, and TensorBoard asks for one.
+    # Never "304 not modified", which has no type, but TensorBoard needs one.
     type_ = _TYPES.get(path.suffix, "application/octet-stream")
     response = send_file(path, request.environ, mimetype=type_, conditional=False)
-    del response.headers["Content-Disposition"]  # the page says under which name it is saved
+    del response.headers["Content-Disposition"]  # the page sets the name under which it is saved
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(headers or {})
     return response
