@@ -50,8 +50,8 @@ class Attachment:
     """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail."""
 
     callback: Callback  # the profiler whose run it is
-    trainer: Trainer  # the run's
-    options: ProfilingOptions  # what the run is to do
+    trainer: Trainer  # the Trainer of the run
+    options: ProfilingOptions  # the options of the run
     max_steps: int  # the Trainer's own, which is restored at the end
     part: Guard = UNGUARDED  # guards every call
     ending: RunFinisher = field(init=False)

@@ -44,8 +44,8 @@ _OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
 class Collector:
     """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over."""
 
-    trainer: Trainer  # the run's
-    options: ProfilingOptions  # what the run was to do
+    trainer: Trainer  # the Trainer of the run
+    options: ProfilingOptions  # the options of the run
     seen: bool = False  # whether the first batch was seen; only its shapes are kept, and a copy for the audit
     _shapes: Future[Any] = field(default_factory=Future)
     _copy: Future[Any] = field(default_factory=Future)

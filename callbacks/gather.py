@@ -88,15 +88,15 @@ class Exchange:
     """Passes data between the ranks of a run, each of which must make one; a single process gets its own data back."""
 
     store: Any = None  # the store that all ranks see; None where this process is alone
-    rank: int = 0  # this process's
-    ranks: int = 1  # how many there are
+    rank: int = 0  # the rank of this process
+    ranks: int = 1  # the number of ranks
     patience_s: float = _PATIENCE_S  # how long one rank waits for another
     _run: int = field(default_factory=_RUNS.__next__)
     _asked: Iterator[int] = field(default_factory=count)
 
     @staticmethod
     def of_process_group() -> Exchange:
-        """Return the exchange of torch's default process group; where there is none, that of a process alone."""
+        """Return the exchange of torch's default process group; without one, the exchange of a single process."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return Exchange()
         store = DEFAULT_STORE.find()()

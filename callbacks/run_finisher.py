@@ -60,8 +60,8 @@ from lm_profiler.tensorboard.summary import scalars_summary, write_events, write
 class RunFinisher:
     """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail."""
 
-    trainer: Trainer  # the run's
-    options: ProfilingOptions  # what the run was to do
+    trainer: Trainer  # the Trainer of the run
+    options: ProfilingOptions  # the options of the run
     core: Guard  # the guard of the profiler as a whole; if that failed, so did the run
     take_out: Callable[[], None]  # restores the Trainer
     tell: Callable[[str], object]  # reports a problem, and adds it to ``notes``
@@ -118,7 +118,7 @@ class RunFinisher:
 
     def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
-        self.take_out()  # before anything that may fail: training goes on with the Trainer as it was
+        self.take_out()  # before anything that may fail: training continues with the restored Trainer
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:

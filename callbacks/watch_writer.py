@@ -75,9 +75,9 @@ class TrainingPosition:
 
 @dataclass(eq=False)
 class WatchWriter:
-    """Reads and writes in a thread of its own. Training calls ``put``, and traces as many steps as ``asked``."""
+    """Reads and writes in its own thread. Training calls ``put``, and traces as many steps as ``asked``."""
 
-    folder: Path  # the run's
+    folder: Path  # the folder of the run
     rank: int
     world_size: int
     timeline: Timeline  # its marks tell where training stands when no step ends

@@ -60,8 +60,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing."""
 
-    callback: Callback  # ours, whose time is named apart
-    trainer: Trainer  # the run's
+    callback: Callback  # ours, whose time is named separately
+    trainer: Trainer  # the Trainer of the run
     options: WatchOptions  # what may be traced
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began

@@ -50,7 +50,7 @@ _CONNECTOR = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "up
 class OwnersWatch(Instrument):
     """Instrument that divides the time of ``other`` among the loop's actions."""
 
-    trainer: Any  # the run's
+    trainer: Any  # the Trainer of the run
     timeline: Timeline  # its marks tell when ``other`` runs
     # returns the profiler that stands in for the Trainer's; called once it does
     profiler: Callable[[], PhaseProfiler | None]

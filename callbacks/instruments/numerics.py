@@ -40,7 +40,7 @@ class KeptLosses(Callback):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         if self._step < self._steps:
-            with suppress(Exception):  # gradients may be of any kind: then the norm is unknown, and training goes on
+            with suppress(Exception):  # gradients may be of any kind: then the norm is unknown, and training continues
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 self._norms.setdefault(self._step, []).append(_norm(gradients))
 
@@ -74,7 +74,7 @@ def on_host(batch: Any) -> Any:
 
 
 def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
-    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made; raises anything."""
+    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made; may raise any error."""
     module, plugin = trainer.lightning_module, trainer.precision_plugin
     first = batch()
     if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1:

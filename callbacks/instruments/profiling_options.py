@@ -30,7 +30,7 @@ class StageOptions:
             both sides of it, such as 0.005: after at least 10 steps, checked again after each quarter more.
         max_steps: Most steps to measure under until_ci.
         max_seconds: Most seconds to measure under until_ci.
-        stop_when_done: End the run when the stages are done. Otherwise training goes on without the instruments.
+        stop_when_done: End the run when the stages are done. Otherwise training continues without the instruments.
     """
 
     warmup_steps: int = 5

@@ -49,7 +49,7 @@ class RanksWatch(Instrument):
     """
 
     arrivals: Arrivals | None  # reads the flight recorder; None where this torch has none
-    rank: int  # this process's
+    rank: int  # the rank of this process
     # returns the module that trains, as its strategy wrapped it; called when the steps are over
     wrapped: Callable[[], object] = lambda: None
     name: str = "who waits for whom"
@@ -228,7 +228,7 @@ class StreamRanksWatch(RanksWatch):
         drain_timed(arrivals)
 
     def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
-        """Return ``arrivals`` with the computing stream's waits in the place of calls on other streams."""
+        """Return ``arrivals`` with the computing stream's waits in place of calls on other streams."""
         calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
         if self.waits is not None and self._stood:
             calls = [(at_ns, call) for at_ns, call in calls if not self.waits.beside(at_ns)]

@@ -59,7 +59,7 @@ class PhaseRanges:
 
 
 class _OpenRanges(threading.local):
-    """The open ranges of each thread: the autograd engine recomputes checkpointed modules in a thread of its own."""
+    """The open ranges of each thread: the autograd engine recomputes checkpointed modules in its own thread."""
 
     def __init__(self) -> None:
         self.open: list[tuple[nn.Module, record_function]] = []
@@ -127,8 +127,8 @@ class Tracer(Instrument):
     options: TraceOptions  # how much is traced
     device: torch.device  # the device whose kernels are traced
     timeline: Timeline  # its marks name the phases
-    folder: Path  # the run's
-    rank: int  # this process's
+    folder: Path  # the folder of the run
+    rank: int  # the rank of this process
     module: Callable[[], nn.Module]  # returns the module whose parts are named in the trace; called once it is built
     taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
     label: str = ""  # what the file's name has after the rank, such as ``.step500`` for a trace during training

@@ -31,7 +31,7 @@ class StepWatch(Instrument):
     """Instrument that reads counters of the process at the end of measured steps."""
 
     reader: StepReader  # reads the counts
-    rank: int = 0  # this process's
+    rank: int = 0  # the rank of this process
     sampler: TelemetrySampler | None = None  # samples the clock of its GPU; None without one
     saved_ns: Sequence[int] = ()  # when each checkpoint began and ended, in turn
     name = "counters of the steps"

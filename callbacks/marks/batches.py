@@ -52,7 +52,7 @@ class BatchCounts:
                 self._samples_in = self.samples = None
 
     def take(self) -> tuple[int, int | None, int | None]:
-        """Return batches, tokens and samples of the step that ended, and begin anew."""
+        """Return batches, tokens and samples of the step that ended, and start again from zero."""
         taken = self.batches, self.tokens, self.samples
         self.batches, self.tokens, self.samples = 0, None, None if self._samples_in is None else 0
         return taken

@@ -109,7 +109,7 @@ class Evidence:
     world_size: int = 1
     accumulate_grad_batches: int = 1
     precision: str = "32-true"  # the Trainer's precision, by Lightning's name
-    # whether DDP wraps the module, so that gradients are reduced while backward goes on
+    # whether DDP wraps the module, so that gradients are reduced during backward
     reduces_in_backward: bool = False
     environment: Environment | None = None
     model: ModelFacts | None = None
@@ -139,7 +139,7 @@ _adapter = cache(partial(TypeAdapter[Evidence], Evidence))  # takes 20 ms to mak
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own."""
+    """Write ``evidence`` into ``folder``, without the rows and the trace, which have their own files."""
     content = _adapter().dump_json(evidence, exclude=_KEPT_ELSEWHERE)
     write_whole(folder / EVIDENCE_FILE, gzip.compress(content, compresslevel=5, mtime=0))
 

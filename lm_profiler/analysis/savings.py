@@ -70,7 +70,7 @@ class Known:
 
     @property
     def on_device(self) -> bool:
-        """Whether work is queued to a device with a clock of its own."""
+        """Whether work is queued to a device with its own clock."""
         return self.record.environment is not None and self.record.environment.device_type != "cpu"
 
     def mean_s(self, part: str, clock: str = "time") -> float:
@@ -156,7 +156,7 @@ def _between(known: Known) -> Iterator[Finding]:
 
 
 def _owners(known: Known) -> Iterator[Finding]:
-    """Find owners of ``other``: callbacks, loggers, hooks of the module. Checkpoints are a finding of their own."""
+    """Find owners of ``other``: callbacks, loggers, hooks of the module. Checkpoints are a separate finding."""
     checkpoints = any(of.what == "checkpoint" for of in known.record.between)
 
     def theirs(of: OwnedTime) -> bool:

@@ -206,7 +206,7 @@ def _squares(logs: NDArray[np.float64]) -> float:
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 ENDED = "the budget ended it"
-PASSED = "it did not look faster beside the others"
+PASSED = "it did not look faster than the others"
 _UNLIKELY = "more pairs would hardly show it to be faster"
 
 

@@ -25,7 +25,7 @@ Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest f
 
 _TRIES = 20  # attempts to read two clocks at the same time; the closest counts, and is within a microsecond
 
-_PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second
+_PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, in torch 2.15 every second
 _LOOK_S = 0.05  # seconds between two looks
 
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
@@ -46,7 +46,7 @@ class CollectiveCall(NamedTuple):
 def flight_recorder(device_type: str) -> Dump | None:
     """Return a reader of this process's ring for collectives of ``device_type``; None if this torch has none.
 
-    Reading takes some 10 µs an entry and leaves the ring unchanged. NCCL has a ring of its own. Call it once the
+    Reading takes some 10 µs per entry and leaves the ring unchanged. NCCL has its own ring. Call it once the
     process group exists: torch 2.15 records that through hooks, in a ring of another name.
     """
     if not torch.distributed.is_available():
@@ -157,7 +157,7 @@ def drain_timed(arrivals: Arrivals, sleep: Callable[[float], object] = time.slee
 
 
 def reduces_in_backward(wrapped: object) -> bool:
-    """Return whether gradients are exchanged while backward goes on, so that only the last exchange is waited for.
+    """Return whether gradients are exchanged during backward, so that ranks wait only for the last exchange.
 
     So DDP does. A wrapper that says when it finishes may say otherwise (``training.data_parallel``).
     """
@@ -192,7 +192,7 @@ class Stand(NamedTuple):
 class StreamWaits:
     """Notes every wait of the current stream for another one from ``start`` to ``stop``, at two events each.
 
-    FSDP issues its collectives early, on streams of its own, and has the computing stream wait where it needs the
+    FSDP issues its collectives early, on its own streams, and has the computing stream wait where it needs the
     results. The duration of a collective says little about that wait: two that queue behind each other both take long,
     while the computing stream is busy.
 

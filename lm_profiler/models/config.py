@@ -41,7 +41,7 @@ class TransformerConfig:
         expect(self.d_model % (2 * self.num_heads) == 0, "num_heads", divisor, self.num_heads)
         check_attention_name(self.attention)
         every = self.checkpoint_every
-        expected = f"1 to num_layers ({self.num_layers}) blocks to a checkpoint, each number below the one before"
+        expected = f"1 to num_layers ({self.num_layers}) blocks per checkpoint, each number below the one before"
         nests = all(outer > inner for outer, inner in pairwise((self.num_layers + 1, *every, 0)))
         expect(nests, "checkpoint_every", expected, list(every))
 

@@ -157,7 +157,7 @@ def can_fork() -> bool:
 
 def interpreter(told: bytes, link: Connection) -> Any:
     """Start a fresh interpreter that reads ``told`` from stdin and answers over ``link``."""
-    with tempfile.TemporaryFile() as file:  # without a name: nobody else can write to what is unpickled
+    with tempfile.TemporaryFile() as file:  # without a name: no other process can write to what is unpickled
         file.write(told)
         file.seek(0)
         return subprocess.Popen(

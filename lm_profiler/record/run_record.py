@@ -60,7 +60,7 @@ class StepLevel(Part):
 class StepPattern(Part):
     """A pattern with a period of ``every`` steps, in which the steps at the places ``slow`` (from 1) are slower."""
 
-    every: int = figure("every so many steps", "count", "after how many steps the pattern repeats", "pattern_every")
+    every: int = figure("period of the pattern", "count", "after how many steps the pattern repeats", "pattern_every")
     slow: list[int] = figure("slow step", "count", "its place in the pattern", "pattern_slow")
     extra: float = figure("slower by", "%", "how far the slowest steps of the pattern are above the level")
     part: str | None = None  # the part of the step that differs most
@@ -154,7 +154,7 @@ class LoaderFacts(Part):
     """Rank 0's loader; if fewer batches are ready at the end than before, the steps used up prefetched ones."""
 
     workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
-    ahead: int | None = figure("batches prefetched at most", "count", "by its workers, none taken", "loader_ahead")
+    ahead: int | None = figure("batches prefetched at most", "count", "by its workers if none is taken", "loader_ahead")
     ready_before: int | None = figure("batches ready at first", "count", "made and not taken as measuring began")
     ready_after: int | None = figure("batches ready at last", "count", "made and not taken as measuring ended")
 

@@ -282,7 +282,7 @@ def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: Fake
 
 
 def _rank_of(kind: type[Strategy], made: Any, given: Mapping[str, Any], world: FakeWorld) -> Strategy:
-    """Turn a strategy that was ``made``, or is named so, into a fake one of its own class."""
+    """Turn a strategy that was ``made``, or named, into a fake one of its own class."""
     if issubclass(kind, DeepSpeedStrategy):
         raise Uncounted(f"{kind.__name__} splits the module by its own engine, which takes no fake tensors")
     if str(given.get("devices")) in ("auto", "-1", "None"):

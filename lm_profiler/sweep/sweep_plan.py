@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
 CONFIGS = "configs"  # the folder within the sweep's folder for copies of its config files
 
-_LONGEST_ID = 100  # The most characters of a cell's name. File systems allow 255, but people read it in tables.
+_LONGEST_ID = 100  # Most characters of a cell's name. File systems allow 255, but people read it in tables.
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 
 

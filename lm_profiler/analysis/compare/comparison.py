@@ -309,7 +309,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
 
 
 def _one_of_each(said: Sequence[tuple[Path, str]], runs: int) -> list[str]:
-    """Return a note for each kind of what was said of runs, with its first run: nobody reads twenty equal notes."""
+    """Return one note for each kind of statement about runs, with its first run: twenty equal notes help nobody."""
     alike: dict[str, list[tuple[Path, str]]] = {}
     for folder, text in said:
         alike.setdefault(re.split("[:(]", text)[0], []).append((folder, text))

@@ -2,7 +2,7 @@
 
 NVIDIA's sheets since Ampere print tensor figures "with sparsity"; half of that is the dense figure, and only
 that is kept here. GeForce cards run fp16 and bf16 at half rate when they accumulate in fp32, which is what
-training does, so theirs is the whitepapers' "with FP32 accumulate" row. An empty field is unknown; it stays
+training does, so their figure is the whitepapers' "with FP32 accumulate" row. An empty field is unknown; it stays
 empty until somebody can cite it. Not here: products whose name does not say which of two chips it is, e.g.
 "NVIDIA H100".
 """
@@ -64,7 +64,7 @@ _GB300 = (
 )
 _ULTRA = "NVIDIA technical blog, Inside NVIDIA Blackwell Ultra (2025): 8 TB/s"
 _SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (2025)"
-_H800 = "NVIDIA H800 datasheet, as its partners quote it (2023): H100 SXM but for NVLink and fp64"
+_H800 = "NVIDIA H800 datasheet, as its partners quote it (2023): H100 SXM except NVLink and fp64"
 _H20 = "NVIDIA H20 datasheet, as its partners quote it (2023)"
 _TURING = "NVIDIA Turing GPU Architecture whitepaper (2018), reference board; fp16 with fp32 accumulate"
 _CDNA4 = "AMD CDNA 4 Architecture white paper (2025)"

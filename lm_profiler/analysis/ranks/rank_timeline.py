@@ -162,7 +162,7 @@ def _in_turn(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDA
 
 
 def _behind(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
-    """Calls queue behind each other on a stream of their own, and the part ends with the last one.
+    """Return the instants of calls that queue behind each other on their own stream; the part ends with the last one.
 
     If the queue never runs empty from one call on, that call came before the part's end by its and all later durations.
     """

@@ -44,7 +44,7 @@ def ranks_of(
     Args:
         timelines: of the ranks that have one.
         world: how many ranks there are.
-        overlap: whether gradients are reduced while backward goes on (DDP).
+        overlap: whether gradients are reduced during backward (DDP).
         steps: the steps that the figures use; None: all measured steps, which the finding uses.
         witness: the source of the waiting.
         traced: steps of rank 0, which show communication.
@@ -67,7 +67,7 @@ def ranks_of(
     group = HeardRanks(named, hosts, contended(contention, counters, named))
     concluded = finding(work, group)
     missing = world - len(timelines)
-    unseen = f"{missing} of {world} ranks did not say when they came, or by another clock"
+    unseen = f"{missing} of {world} ranks did not report their arrivals, or used another clock"
     by_host: dict[str, list[int]] = {}
     for timeline in timelines:
         by_host.setdefault(timeline.host, []).append(timeline.rank)

@@ -23,7 +23,7 @@ Flags = NDArray[np.bool_]
 # a rank whose next mark or call precedes the last rank's arrival by more than this was not held
 _WENT_ON_NS = 200_000
 
-# in at most this share of the calls of one name in one part ranks may have gone on early; above, not all wait there
+# if ranks went on early in more than this share of the calls of one name and part, not all ranks wait in such calls
 _MAY_GO_ON = 0.05
 
 
@@ -115,7 +115,7 @@ class RanksWork:
 def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> RanksWork:
     """Return own work and waiting of at least two ranks in ``steps``, which all of them have.
 
-    With ``overlap`` gradients are reduced while backward goes on: then only the last call of a backward holds.
+    With ``overlap`` gradients are reduced during backward: then only the last call of a backward holds ranks.
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)

@@ -413,7 +413,7 @@ def _united(each: Sequence[Smaller]) -> Smaller:
 
 
 def tried_on(run: FirstRun) -> Iterator[Candidate]:
-    """Yield candidates that ``run`` leaves open, each with why it cannot work; those of its verdict come first."""
+    """Yield candidates that ``run`` leaves open, with the reason if one cannot work; the verdict's come first."""
     bound_by = run.record.verdict and run.record.verdict.bound_by
     for remedy in sorted(REMEDIES, key=lambda remedy: bound_by not in remedy.against):
         if remedy.faster is not None:

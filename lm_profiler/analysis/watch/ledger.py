@@ -138,7 +138,7 @@ class Ledger:
         return outer
 
     def terms(self, now_ns: int) -> dict[str, float]:
-        """Return seconds by what they went to, the largest first; they add up to the wall time until ``now_ns``."""
+        """Return the seconds of each term, the largest first; they add up to the wall time until ``now_ns``."""
         wall_s = (now_ns - self.began_ns) * 1e-9
         terms = sorted(self.seconds.items(), key=lambda term: -term[1])
         known = {what: seconds for what, seconds in terms if abs(seconds) >= 1e-6}

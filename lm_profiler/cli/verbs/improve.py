@@ -43,9 +43,9 @@ for example:
 
 _AHEAD = (
     "how many batches are made ahead is not known, for the loader is not one DataLoader of torch: "
-    "a gain may be of batches that were made before the measured steps"
+    "a gain may come from batches that were made before the measured steps"
 )
-_NO_TIME = "the first setting's own run did not end within the budget, and nothing can be said without it"
+_NO_TIME = "the first setting's own run did not end within the budget, and no change can be judged without it"
 # A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
 # share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs.
 _LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
@@ -94,7 +94,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
                 cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
                 record = _improved(request, cells, calls, look, display)
             except Interrupted as why:  # in the first setting's own run
-                say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
+                say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to resume")
                 return INTERRUPTED
     return _ending(folder, record, calls.call, request.format)
 

@@ -208,7 +208,7 @@ def _device(options: Options) -> Capacity:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     free = available_bytes(device)
     if free is None:
-        raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not say what it has")
+        raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not report its memory")
     return Capacity(device_name(device), free, is_free=True, gpu=gpu_of(device))
 
 

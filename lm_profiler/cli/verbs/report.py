@@ -74,7 +74,7 @@ class Options:
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
-        again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
+        again: Conclude again, by this version's rules, from each run's evidence, and show what differs from its record.
         allocations: The largest allocations at the peak of one step, tensors saved for backward, and three moments.
         plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
             .html.
@@ -154,7 +154,7 @@ def run(options: Options) -> int:
 
 
 def _again(runs: Collection) -> tuple[Collection, list[Table]]:
-    """Conclude the runs anew; return them with a table of changes for each. Runs without evidence stay as they are."""
+    """Conclude the runs again; return them with a table of changes for each. Runs without evidence stay unchanged."""
     entries, tables = [], []
     for entry in runs.entries:
         if entry.record is not None and entry.record.status != "unfinished":

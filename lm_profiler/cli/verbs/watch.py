@@ -89,7 +89,7 @@ def _watch(
             show(table)
             print()
         if over:
-            say(f"{folder}: expected a run that goes on, given one that {over}; this is the last of it")
+            say(f"{folder}: expected a running training, given one that {over}; this is its last state")
         return WRONG_CALL if over else OK
     console, heard = Console(), (0.0, 0.0)
     with Live(console=console, auto_refresh=False, screen=False) as live:
@@ -171,7 +171,7 @@ def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) 
     expect_one_of(ranks_watched(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
     if over := _over(status):
-        raise UsageError(f"RUN: expected a run that goes on, given {folder}, which {over}; its traces are in it")
+        raise UsageError(f"RUN: expected a running training, given {folder}, which {over}; its traces are in it")
     if not status.traces:
         raise UsageError(f"RUN: expected a run that takes traces, given {folder}, which runs with watch.traces=false")
     asked, before = request_file(folder, options.rank), set(_tables(folder, options.rank))
@@ -192,9 +192,9 @@ def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) 
             break
     if asked.exists():
         asked.unlink(missing_ok=True)
-        say(f"{folder}: nobody took the request: the training has ended, was killed, or stands still")
+        say(f"{folder}: no answer to the request: the training has ended, was killed, or is stalled")
     else:
-        say(f"{folder}: no trace by now; it comes where the training goes on")
+        say(f"{folder}: no trace yet; it comes when the training continues")
     return FAILED
 
 

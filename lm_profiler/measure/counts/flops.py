@@ -5,7 +5,7 @@ softmax, look-ups, distances without a matmul, solvers and Fourier transforms do
 4·B·T²·D forward per layer, as in PaLM (Chowdhery et al. 2022, appendix B) and most published MFUs; to count half of
 it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. Flash kernels compute the scores again in their backward:
 not counted, as it is their own choice. Recurrent layers of oneDNN and cuDNN compute the gradient of their input even
-where nobody needs it: counted.
+if it is not needed: counted.
 
 Nothing runs twice, and results do not change. Backward passes are seen too, also where autograd runs them in threads of
 its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's ``graph_task.h``).

@@ -59,7 +59,7 @@ def is_compiled_in(module: nn.Module) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether ``module`` itself was compiled by torch.compile, in any of its ways, or by TorchScript."""
+    """Return whether ``module`` itself was compiled by any form of torch.compile, or by TorchScript."""
     return (
         type(module).__name__ == "OptimizedModule"  # by name: importing it would import the compiler
         or COMPILED_CALL.of(module) is not None

@@ -30,7 +30,7 @@ from lm_profiler.torch_names import READY
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 # The most CPU time, in seconds, that a minor page fault takes: clearing a huge page of 2 MiB at 4 GB/s. A small page
-# takes a thousandth of that; nobody counts how many were huge, so that the kernel's CPU time is often the closer bound.
+# takes a thousandth of that; the number of huge ones is unknown, so the kernel's CPU time is often the closer bound.
 DEAREST_FAULT_S = 0.5e-3
 
 # seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used

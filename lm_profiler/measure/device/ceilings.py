@@ -253,7 +253,7 @@ def _readings(
     """Return the current and the stored rate; store the better of them, and the time if they agree."""
     known = kept.read()
     before, agreed_s = known.get(key) or None, known.get(_AGREED)
-    # A time in the future means that the clock was set back: read anew.
+    # A time in the future means that the clock was set back: measure again.
     if before is not None and agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
         return before, before
     rate = probe()

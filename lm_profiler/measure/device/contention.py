@@ -1,4 +1,4 @@
-"""Finds the CPU time that this run wanted and did not get, because something else had it.
+"""Finds the CPU time that this run needed but did not get, because something else used it.
 
 Linux's own counts are read twice, where the measured steps begin and end (proc(5), Documentation/scheduler/
 sched-stats.rst, Documentation/accounting/psi.rst). On other systems it is unknown. Time that a hypervisor takes without
@@ -59,7 +59,7 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     """Return the contention for the CPUs and the GPU that were shared the most; None where it is unknown.
 
     ``uses`` has one entry of each rank. Our threads also wait for each other: OpenMP's, or a loader's workers where
-    there are more than CPUs. So the CPU time that was not had is the lesser of two, the time that our threads waited
+    there are more than CPUs. So the missing CPU time is the lesser of two, the time that our threads waited
     for a CPU and the time that others ran there, plus our share of what the hypervisor took.
     """
     long_enough = [use for use in uses if use.end.at_s - use.begin.at_s >= _SHORTEST_S]

@@ -238,7 +238,7 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
     if not samples:
         return None
     first_j, last_j = samples[0].energy_j, samples[-1].energy_j
-    energy_j = None  # the counter may start anew, and before Volta there is none
+    energy_j = None  # the counter may restart, and GPUs before Volta have none
     if first_j is not None and last_j is not None and last_j >= first_j and len(samples) > 1:
         energy_j = last_j - first_j
     clock_hz, highest_hz = (_median(getattr(each, of) for each in samples) for of in ("sm_clock_hz", "max_sm_clock_hz"))

@@ -93,7 +93,7 @@ class HoldingsReader:
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
     peak: Callable[[], int | None]  # returns the most bytes allocated since the last reset; None where that is unknown
     device: torch.device  # the device whose memory is read
-    held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None where it does not say
+    held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None if it does not report them
     part: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:

@@ -113,7 +113,7 @@ _MESSAGES = {  # messages of CUDA, HIP and XPU; then of cudaMallocAsync; then of
     "fragmented": rf"{_SIZE} is reserved by PyTorch but unallocated",
     "allowed": rf"{_SIZE} allowed;|max allowed: {_SIZE}",
 }
-# The CPU's allocator raises a plain RuntimeError; CUDA's has a type of its own. cuBLAS and cuDNN name their status.
+# The CPU's allocator raises a plain RuntimeError; CUDA's has its own type. cuBLAS and cuDNN name their status.
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory"),
     *("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
@@ -131,7 +131,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
     """Return the sizes in an out-of-memory error, as torch prints them (two decimals); None for any other error.
 
-    On the CPU free and total memory are read now, since the error does not say: the failed allocation took none.
+    On the CPU free and total memory are read now, since the error lacks them: the failed allocation took none.
     """
     if not is_out_of_memory(error):
         return None

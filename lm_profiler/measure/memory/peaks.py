@@ -169,7 +169,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
-    """Return free and total bytes of ``device`` from its driver; None where it does not say."""
+    """Return free and total bytes of ``device`` from its driver; None if it does not report them."""
     try:
         free, total = torch.get_device_module(device).mem_get_info(device)
     except (AttributeError, RuntimeError):

@@ -136,7 +136,7 @@ def _end(record: ImproveRecord) -> str:
     words = {
         "done": "all was tried",
         "budget": "the budget has no room for more",
-        "interrupted": "interrupted: the same call goes on with it",
-        "unfinished": "it is still running, or its process was killed: the same call goes on with it",
+        "interrupted": "interrupted: the same call resumes it",
+        "unfinished": "it is still running, or its process was killed: the same call resumes it",
     }
     return f"{tried}, {spent}; {words.get(record.ended, record.ended)}"

@@ -52,21 +52,21 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
         lines.append(f"the largest that fits: unknown: {planned.largest_unknown}")
     if planned.growth is not None:
         grows = f"each of {len(planned.steps)} needs {bytes_text(planned.growth)} or more beyond the one before"
-        lines.append(f"steps grow: {grows}; told is the last of them, and those that follow need more")
+        lines.append(f"steps grow: {grows}; shown is the last of them, and later steps need more")
     elif len({*planned.steps}) > 1:
         least = bytes_text(min(planned.steps))
-        lines.append(f"steps differ: told is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
+        lines.append(f"steps differ: shown is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
     if planned.buckets is not None:
-        lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
+        lines.append(f"for each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
     if planned.split_by is not None:
-        whole = f"weights that it gathers are in the rest: up to {bytes_text(planned.gathered)} at a time"
-        lines.append(f"rank 0 of {planned.ranks}, among which {planned.split_by} splits the module; {whole}")
+        whole = f"weights that it gathers are part of the rest: up to {bytes_text(planned.gathered)} at a time"
+        lines.append(f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {whole}")
     elif "optimizer" in planned.sent:
-        unknown = "a rank with more takes longer, and all wait for it"
-        lines.append(f"optimizer states and their floor are of rank 0's share of {planned.ranks}: {unknown}")
+        unknown = "a rank with a larger share takes longer, and all wait for it"
+        lines.append(f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {unknown}")
     if planned.taken_for_one:
         at = "; ".join(planned.taken_for_one)
-        lines.append(f"a number that nobody knows was taken for 1, and steps may do otherwise: float() in {at}")
+        lines.append(f"an unknown number was taken for 1, so steps may differ: float() in {at}")
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
