@@ -114,8 +114,8 @@ class Admission:
     number: int  # which Trainer of its process this is, from 1
     wanted: int | None  # the number of the Trainer to profile; None for the first that runs ``verb``
     verb: Verb  # what is profiled
-    # A folder that the processes of this node share; None where the program was started by hand. The ranks agree in it
-    # which Trainer is the first, because a rank that was spawned has seen no Trainer but its own.
+    # A folder that the processes of this node share; None if the program was started by hand. With it the ranks agree
+    # which Trainer is the first, because a spawned rank has seen only its own Trainer.
     claims: Path | None
     _used: bool = False
 

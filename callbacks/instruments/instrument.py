@@ -1,4 +1,4 @@
-"""What an instrument is, and what all instruments of a rank leave."""
+"""The interface of an instrument, and the results of a rank's instruments."""
 
 from __future__ import annotations
 

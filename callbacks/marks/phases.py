@@ -22,7 +22,7 @@ from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 
-_DRY = 1000  # times batches per step: a loader that gives so many batches without a step has nothing to train on
+_DRY = 1000  # after this many steps' worth of batches without a step, the loader has nothing to train on
 
 
 @dataclass(eq=False, repr=False)

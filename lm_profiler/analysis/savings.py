@@ -74,7 +74,7 @@ class Known:
         return self.record.environment is not None and self.record.environment.device_type != "cpu"
 
     def mean_s(self, part: str, clock: str = "time") -> float:
-        """Return the mean seconds of ``part``; on a busy machine the 5th percentile, which contention leaves."""
+        """Return the mean seconds of ``part``; on a busy machine the 5th percentile, free of contention."""
         time = getattr(self.record, clock).get(part)
         return 0.0 if time is None else (time.p5 if self.contended else time.mean) or 0.0
 

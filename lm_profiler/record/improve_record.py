@@ -91,7 +91,7 @@ class ImproveRecord(Part):
     verb: Annotated[Verb, Newer] = "fit"
     started: str
     budget_s: float = figure("budget", "s", "time that all runs may take")
-    elapsed_s: float = figure("elapsed", "s", "time that runs took, over all calls that went on with it")
+    elapsed_s: float = figure("elapsed", "s", "time that runs took, over all calls that resumed it")
     ended: Annotated[Ended, Newer] = "unfinished"
     first_s: float | None = figure("first run", "ms", "step of the first setting's first run", default=None)
     # the options of all accepted changes together; empty if nothing helped

@@ -175,7 +175,7 @@ class Ranks(Part):
         place=Place.TABLE, default=None,
     )  # fmt: skip
     communication_share: float | None = figure(
-        "share of communication", "%", "that time / the traced step's", default=None
+        "share of communication", "%", "time of communication / time of the traced step", default=None
     )
     exposed_communication_s: float | None = figure(
         "exposed communication", "ms", "the part of it that no compute of the same rank hides", place=Place.TABLE,

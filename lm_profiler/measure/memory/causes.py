@@ -51,7 +51,7 @@ def storages_by_cause(
 ) -> Iterator[dict[int, int]]:
     """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
     parameters, grouped = list(module.parameters()), list(_grouped(optimizers))
-    # A ZeroRedundancyOptimizer keeps its rank's states in an optimizer inside.
+    # A ZeroRedundancyOptimizer keeps its rank's states in an inner optimizer.
     inner = [each for each in (getattr(optimizer, "optim", None) for optimizer in optimizers) if each is not None]
     states = (state for optimizer in (*optimizers, *inner) for state in optimizer.state.values())
     causes = (

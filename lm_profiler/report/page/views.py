@@ -153,7 +153,7 @@ def run(entry: Entry, most_steps: int = MOST_STEPS) -> Json:
 
 
 def _causes(record: RunRecord) -> Json:
-    """Return bytes by cause, and by the part of the step in whose peak they are."""
+    """Return bytes by cause, and by the part of the step whose peak includes them."""
     bytes_of: Json = {}
     for of in GROUPS["Memory by cause"]:
         if (value := of.get(record)) is not None:
