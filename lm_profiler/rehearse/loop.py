@@ -223,7 +223,7 @@ class RehearsedSizes(Rehearsal):
         facts = look.end()
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
         if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
-            raise Uncounted("what the CPU's convolution kernels hold while they run is unknown")
+            raise Uncounted("what the CPU's kernels of convolutions hold amid their work is unknown")
         work, sent, module = None, Counter(look.link.by_phase), self.trainer.lightning_module
         with suppress(UncountableError):
             work = replace(look.work(), traffic=None)

@@ -69,7 +69,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is _aten.mkldnn_rnn_layer.default:
-            raise NotImplementedError("what the CPU's LSTM kernel keeps for backward is unknown")
+            raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward is unknown")
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         if self._gpu is not None and func in _MATMULS:
