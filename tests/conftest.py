@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
     os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms to say which commit a run is of, in each process
-    config.add_cleanup(functools.partial(shutil.rmtree, tempfile.gettempdir(), ignore_errors=True))
+    # after multiprocessing has removed its own folder there, whose priority is -100
+    Finalize(None, shutil.rmtree, (tempfile.gettempdir(),), {"ignore_errors": True}, exitpriority=-200)
 
 
 def _keep_nothing() -> None:
