@@ -42,22 +42,8 @@ def phases_in(path: Path) -> dict[str, int]:
     return Counter(name for name in names if name.startswith("phase: "))
 
 
-def test_perfetto_shows_the_phases_of_the_trace(open_tab: OpenTab, logdir: Path, screenshot: Any) -> None:
-    tab = open_tab("light")
-    tab.choose_run(RUN)
-    tab.open_view("Trace")
-    frame = perfetto(tab)
-    counts = frame.evaluate(COUNT_PHASES)
-    assert counts == phases_in(logdir / RUN / "trace" / TRACE)
-    assert counts.keys() == {f"phase: {phase}" for phase in PHASES}
-    expect(frame.get_by_text("main thread")).to_be_visible()  # the groups of tracks are open
-    expect(frame.locator(".pf-theme-provider--light")).to_have_count(1)
-    frame.evaluate("() => window.waitForPerfettoIdle()")
-    screenshot(tab, "trace-light")
-
-
-def test_one_of_several_traces_is_chosen_and_downloaded(open_tab: OpenTab, logdir: Path, screenshot: Any) -> None:
-    """In the dark, which Perfetto takes over, too."""
+def test_perfetto_shows_one_of_several_traces(open_tab: OpenTab, logdir: Path, screenshot: Any) -> None:
+    """In the dark, which Perfetto takes over."""
     folder = logdir / RUN / "trace"
     text = gzip.decompress((folder / TRACE).read_bytes()).replace(b"phase: forward", b"phase: second")
     try:
@@ -66,9 +52,15 @@ def test_one_of_several_traces_is_chosen_and_downloaded(open_tab: OpenTab, logdi
         tab.choose_run(RUN)
         tab.open_view("Trace")
         frame = perfetto(tab)
+        counts = frame.evaluate(COUNT_PHASES)
+        assert counts == phases_in(folder / TRACE)
+        assert counts.keys() == {f"phase: {phase}" for phase in PHASES}
+        expect(frame.get_by_text("main thread")).to_be_visible()  # the groups of tracks are open
         assert tab.frame.evaluate("document.documentElement.dataset.theme") == "dark"
         expect(frame.locator(".pf-theme-provider--dark")).to_have_count(1)
-        screenshot(tab, "trace-dark")
+        frame.evaluate("() => window.waitForPerfettoIdle()")
+        screenshot(tab, "trace")
+
         tab.inside.get_by_label("Trace", exact=True).select_option("rank1.pt.trace.json.gz")
         counts = perfetto(tab).evaluate(COUNT_PHASES)
         assert "phase: second" in counts
