@@ -5,6 +5,7 @@ What code looks up is hidden where it looks. Lightning's actions are renamed in 
 
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -22,19 +23,28 @@ ACTIONS = {
 }
 
 
-def hide(paths: Collection[str]) -> None:
-    """From here on this process is without them."""
-    look_up = torch_names.look_up
+@contextmanager
+def hidden(paths: Collection[str]) -> Iterator[None]:
+    """This process is without the names of what is looked up."""
+    look_up, apart = torch_names.look_up, work.count_elsewhere
 
     def look(thing: Any, name: str, path: str) -> Any:
         if path in paths:
             raise AttributeError(name)
         return look_up(thing, name, path)
 
-    torch_names.look_up = look
+    torch_names.look_up, work.count_elsewhere = look, _not_apart
     torch_names._find.cache_clear()
-    work.count_apart = _not_apart
-    for path in paths & ACTIONS.keys():
+    try:
+        yield
+    finally:
+        torch_names.look_up, work.count_elsewhere = look_up, apart
+        torch_names._find.cache_clear()
+
+
+def rename(paths: Collection[str]) -> None:
+    """From here on Lightning calls its actions of these names otherwise."""
+    for path in {*paths} & ACTIONS.keys():
         module, text = ACTIONS[path]
         renamed = [function for function in _functions(module) if _rename(function, text)]
         assert renamed, f"Lightning does not say {text}"
@@ -64,5 +74,7 @@ def _rename(function: FunctionType, text: str) -> bool:
 if __name__ == "__main__":
     from lm_profiler.cli.main import main
 
-    hide(set(sys.argv.pop(1).split(",")))
-    sys.exit(main())
+    paths = set(sys.argv.pop(1).split(","))
+    rename(paths)
+    with hidden(paths):
+        sys.exit(main())
