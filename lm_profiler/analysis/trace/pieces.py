@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import Inputs, Packed, Range, TracedCall, walk
+from lm_profiler.analysis.trace.walk import Calls, Inputs, Launch, Packed, Range, walk
 from lm_profiler.record.kernels import Kind
 from lm_profiler.record.parts import INPUT_PHASES
 
@@ -65,7 +65,7 @@ class TracedWork:
 
     packed: Packed
     pieces: list[Piece]
-    launches: list[TracedCall]  # all calls of the driver; none where the device is the CPU
+    launches: list[Launch]  # all calls of the driver; none where the device is the CPU
     begin: int
     end: int
 
@@ -104,21 +104,17 @@ class TracedWork:
 def traced_work(packed: Packed) -> TracedWork:
     """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
     begin, end = packed.window()
-    calls, launches = walk(packed), list[TracedCall]()
-    if packed.has_device:
-        launches = [call for call in calls if call.correlation is not None]
-        pieces = list(_kernels(packed, launches, begin, end))
-    else:
-        pieces = list(_operators(packed, calls, begin, end))
-    return TracedWork(packed, pieces, launches, begin, end)
+    calls, launches = walk(packed)
+    pieces = _kernels(packed, launches, begin, end) if packed.has_device else _operators(packed, calls, begin, end)
+    return TracedWork(packed, list(pieces), launches if packed.has_device else [], begin, end)
 
 
-def _kernels(packed: Packed, calls: Sequence[TracedCall], begin: int, end: int) -> Iterator[Piece]:
+def _kernels(packed: Packed, calls: Sequence[Launch], begin: int, end: int) -> Iterator[Piece]:
     """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
     launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
-        launch = launches.get(correlation) or TracedCall(start, 0, -1, -1, -1, -1, -1)
+        launch = launches.get(correlation) or Launch(start, 0, -1, correlation, -1, -1, -1, -1)
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
@@ -129,15 +125,18 @@ def _kernels(packed: Packed, calls: Sequence[TracedCall], begin: int, end: int) 
         yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
 
 
-def _operators(packed: Packed, calls: Iterator[TracedCall], begin: int, end: int) -> Iterator[Piece]:
-    names, given, phase_at = packed.names, packed.inputs, phase_finder(packed.phases)
-    for start, length, called, caller, module, number, inputs, own, again, correlation in calls:
-        if correlation is not None or not begin <= start <= end:
-            continue
-        name, phase = names[called] or "", phase_at(start)
-        kind, use = _work_of(name, own < length, phase)
-        inside = (names[module], phase, number, given[inputs], own, names[caller], again)
-        yield Piece(start, start + length, start, use, kind, name, name, *inside)
+def _operators(packed: Packed, calls: Calls, begin: int, end: int) -> Iterator[Piece]:
+    wanted = (begin <= calls.start) & (calls.start <= end)
+    calls = Calls(*(column[wanted] for column in calls))
+    start, stop, numbers = (column.tolist() for column in (calls.start, calls.start + calls.length, calls.number))
+    names, callers, modules = ([packed.names[one] for one in column.tolist()] for column in calls[2:5])
+    called, phases = [name or "" for name in names], phases_at(packed.phases, calls.start)
+    works = [*map(_work_of, called, (calls.own < calls.length).tolist(), phases)]
+    kinds, uses = ([work[at] for work in works] for at in (0, 1))
+    inputs = [packed.inputs[one] for one in calls.inputs.tolist()]
+    own, again = calls.own.tolist(), calls.again.tolist()
+    columns = (start, stop, start, uses, kinds, called, called, modules, phases, numbers, inputs, own, callers, again)
+    return map(Piece._make, zip(*columns, strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -171,6 +170,14 @@ def phase_finder(phases: Sequence[Range]) -> Callable[[int], str]:
         return names[last] if last >= 0 and moment < ends[last] else NO_PHASE
 
     return phase_at
+
+
+def phases_at(phases: Sequence[Range], moments: Times) -> list[str]:
+    """Return whose host code runs at each of many moments."""
+    starts, ends = np.array([(0, 0), *(phase[:2] for phase in phases)]).T
+    last = np.searchsorted(starts, moments, side="right") - 1
+    names = [NO_PHASE, *(phase.name for phase in phases)]
+    return [names[at] for at in np.where(moments < ends[last], last, 0).tolist()]
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:

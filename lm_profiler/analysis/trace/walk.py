@@ -13,7 +13,6 @@ from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -26,15 +25,28 @@ from lm_profiler.record.parts import BETWEEN_STEPS
 # no string of a trace looks like this: a quote inside of one has a backslash before it
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 
-# An operator's event as the profiler writes it, nine in ten of all: to match it takes an eighth of decoding it.
+# An operator's event as the profiler writes it, nine in ten of all: to find it takes a tenth of decoding it. One of
+# attention is decoded, for its values count.
 _OPERATOR_EVENT = re.compile(
-    r'[\s,]*\{\s*"ph": "X",\s*"cat": "cpu_op",\s*("name": "[^"]*",\s*"pid": [^,]*,\s*"tid": [^,]*),\s*"ts": ([^,]*),\s*'
-    r'"dur": ([^,]*),\s*"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
+    r'\{\s*"ph": "X",\s*"cat": "cpu_op",\s*("name": "(?![^"]*attention)[^"]*",\s*"pid": [^,]*,\s*"tid": [^,]*),\s*'
+    r'"ts": (\d+\.\d{3}),\s*"dur": (\d+\.\d{3})\s*,\s*"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
 )
-_BETWEEN_EVENTS = re.compile(r"[\s,]*")
+_BETWEEN_EVENTS = re.compile(r"[\s,]*")  # matches the empty string, too
 _CHUNK = 1 << 16  # characters that are read at once
 
-Event = Mapping[str, Any] | re.Match[str]  # as the profiler wrote it; or a match of ``_OPERATOR_EVENT``
+
+class OperatorEvents(NamedTuple):
+    """Many operators' events, as they stand in the file: a column of texts for each field that counts."""
+
+    callers: Sequence[str]  # name, process and thread
+    starts: Sequence[str]  # in microseconds with three decimals, as lengths
+    lengths: Sequence[str]
+    arguments: Sequence[str]
+
+
+_PARTS = 1 + len(OperatorEvents._fields)  # of each match, with what stands before it
+
+Event = Mapping[str, Any] | OperatorEvents  # as the profiler wrote it; or many that are not decoded
 
 
 def trace_events(path: Path) -> Iterator[Event]:
@@ -47,24 +59,29 @@ def trace_events(path: Path) -> Iterator[Event]:
 
 
 def _decoded(file: TextIO) -> Iterator[Event]:
-    """Yield one event after the other from the text at hand: a trace takes a gigabyte as one document of objects."""
+    """Yield what the text at hand holds, one part after the other: as one document a trace takes a gigabyte."""
     text = ""
     while (begin := _EVENTS_BEGIN.search(text)) is None:
         text += _more(file, text)
-    decode, text, at = json.JSONDecoder().raw_decode, text[begin.end() :], 0
+    decode, text = json.JSONDecoder().raw_decode, text[begin.end() :]
     while True:
-        while match := _OPERATOR_EVENT.match(text, at):
-            yield match
-            at = match.end()
-        at = _BETWEEN_EVENTS.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty string, too
-        if text.startswith("]", at):
-            break
-        try:
-            event, at = decode(text, at)
-        except json.JSONDecodeError:  # as a rule the event's end is not read yet
-            text, at = text[at:] + _more(file, text[at:]), 0
-        else:
+        *found, text = _OPERATOR_EVENT.split(text)
+        between, *columns = (found[at::_PARTS] for at in range(_PARTS))
+        for others in between:
+            if others := others.strip(", \t\r\n"):
+                yield from json.loads(f"[{others}]")
+        if columns[0]:
+            yield OperatorEvents(*columns)
+        at = 0
+        while not text.startswith("]", at := _BETWEEN_EVENTS.match(text, at).end()):  # type: ignore[union-attr]
+            try:
+                event, at = decode(text, at)
+            except json.JSONDecodeError:  # as a rule the event's end is not read yet
+                break
             yield event
+        else:
+            break
+        text = text[at:] + _more(file, text[at:])
     # What follows must be whole as well, or the profiler did not come to the end.
     json.loads('{"traceEvents": [' + text[at:] + file.read())
 
@@ -122,20 +139,22 @@ class Packed:
         self.gathers: list[Range] = []
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
-        self._callers: dict[str, tuple[int, int]] = {}  # numbers of thread and name, by the text of both in the file
+        self._callers: dict[str, int] = {}  # numbers in the next one, by the text in the file
+        self._calling: list[tuple[int, int, int]] = []  # thread, what and name
         self._given: dict[str, int] = {}  # numbers of inputs, by their text
         self._inputs: list[Inputs | None] = []
-        self._host = array("q")  # thread, what, value, inputs or name of a call; the next event's
-        self._spans = array("d")  # their start and length, in microseconds
+        self._operators = [np.empty((4, 0), np.int64)]  # start, length, number of the caller, inputs
+        self._host = array("q")  # start, length, thread, what, value, inputs or name of a call; the next event's
         self._device = array("q")  # start, length, name, correlation; the next one's
         for event in events:
-            if isinstance(event, re.Match):
-                self._take_match(event)
+            if isinstance(event, OperatorEvents):
+                self._take_operators(event)
             else:
                 self._take(event)
-        # start and length, which are first in both, in nanoseconds
-        spans = np.rint(np.asarray(self._spans).reshape(-1, 2) * 1e3).astype(np.int64)
-        self._on_the_host = np.hstack((spans, np.asarray(self._host).reshape(-1, 4)))
+        start, length, caller, inputs = np.hstack(self._operators)
+        calling = np.array(self._calling, dtype=np.int64).reshape(-1, 3)[caller]
+        operators = np.column_stack((start, length, calling, inputs))
+        self._on_the_host = np.vstack((np.asarray(self._host).reshape(-1, 6), operators))
         self._on_the_device = np.asarray(self._device).reshape(-1, 4)
         self.steps.sort()
         self.phases.sort()
@@ -178,31 +197,27 @@ class Packed:
         rows = self._on_the_device
         return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
 
-    def host(self) -> Iterator[list[int]]:
-        """Yield start, length, thread, what, value and the rest of the host's events, by start."""
+    def host(self) -> NDArray[np.int64]:
+        """Return start, length, thread, what, value and the rest of the host's events, by start."""
         rows = self._on_the_host
         start, length, _, what, *_ = rows.T
         # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
-        order = np.lexsort((-length, np.maximum(what, _MODULE), start))
-        for few in np.array_split(order, max(len(order) // 10_000, 1)):  # as Python's numbers, but not all at once
-            yield from rows[few].tolist()
+        return rows[np.lexsort((-length, np.maximum(what, _MODULE), start))]
 
-    def _take_match(self, match: re.Match[str]) -> None:
-        """Take an operator as it stands in the file: what was decoded once is known by its text."""
-        caller, ts, dur, arguments = match.groups()
-        given = arguments.partition('"Input ')[2]
-        try:
-            (thread, name), inputs = self._callers[caller], self._given[given]
-        except KeyError:
-            event = json.loads(match[0].lstrip(", \t\r\n"))
-            if "attention" in event["name"]:  # its values count, which stand before
-                self._take(event)
-                return
-            thread, name = self._threads[event["pid"], event["tid"]], self._numbers[event["name"]]
-            self._callers[caller] = thread, name
-            inputs = self._given[given] = self._inputs_of(event)
-        self._spans.extend((float(ts), float(dur)))
-        self._host.extend((thread, _OPERATOR, name, inputs))
+    def _take_operators(self, events: OperatorEvents) -> None:
+        """Take operators as they stand in the file: what was decoded once is known by its text."""
+        for text in dict.fromkeys(events.callers):
+            if text not in self._callers:
+                of, self._callers[text] = json.loads(f"{{{text}}}"), len(self._calling)
+                self._calling.append((self._threads[of["pid"], of["tid"]], _OPERATOR, self._numbers[of["name"]]))
+        given = [text.partition('"Input ')[2] for text in events.arguments]
+        for text, whole in zip(given, events.arguments, strict=True):
+            if text not in self._given:
+                self._given[text] = self._inputs_of({"name": "", "args": json.loads(f"{{{whole}}}")})
+        # Without their points they are nanoseconds.
+        times = (np.fromstring(",".join(of).replace(".", ""), np.int64, sep=",") for of in events[1:3])
+        numbers = [self._callers[text] for text in events.callers], [self._given[text] for text in given]
+        self._operators.append(np.array((*times, *numbers)))
 
     def _take(self, event: Mapping[str, Any]) -> None:
         category = event.get("cat") or ""  # null in some
@@ -249,88 +264,88 @@ class Packed:
         return number
 
     def _on_host(self, event: Mapping[str, Any], what: int, value: int, more: int = -1) -> None:
-        self._spans.extend((event["ts"], event.get("dur", 0)))
-        self._host.extend((self._threads[event["pid"], event["tid"]], what, value, more))
+        self._host.extend((*_span(event), self._threads[event["pid"], event["tid"]], what, value, more))
 
 
 def _span(event: Mapping[str, Any]) -> tuple[int, int]:
     """Return start and length, which the profiler writes in microseconds."""
-    return round(event["ts"] * 1e3), round(event.get("dur", 0) * 1e3)
+    return _ns(event["ts"]), _ns(event.get("dur", 0))
 
 
-class TracedCall(NamedTuple):
-    """An operator's call that is over; or, with a ``correlation``, one that gave the device work or waited for it."""
+def _ns(us: float) -> int:
+    return int(us) * 1000 + round(us % 1 * 1e3)  # times 1,000 the whole may have more digits than a float
+
+
+class Launch(NamedTuple):
+    """A call of the driver that gave the device work, or waited for it. Names and inputs are numbers, -1 is none."""
 
     start: int
     length: int
-    name: int  # a number, as all names and inputs; -1 is none
+    name: int
+    correlation: int  # names what it launched
     operator: int  # what made the call
     module: int
-    number: int  # tells an operator's calls apart; of a launch, that of the operator that made it
+    number: int  # tells calls of an operator apart
     inputs: int  # what that operator was given
-    own: int = 0  # the length without that of the operators that it calls
-    again: bool = False  # an operator of the same name, another overload, called it: no call of its own
-    correlation: int | None = None
 
 
-@dataclass(slots=True)
-class _Open:
-    """A range of one thread that the walk is in. ``operator`` is the innermost one, itself included."""
+class Calls(NamedTuple):
+    """Operators' calls in the order in which they end, a column for each field; names and inputs as above."""
 
-    start: int
-    end: int
-    what: int
-    operator: int
-    caller: int
-    module: int
-    number: int = -1
-    inputs: int = -1
-    again: bool = False
-    children: int = 0
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    name: NDArray[np.int64]
+    caller: NDArray[np.int64]  # the operator that made the call
+    module: NDArray[np.int64]
+    number: NDArray[np.int64]  # tells an operator's calls apart
+    inputs: NDArray[np.int64]
+    own: NDArray[np.int64]  # the length without that of the operators that it calls
+    again: NDArray[np.bool_]  # an operator of the same name, another overload, called it: no call of its own
 
 
-def walk(packed: Packed) -> Iterator[TracedCall]:
-    """Yield all operators, as they end, and all launches.
+def walk(packed: Packed) -> tuple[Calls, list[Launch]]:
+    """Return the calls of all operators, and all launches by their start.
 
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
     profiler links the two (``fwdbwd``). What is recomputed there is in its module's own range again.
     """
-    nobody = _Open(0, 0, _MODULE, -1, -1, -1)
-    stacks: defaultdict[int, list[_Open]] = defaultdict(list)
+    rows = np.vstack((packed.host(), np.full(6, -1)))  # the last one stands for none
+    start, length, thread, what, value, more = rows.T
+    none, is_operator = len(rows) - 1, what == _OPERATOR
+    # Of each event: the range around it, and the operator that it is, or is in, by their numbers; its module's name.
+    around, operator, module = [none] * len(rows), [none] * len(rows), [-1] * len(rows)
+    stacks: defaultdict[int, list[int]] = defaultdict(list)  # the ranges that a thread is in
     forward: dict[int, int] = {}  # a link's module, until its backward node comes
-    for number, (start, length, thread, what, value, more) in enumerate(packed.host()):
-        stack = stacks[thread]
-        while stack and stack[-1].end <= start:
-            yield from _close(stack)
-        inner = stack[-1] if stack else nobody
-        # Operators are asked for first: nine in ten events are one.
-        if what == _OPERATOR:
-            again = inner.what == _OPERATOR and inner.operator == value
-            caller = inner.caller if again else inner.operator
-            stack.append(_Open(start, start + length, what, value, caller, inner.module, number, more, again))
-        elif what == _MODULE:
-            stack.append(_Open(start, start + length, what, inner.operator, -1, value, inner.number, inner.inputs))
-        elif what == _FORWARD:
-            forward[value] = inner.module
-        elif what == _BACKWARD:
+    ends = (start + length).tolist()
+    columns = (column[:none].tolist() for column in (start, thread, what, value))
+    for at, (begin, on, kind, given) in enumerate(zip(*columns, strict=True)):
+        stack = stacks[on]
+        while stack and ends[stack[-1]] <= begin:
+            stack.pop()
+        around[at] = inner = stack[-1] if stack else none
+        if kind == _FORWARD:
+            forward[given] = module[inner]
+        elif kind == _BACKWARD:
             if stack:
-                inner.module = forward.pop(value, inner.module)
+                module[inner] = forward.pop(given, module[inner])
         else:
-            outside = inner.operator, inner.module, inner.number, inner.inputs
-            yield TracedCall(start, length, more, *outside, correlation=value)
-    for stack in stacks.values():
-        while stack:
-            yield from _close(stack)
-
-
-def _close(stack: list[_Open]) -> Sequence[TracedCall]:
-    """End the innermost range: its caller, if any, has spent that time in a child. A module's range is no call."""
-    over = stack.pop()
-    length = over.end - over.start
-    is_operator = over.what == _OPERATOR
-    if stack:
-        stack[-1].children += length if is_operator else over.children
-    if not is_operator:
-        return ()
-    outside = over.caller, over.module, over.number, over.inputs
-    return (TracedCall(over.start, length, over.operator, *outside, max(length - over.children, 0), over.again),)
+            operator[at] = at if kind == _OPERATOR else operator[inner]
+            module[at] = given if kind == _MODULE else module[inner]
+            if kind != _LAUNCH:
+                stack.append(at)
+    of, modules, name = np.array(operator), np.array(module), np.where(is_operator, value, -1)
+    parent = of[np.array(around)]
+    caller = name[parent]
+    again = is_operator & (parent == around) & (name == caller)
+    for at in np.flatnonzero(again).tolist():
+        caller[at] = caller[parent[at]]
+    within = np.zeros_like(length)
+    np.add.at(within, parent[is_operator], length[is_operator])
+    own = np.maximum(length - within, 0)
+    number = np.where(of == none, -1, of)
+    over = np.flatnonzero(is_operator)
+    over = over[np.lexsort((-over, (start + length)[over]))]  # of those that end at one moment, the inner ones first
+    calls = Calls(*(column[over] for column in (start, length, name, caller, modules, number, more, own, again)))
+    launched = (start, length, more, value, name[of], modules, number, more[of])
+    launches = zip(*(column[what == _LAUNCH].tolist() for column in launched), strict=True)
+    return calls, list(map(Launch._make, launches))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import resource
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +16,7 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.analysis.trace.walk import trace_events
+from lm_profiler.analysis.trace.walk import OperatorEvents, trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
 from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
@@ -59,8 +58,8 @@ def test_torch_makes_no_objects_of_events_that_nobody_reads(profiled: TrainingPr
 
 def test_operators_are_written_as_the_reader_matches_them(profiled: TrainingProfiler) -> None:
     read = list(trace_events(profiled.folder / "trace" / "rank0.pt.trace.json.gz"))
-    assert any(isinstance(each, re.Match) for each in read)
-    assert not any(each.get("cat") == "cpu_op" for each in read if not isinstance(each, re.Match))
+    assert any(isinstance(each, OperatorEvents) for each in read)
+    assert not any(each.get("cat") == "cpu_op" for each in read if not isinstance(each, OperatorEvents))
 
 
 @pytest.fixture(scope="module")
