@@ -292,15 +292,15 @@ class Launch(NamedTuple):
 class Calls(NamedTuple):
     """Operators' calls in the order in which they end, a column for each field; names and inputs as above."""
 
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    name: NDArray[np.int64]
-    caller: NDArray[np.int64]  # the operator that made the call
-    module: NDArray[np.int64]
-    number: NDArray[np.int64]  # tells an operator's calls apart
-    inputs: NDArray[np.int64]
-    own: NDArray[np.int64]  # the length without that of the operators that it calls
-    again: NDArray[np.bool_]  # an operator of the same name, another overload, called it: no call of its own
+    start: NDArray[Any]
+    length: NDArray[Any]
+    name: NDArray[Any]
+    caller: NDArray[Any]  # the operator that made the call
+    module: NDArray[Any]
+    number: NDArray[Any]  # tells an operator's calls apart
+    inputs: NDArray[Any]
+    own: NDArray[Any]  # the length without that of the operators that it calls
+    again: NDArray[Any]  # whether an operator of the same name, another overload, called it: no call of its own
 
 
 def walk(packed: Packed) -> tuple[Calls, list[Launch]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple, get_args
 
@@ -109,15 +110,14 @@ class Traced:
     on_device: bool
     communication: Communication | None = None
     begins: tuple[int, ...] = ()  # when each of the steps began
+    is_part: bool = False  # whether it is one of several steps
 
     def alone(self, step: int) -> Traced:
         """Return what was asked for in one of the steps, from 0 on, as if no other had been traced."""
-        pieces = [weighed for weighed in self.pieces if self._step_at(weighed[0].asked) == step]
-        gaps = [gap for gap in self.gaps if self._step_at(gap.at) == step]
-        return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=())
-
-    def _step_at(self, moment: int) -> int:
-        return bisect_right(self.begins, moment, lo=1) - 1
+        begin, end = (-inf, *self.begins[1:], inf)[step : step + 2]
+        pieces = [weighed for weighed in self.pieces if begin <= weighed[0].asked < end]
+        gaps = [gap for gap in self.gaps if begin <= gap.at < end]
+        return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=(), is_part=True)
 
     @cached_property
     def by_use(self) -> Mapping[Use, list[Weighed]]:
@@ -126,9 +126,10 @@ class Traced:
             by_use[weighed[0].use].append(weighed)
         return by_use
 
-    def seconds(self, use: Use) -> float:
-        """Return the seconds of one step that went to ``use``."""
-        return sum(own for _, own in self.by_use[use]) * 1e-9 / self.steps
+    @cached_property
+    def seconds(self) -> Mapping[Use, float]:
+        """The seconds of one step that went to each use."""
+        return {use: sum(own for _, own in some) * 1e-9 / self.steps for use, some in self.by_use.items()}
 
 
 def traced_of(work: TracedWork) -> Traced:
@@ -160,18 +161,18 @@ def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float,
 
     The floor of an operator's call is shared by all kernels that it launched, as their times are.
     """
-    calls: defaultdict[int, list[Weighed]] = defaultdict(list)
-    for number, weighed in enumerate(pieces):
-        call = weighed[0].call
-        calls[call if call >= 0 else -1 - number].append(weighed)  # each unknown call is separate
-    shared: list[tuple[Piece, float, float | None]] = []
+    # Each unknown call is separate.
+    called = [(of.call if of.call >= 0 else -1 - at, of, own) for at, (of, own) in enumerate(pieces)]
+    firsts, spent = dict[int, Piece](), defaultdict[int, float](float)
+    for call, piece, own in called:
+        firsts.setdefault(call, piece)
+        spent[call] += own
     known: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
-    for together in calls.values():
-        first = together[0][0]
+    shares: dict[int, float | None] = {}
+    for call, first in firsts.items():
         key = first.operator, id(first.inputs)
         if key not in known:
             known[key] = floor(first)
         least = known[key]
-        share = None if least is None else min(least / sum(own for _, own in together), 1.0)
-        shared += [(piece, own, None if share is None else share * own) for piece, own in together]
-    return shared
+        shares[call] = None if least is None else min(least / spent[call], 1.0)
+    return [(of, own, None if (share := shares[call]) is None else share * own) for call, of, own in called]

@@ -70,7 +70,7 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
 
 
 def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    busy_s, waited_s = _busy_s(traced), max(step.input_s - traced.seconds("input"), 0.0)
+    busy_s, waited_s = _busy_s(traced), max(step.input_s - traced.seconds["input"], 0.0)
     room_s = step.step_s if traced.on_device else max(step.step_s - waited_s, 0.0)
     over = (busy_s - room_s) / step.step_s
     if over > 0.0:
@@ -93,12 +93,12 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _busy_s(traced: Traced) -> float:
-    return sum(traced.seconds(use) for use in ("products", "memory", "communication", "input"))
+    return sum(traced.seconds[use] for use in ("products", "memory", "communication", "input"))
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms of matmuls and fused attention: what they should take, and their excess."""
-    whole = traced.seconds("products")
+    whole = traced.seconds["products"]
     repeated = whole * step.recomputed_share
     ideal = min(step.ideal_s, whole - repeated)
     if step.ideal_s > ideal:
@@ -150,7 +150,7 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
     steps alone, or in the others alone: it is never subtracted from gaps elsewhere. A wait for other ranks
     is in the traced steps too: in collectives on a device's stream, else where no operator ran.
     """
-    copies, exchanged = traced.seconds("input"), traced.seconds("communication")
+    copies, exchanged = traced.seconds["input"], traced.seconds["communication"]
     for_ranks = sum(step.waiting_s.values())
     in_calls = min(for_ranks, exchanged) if traced.on_device else 0.0
     busy = _busy_s(traced)
@@ -194,6 +194,8 @@ def _term(
     why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
     """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of the saving."""
+    if traced.is_part:  # nobody asks of one step what its terms consist of
+        return Term(name=name, seconds=seconds)
     return Term(
         name=name,
         seconds=seconds,
@@ -262,13 +264,16 @@ def contributors(
     why: Callable[[Piece], str | None] | None = None,
 ) -> list[Contributor]:
     """Return the largest modules of a term of ``seconds`` per step; the weights cover all ``steps``."""
-    groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
-    for piece, ns in weighed:
+    alike: defaultdict[tuple[str | None, str, str], list[Weighed]] = defaultdict(list)
+    for each in weighed:
+        piece, ns = each
         if ns > 0:
-            path = module_of(piece.module)[0]
-            # Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
-            what = "" if path is not None else f"{piece.phase}: {piece.operator or piece.name}"
-            groups[path, what].append((piece, ns))
+            alike[piece.module, piece.phase, piece.operator or piece.name].append(each)
+    groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
+    for (module, phase, operator), some in alike.items():
+        path = module_of(module)[0]
+        # Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
+        groups[path, "" if path is not None else f"{phase}: {operator}"] += some
     sums = {key: sum(ns for _, ns in group) for key, group in groups.items()}
     scale = seconds / sum(sums.values()) if sums else 0.0
     return [
