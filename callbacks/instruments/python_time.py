@@ -62,9 +62,12 @@ class PythonTimes:
         self._stack.clear()
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
-        now_ns, ran_ns = self.clock(), self.ran()
+        # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
+        if in_program := self._in_program:
+            now_ns, ran_ns = self.clock(), self.ran()
         try:
-            self._charge(now_ns - self._last_ns - self._cost_ns[0], ran_ns - self._last_ran_ns - self._cost_ns[1])
+            if in_program:
+                self._charge(now_ns - self._last_ns - self._cost_ns[0], ran_ns - self._last_ran_ns - self._cost_ns[1])
             if event in ("call", "c_call"):
                 self._enter(frame, arg if event == "c_call" else None)
             elif self._stack:  # functions that were entered before the start are not on the stack
@@ -72,16 +75,20 @@ class PythonTimes:
             self._left -= 1
             if self._left <= 0:
                 self.stop()
-            # Read again: what passed since the reading above is the cost of following.
-            self._last_ran_ns, self._last_ns = self.ran(), self.clock()
+            if self._in_program:  # what passed since the reading above is the cost of following
+                self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
             self.stop()
             self.part.failed(error)
 
+    @property
+    def _in_program(self) -> bool:
+        return bool(self._stack) and self._stack[-1][0] is not None
+
     def _enter(self, frame: FrameType, function: Any) -> None:
         owner, inside = self._stack[-1] if self._stack else (None, "")
         if function is not None:
-            what = _name_of(function) or inside
+            what = inside if owner is None else _name_of(function) or inside
             if what == "torch" and inside != "python":
                 what = _INSIDE if inside == TORCH else inside
         elif what := package_of(frame.f_code.co_filename):
@@ -95,9 +102,9 @@ class PythonTimes:
             self._ns[self.phase(), _line_of(owner), what][1] += 1
 
     def _charge(self, passed_ns: float, ran_ns: float) -> None:
-        if self._stack and (frame := self._stack[-1][0]) is not None:
-            what = self._stack[-1][1]
-            self._ns[self.phase(), _line_of(frame), what][0] += passed_ns if "." in what else ran_ns
+        owner, what = self._stack[-1]
+        assert owner is not None
+        self._ns[self.phase(), _line_of(owner), what][0] += passed_ns if "." in what else ran_ns
 
     def shares(self) -> list[PythonTime]:
         """Return the lines with most time, the longest first, without the operators that torch's own modules call."""
