@@ -43,6 +43,7 @@ class PythonTimes:
     _cost_ns: tuple[float, float] = (0.0, 0.0)  # what following adds from one event to the next, by each clock
     _ns: defaultdict[tuple[int, Line, str], list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0]))
     _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
+    _owner: FrameType | None = None  # has the time that passes, where the stack has anybody's
     _left: int = MOST_EVENTS
     _last_ns: int = 0
     _last_ran_ns: int = 0
@@ -60,14 +61,18 @@ class PythonTimes:
         if getattr(sys.getprofile(), "__self__", None) is self:
             sys.setprofile(None)
         self._stack.clear()
+        self._owner = None
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
         # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
-        if in_program := self._in_program:
+        if (owner := self._owner) is not None:
             now_ns, ran_ns = self.clock(), self.ran()
         try:
-            if in_program:
-                self._charge(now_ns - self._last_ns - self._cost_ns[0], ran_ns - self._last_ran_ns - self._cost_ns[1])
+            if owner is not None:
+                what = self._stack[-1][1]
+                passed_ns = now_ns - self._last_ns - self._cost_ns[0]
+                own_ns = ran_ns - self._last_ran_ns - self._cost_ns[1]
+                self._ns[self.phase(), _line_of(owner), what][0] += passed_ns if "." in what else own_ns
             if event in ("call", "c_call"):
                 self._enter(frame, arg if event == "c_call" else None)
             elif self._stack:  # functions that were entered before the start are not on the stack
@@ -75,15 +80,12 @@ class PythonTimes:
             self._left -= 1
             if self._left <= 0:
                 self.stop()
-            if self._in_program:  # what passed since the reading above is the cost of following
+            self._owner = self._stack[-1][0] if self._stack else None
+            if self._owner is not None:  # what passed since the reading above is the cost of following
                 self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
             self.stop()
             self.part.failed(error)
-
-    @property
-    def _in_program(self) -> bool:
-        return bool(self._stack) and self._stack[-1][0] is not None
 
     def _enter(self, frame: FrameType, function: Any) -> None:
         owner, inside = self._stack[-1] if self._stack else (None, "")
@@ -100,11 +102,6 @@ class PythonTimes:
         self._stack.append((owner, what))
         if owner is not None:
             self._ns[self.phase(), _line_of(owner), what][1] += 1
-
-    def _charge(self, passed_ns: float, ran_ns: float) -> None:
-        owner, what = self._stack[-1]
-        assert owner is not None
-        self._ns[self.phase(), _line_of(owner), what][0] += passed_ns if "." in what else ran_ns
 
     def shares(self) -> list[PythonTime]:
         """Return the lines with most time, the longest first, without the operators that torch's own modules call."""

@@ -21,8 +21,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
-from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
-from lm_profiler.analysis.trace.walk import Packed, trace_events
+from lm_profiler.analysis.trace.pieces import TracedWork, work_of
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -219,13 +218,10 @@ class Tracer(Instrument):
 
     def work(self, notes: list[str]) -> TracedWork | None:
         """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
-        if not self.path.exists():
-            return None
-        packed = Packed(trace_events(self.path))
-        if packed.steps and packed.phases:
-            return traced_work(packed)
-        notes.append("no kernels, no waterfall: the run ended before a traced step was over")
-        return None
+        work = work_of(self.path)
+        if work is None and self.path.exists():
+            notes.append("no kernels, no waterfall: the run ended before a traced step was over")
+        return work
 
     def kernels(self, work: TracedWork | None) -> KernelTable | None:
         """Write the table of kernels in the traced steps beside the trace, and return it; None without a trace."""

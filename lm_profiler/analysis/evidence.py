@@ -20,8 +20,7 @@ from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
-from lm_profiler.analysis.trace.pieces import traced_work
-from lm_profiler.analysis.trace.walk import Packed, trace_events
+from lm_profiler.analysis.trace.pieces import work_of
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
@@ -169,13 +168,8 @@ def read_evidence(folder: Path) -> Evidence:
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
     """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step."""
-    if not path.exists():
-        return None, None
     try:
-        packed = Packed(trace_events(path))
-        if not (packed.steps and packed.phases):
-            return None, None
-        work = traced_work(packed)
+        work = work_of(path)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from None
-    return kernel_table(work), traced_of(work)
+    return (None, None) if work is None else (kernel_table(work), traced_of(work))

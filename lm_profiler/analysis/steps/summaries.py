@@ -246,7 +246,8 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
         return replace(entry, cut=cut)
     steps = steps_after(entry, cut.warmup, cut.steps)
     if len(steps.rows) < (cut.steps or 1):
-        raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
+        after = "" if cut.warmup is None else f" after {counted(cut.warmup, 'warm-up step')}"
+        raise RecordError(f"{entry.folder}: expected {cut.steps or 'any'} steps{after}, found {len(steps.rows)}")
     samples = record.throughput.samples_per_step if record.throughput is not None else None
     model = model_of(steps.rows, as_they_are=True)
     figures = step_figures(steps.rows, model, samples)
@@ -285,8 +286,3 @@ def _has_steps(entry: Entry) -> bool:
     if entry.record is not None and entry.record.steps and _recorded(entry):
         return True
     raise RecordError(f"{entry.folder}: no steps to cut ({entry.status})")
-
-
-def _too_few(entry: Entry, warmup: int | None, asked: int | None, there: int) -> str:
-    after = "" if warmup is None else f" after {counted(warmup, 'warm-up step')}"
-    return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {there}"

@@ -19,7 +19,7 @@ from lm_profiler.analysis.trace.pieces import (
     TracedWork,
     covered,
     gaps_between,
-    phase_finder,
+    phases_at,
     shared_out,
     union_of,
 )
@@ -58,23 +58,23 @@ def kernel_table(work: TracedWork) -> KernelTable:
         here = {kind: sums for (part, kind), sums in _longest_first(kinds) if part == phase}
         if here or idle[phase]:
             phases[phase] = PhaseKernels(
-                busy_s=_seconds(busy[phase]),
-                idle_s=_seconds(idle[phase]),
-                overlap_s=_seconds(max(sum(ns for _, ns in here.values()) - busy[phase], 0)),
-                kinds={kind: KindTime(count=calls, total_s=_seconds(ns)) for kind, (calls, ns) in here.items()},
+                busy_s=busy[phase] * 1e-9,
+                idle_s=idle[phase] * 1e-9,
+                overlap_s=max(sum(ns for _, ns in here.values()) - busy[phase], 0) * 1e-9,
+                kinds={kind: KindTime(count=calls, total_s=ns * 1e-9) for kind, (calls, ns) in here.items()},
             )
     largest = _longest_first(rows)
     left = [sums for _, sums in largest[LARGEST_ROWS:]]
     return KernelTable(
         source="kernels" if work.on_device else "operators",
         steps=len(work.packed.steps),
-        window_s=_seconds(end - work.begin),
+        window_s=(end - work.begin) * 1e-9,
         phases=phases,
         rows=[
-            KernelRow(**dict(zip(_COLUMNS, key, strict=True)), count=calls, total_s=_seconds(ns))
+            KernelRow(**dict(zip(_COLUMNS, key, strict=True)), count=calls, total_s=ns * 1e-9)
             for key, (calls, ns) in largest[:LARGEST_ROWS]
         ],
-        rest=Rest(rows=len(left), count=sum(calls for calls, _ in left), total_s=_seconds(sum(ns for _, ns in left))),
+        rest=Rest(rows=len(left), count=sum(calls for calls, _ in left), total_s=sum(ns for _, ns in left) * 1e-9),
         memory_bound_share=_share(work, end, MEMORY_BOUND),
         communication_share=_share(work, end, {"communication"}),
     )
@@ -129,10 +129,6 @@ def _cut(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
-def _seconds(nanoseconds: int) -> float:
-    return nanoseconds * 1e-9
-
-
 class CollectiveTime(NamedTuple):
     """Collectives of one name: calls and nanoseconds of all steps together; ``exposed_ns`` is what nothing hides."""
 
@@ -176,11 +172,10 @@ def collective_calls(work: TracedWork) -> list[Range]:
         asked = [(of.asked, Range(of.start, of.end, of.name)) for of in work.pieces if of.use == "communication"]
     else:
         asked = [(of.start, of) for of in work.packed.collectives if work.begin <= of.start <= work.end]
-    gathers_at = phase_finder(sorted(work.packed.gathers))
-    named = []
-    for at, call in asked:
+    named, gathers = [], phases_at(sorted(work.packed.gathers), [at for at, _ in asked])
+    for (_, call), gather in zip(asked, gathers, strict=True):
         kind = next((kind for kind, form in _COLLECTIVES.items() if form.search(call.name)), call.name)
-        of = gathers_at(at) if kind == "all_gather" else NO_PHASE
+        of = gather if kind == "all_gather" else NO_PHASE
         named.append(call._replace(name=kind if of == NO_PHASE else f"{kind} of {of}"))
     return sorted(named)
 

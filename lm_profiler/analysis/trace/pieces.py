@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import Calls, Inputs, Launch, Packed, Range, walk
+from lm_profiler.analysis.trace.walk import Calls, Inputs, Launch, Packed, Range, trace_events, walk
 from lm_profiler.record.kernels import Kind
 from lm_profiler.record.parts import INPUT_PHASES
 
@@ -88,9 +89,6 @@ class TracedWork:
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
         for at in range(first, len(phases)):  # a slice would copy all later phases for each of many gaps
             start, stop, name = phases[at]
-            if start <= begin and end <= stop:  # as nearly all
-                yield name, left
-                return
             if start >= end:
                 break
             inside = min(end, stop) - max(begin, start)
@@ -111,14 +109,15 @@ def traced_work(packed: Packed) -> TracedWork:
 
 def _kernels(packed: Packed, calls: Sequence[Launch], begin: int, end: int) -> Iterator[Piece]:
     """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
-    launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
-    for start, length, name, correlation in packed.device():
-        # Without its launch there is only the work itself to tell when it was wanted.
-        launch = launches.get(correlation) or Launch(start, 0, -1, correlation, -1, -1, -1, -1)
+    launches = {call.correlation: call for call in calls}
+    # Without its launch there is only the work itself to tell when it was wanted.
+    asked_by = [launches.get(work[3]) or Launch(work[0], 0, -1, work[3], -1, -1, -1, -1) for work in packed.device()]
+    phases = phases_at(packed.phases, [launch.start for launch in asked_by])
+    for (start, length, name, _), launch, phase in zip(packed.device(), asked_by, phases, strict=True):
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
-        kind, phase = kernel_kind(called, operator), phase_at(launch.start)
+        kind = kernel_kind(called, operator)
         module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
         use, asked = _use(kind, phase), launch.start + launch.length
         inside = (phase, launch.number, inputs, length, operator)
@@ -161,23 +160,17 @@ def rank_of(piece: Piece) -> int:
     return _UNKNOWN if piece.use == "memory" and piece.kind == "other" else _RANKS[piece.use]
 
 
-def phase_finder(phases: Sequence[Range]) -> Callable[[int], str]:
-    """Return a function that tells whose host code runs at a moment; ``phases`` come by their start."""
-    starts, ends, names = ([getattr(phase, field) for phase in phases] for field in ("start", "end", "name"))
-
-    def phase_at(moment: int) -> str:
-        last = bisect_right(starts, moment) - 1
-        return names[last] if last >= 0 and moment < ends[last] else NO_PHASE
-
-    return phase_at
+def work_of(path: Path) -> TracedWork | None:
+    """Return what ran in the steps of the trace in ``path``; None where there is none, or none with a whole step."""
+    packed = Packed(trace_events(path)) if path.exists() else None
+    return traced_work(packed) if packed is not None and packed.steps and packed.phases else None
 
 
-def phases_at(phases: Sequence[Range], moments: Times) -> list[str]:
-    """Return whose host code runs at each of many moments."""
+def phases_at(phases: Sequence[Range], moments: Sequence[int] | Times) -> list[str]:
+    """Return whose host code runs at each of the ``moments``; ``phases`` come by their start."""
     starts, ends = np.array([(0, 0), *(phase[:2] for phase in phases)]).T
-    last = np.searchsorted(starts, moments, side="right") - 1
-    names = [NO_PHASE, *(phase.name for phase in phases)]
-    return [names[at] for at in np.where(moments < ends[last], last, 0).tolist()]
+    names, last = [NO_PHASE, *(phase.name for phase in phases)], np.searchsorted(starts, moments, side="right") - 1
+    return [names[at] for at in np.where(np.asarray(moments) < ends[last], last, 0).tolist()]
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:

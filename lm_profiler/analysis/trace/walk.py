@@ -139,8 +139,7 @@ class Packed:
         self.gathers: list[Range] = []
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
-        self._callers: dict[str, int] = {}  # numbers in the next one, by the text in the file
-        self._calling: list[tuple[int, int, int]] = []  # thread, what and name
+        self._callers: defaultdict[str, int] = defaultdict(count().__next__)  # by their text in the file
         self._given: dict[str, int] = {}  # numbers of inputs, by their text
         self._inputs: list[Inputs | None] = []
         self._operators = [np.empty((4, 0), np.int64)]  # start, length, number of the caller, inputs
@@ -152,8 +151,9 @@ class Packed:
             else:
                 self._take(event)
         start, length, caller, inputs = np.hstack(self._operators)
-        calling = np.array(self._calling, dtype=np.int64).reshape(-1, 3)[caller]
-        operators = np.column_stack((start, length, calling, inputs))
+        decoded = [json.loads(f"{{{text}}}") for text in self._callers]
+        calling = [(self._threads[of["pid"], of["tid"]], _OPERATOR, self._numbers[of["name"]]) for of in decoded]
+        operators = np.column_stack((start, length, np.array(calling, np.int64).reshape(-1, 3)[caller], inputs))
         self._on_the_host = np.vstack((np.asarray(self._host).reshape(-1, 6), operators))
         self._on_the_device = np.asarray(self._device).reshape(-1, 4)
         self.steps.sort()
@@ -206,10 +206,6 @@ class Packed:
 
     def _take_operators(self, events: OperatorEvents) -> None:
         """Take operators as they stand in the file: what was decoded once is known by its text."""
-        for text in dict.fromkeys(events.callers):
-            if text not in self._callers:
-                of, self._callers[text] = json.loads(f"{{{text}}}"), len(self._calling)
-                self._calling.append((self._threads[of["pid"], of["tid"]], _OPERATOR, self._numbers[of["name"]]))
         given = [text.partition('"Input ')[2] for text in events.arguments]
         for text, whole in zip(given, events.arguments, strict=True):
             if text not in self._given:
@@ -269,11 +265,8 @@ class Packed:
 
 def _span(event: Mapping[str, Any]) -> tuple[int, int]:
     """Return start and length, which the profiler writes in microseconds."""
-    return _ns(event["ts"]), _ns(event.get("dur", 0))
-
-
-def _ns(us: float) -> int:
-    return int(us) * 1000 + round(us % 1 * 1e3)  # times 1,000 the whole may have more digits than a float
+    us = event["ts"]  # times 1,000 it may have more digits than a float
+    return int(us) * 1000 + round(us % 1 * 1e3), round(event.get("dur", 0) * 1e3)
 
 
 class Launch(NamedTuple):

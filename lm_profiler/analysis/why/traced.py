@@ -19,7 +19,7 @@ from lm_profiler.analysis.trace.pieces import (
     TracedWork,
     Use,
     gaps_between,
-    phase_finder,
+    phases_at,
     rank_of,
     shared_out,
 )
@@ -56,14 +56,15 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
             for phase, ns in work.by_phase(begin, end):
                 yield Gap(ns, phase, PYTHON, begin)
         return
-    names, phase_at = work.packed.names, phase_finder(work.packed.phases)
+    names = work.packed.names
     waits = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
     calls = sorted((call for call in work.launches if call.length > _LONG_NS or call.name in waits), key=_end)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
     for begin, end in idle:
         at = bisect_left(following, end, key=attrgetter("start"))
         next_ = following[at] if at < len(following) else None
-        phase, asked = (phase_at(end - 1), end) if next_ is None else (next_.phase, next_.asked)
+        asked = end if next_ is None else next_.asked
+        phase = phases_at(work.packed.phases, [end - 1])[0] if next_ is None else next_.phase
         if asked <= begin:
             yield Gap(end - begin, phase, QUEUED, asked)  # the host was ahead, so it is not the cause
             continue
@@ -98,6 +99,7 @@ def _in_call(calls: Sequence[Launch], waits: Container[int], begin: int, end: in
 
 
 Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
+Floor = Callable[[Piece], float | None]  # returns nanoseconds of the whole call of an operator; None is unknown
 
 
 @dataclass(frozen=True)
@@ -152,14 +154,10 @@ def traced_of(work: TracedWork) -> Traced:
     )
 
 
-# nanoseconds of the whole call of an operator, from its name and inputs alone; None is unknown
-Floor = Callable[[Piece], float | None]
-
-
 def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:
     """Return each piece, its own time and its share of its call's floor, which is never more than its own time.
 
-    The floor of an operator's call is shared by all kernels that it launched, as their times are.
+    ``floor`` asks for its name and inputs alone. All kernels that the call launched share it, as their times are.
     """
     # Each unknown call is separate.
     called = [(of.call if of.call >= 0 else -1 - at, of, own) for at, (of, own) in enumerate(pieces)]

@@ -264,22 +264,19 @@ def contributors(
     why: Callable[[Piece], str | None] | None = None,
 ) -> list[Contributor]:
     """Return the largest modules of a term of ``seconds`` per step; the weights cover all ``steps``."""
-    alike: defaultdict[tuple[str | None, str, str], list[Weighed]] = defaultdict(list)
+    groups: defaultdict[tuple[str | None, tuple[str, ...]], list[Weighed]] = defaultdict(list)
     for each in weighed:
         piece, ns = each
         if ns > 0:
-            alike[piece.module, piece.phase, piece.operator or piece.name].append(each)
-    groups: defaultdict[tuple[str | None, str], list[Weighed]] = defaultdict(list)
-    for (module, phase, operator), some in alike.items():
-        path = module_of(module)[0]
-        # Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
-        groups[path, "" if path is not None else f"{phase}: {operator}"] += some
+            path = module_of(piece.module)[0]
+            # Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
+            groups[path, () if path is not None else (piece.phase, piece.operator or piece.name)].append(each)
     sums = {key: sum(ns for _, ns in group) for key, group in groups.items()}
     scale = seconds / sum(sums.values()) if sums else 0.0
     return [
         Contributor(
             module=path,
-            what=what or _most((piece.operator or piece.name, ns) for piece, ns in groups[path, what])[0],
+            what=": ".join(what) or _most((piece.operator or piece.name, ns) for piece, ns in groups[path, what])[0],
             count=len(groups[path, what]) / steps,
             seconds=ns * scale,
             detail=_detail(groups[path, what], scale, steps, things, why),
