@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_the_kind_of_a_real_name(name: str, operator: str | None, kind: str) -> 
 
 
 def ns(event: dict[str, Any], field: str) -> int:
-    return round(Decimal(str(event[field])) * 1000)
+    return round(Fraction(event[field]) * 1000)
 
 
 @cache

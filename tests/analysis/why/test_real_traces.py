@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ each_trace = pytest.mark.parametrize("path", [path for _, path in TRACES], ids=[
 
 
 def ns(microseconds: float) -> int:
-    return round(Decimal(str(microseconds)) * 1000)
+    return round(Fraction(microseconds) * 1000)
 
 
 @cache
