@@ -150,6 +150,7 @@ class Owners:
         now_ns = step.host_ns[-1]
         if len(step.codes) == 1:
             self._step_begins()
+            self._thread = self.thread()  # of the first step, too, whose batch is awaited from here on
         else:
             self._cut(now_ns)
             self._add_use(step.host_ns[-2], now_ns)

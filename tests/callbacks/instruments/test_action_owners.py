@@ -94,6 +94,8 @@ def owned(profiler: TrainingProfiler) -> OtherByOwner:
     assert len(rows) == record.steps["actions"] == shares.steps + 1  # the last is of its lines
     rows = rows[:-1]
     assert shares.seconds == pytest.approx(sum(row.time("other", "host") for row in rows) / len(rows), abs=1e-9)
+    for phase, use in record.thread_use.items():
+        assert use.wall_s == pytest.approx(sum(row.time(phase, "host") for row in rows) / len(rows), abs=1e-9), phase
     assert sum(each.seconds for each in shares.actions) == pytest.approx(shares.seconds, abs=1e-12)
     assert [each.seconds for each in shares.actions] == sorted((each.seconds for each in shares.actions), reverse=True)
     return shares
