@@ -114,4 +114,10 @@ def _run_trainer(arguments: list[str]) -> int:
     if sys.argv[1:] == arguments:
         # Lightning starts the other ranks with sys.argv; they cannot read this process's pipes again.
         sys.argv[1:] = call.arguments
-    return int(import_module("lm_profiler.cli.verbs.trainer").run(call))
+    # Ctrl-C waits for these seconds: packages whose import is cut short fail in many ways.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        run = import_module("lm_profiler.cli.verbs.trainer").run
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return int(run(call))

@@ -38,7 +38,6 @@ from lm_profiler.record.run_record import (
     Environment,
     Failure,
     ModelFacts,
-    RecordError,
     RunRecord,
     Status,
     Verb,
@@ -215,10 +214,8 @@ class RunContext:
 
 def _has_final_record(folder: Path) -> bool:
     """Whether the folder holds a record of how the run ended; an ``unfinished`` one is not."""
-    try:
-        return read_run(folder).status != "unfinished"
-    except RecordError:
-        return (folder / "run.json").exists()
+    record = if_readable(read_run, folder)
+    return (folder / "run.json").exists() if record is None else record.status != "unfinished"
 
 
 def _failure(error: BaseException) -> Failure:

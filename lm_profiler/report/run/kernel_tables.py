@@ -98,10 +98,11 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     rows = [row for row in table.rows if row.phase == phase]
     inside = [row for row in rows if row.module in own]
     softmax_s, products_s = (_total(row for row in inside if row.kind == kind) for kind in ("softmax", "matmul"))
+    fused_s, part = _total(row for row in rows if row.kind == "attention"), "products of scores and values"
     times = {
-        "softmax and products fused": _total(row for row in rows if row.kind == "attention"),
+        "softmax and products fused": fused_s,
         "softmax": softmax_s,
-        "products of scores and values": products_s,
+        part if softmax_s or not fused_s else "its own matmuls": products_s,  # of nn.MultiheadAttention: projections
         "projections": _total(r for r in rows if r.module and r.module not in own and r.module.startswith(below)),
     }
     answers = [f"{name} {_ms_with_unit(table, seconds)}" for name, seconds in times.items() if seconds]

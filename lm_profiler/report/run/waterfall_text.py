@@ -94,7 +94,7 @@ def why_lines(record: RunRecord) -> list[str]:
         asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
         return [f"why: unknown: {missing(record)}"] if asked else []
     if record.contended:
-        return ["why: not shown, because other programs lengthened the step that it breaks down"]
+        return ["why: no sum here: other programs lengthened the step, and its terms are upper bounds"]
     drawn = rungs(fall)
     between = [of for of in drawn if of.term.name not in _ENDS]
     small = [of for of in between if of.term.seconds < _SMALL * fall.step_s]
