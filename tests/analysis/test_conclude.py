@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from cuda_trace import cuda_step, kernel_table
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.conclude import FINDINGS, conclude, made_ahead_notes
-from lm_profiler.analysis.hardware.roofline import clock_share, judge_utilisation, mean_rate
+from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
 from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
@@ -178,21 +179,14 @@ def test_the_rate_is_of_the_dtype_in_which_most_is_multiplied_whatever_the_train
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "share,reasons,said",
-    [
-        (0.6, None, "; the GPU ran at 60% of its highest clock"),
-        (0.9, ["power cap"], "; the GPU ran at 90% of its highest clock (power cap)"),
-        (None, ["power cap", "power brake"], "; the GPU was throttled (power cap, power brake)"),
-        (0.76, [], ""),
-    ],
-)
-def test_a_slow_or_throttled_gpu_is_in_the_verdict(share: float | None, reasons: list[str] | None, said: str) -> None:
-    plain = recorded(LEVEL)
+def test_a_slow_or_throttled_gpu_is_in_the_verdict() -> None:
+    plain, said = recorded(LEVEL), {}
     fields: dict[str, Any] = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 1.0, "gpus": []}
-    telemetry = Telemetry(**{**fields, "clock_share": share, "throttle_reasons": reasons})
-    hot = plain.model_copy(update={"telemetry": telemetry})
-    assert lines(hot)["verdict:"] == [lines(plain)["verdict:"][0] + said]
+    for share, reasons in ((0.6, None), (0.9, ["power cap"]), (None, ["power cap", "power brake"]), (0.76, [])):
+        telemetry = Telemetry(**{**fields, "clock_share": share, "throttle_reasons": reasons})
+        (verdict,) = lines(plain.model_copy(update={"telemetry": telemetry}))["verdict:"]
+        said[f"{share}, {reasons}"] = verdict.removeprefix(lines(plain)["verdict:"][0])
+    assert_stored("analysis/notes: a GPU's clock in the verdict", said)
 
 
 def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
@@ -404,7 +398,7 @@ def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> 
     sheet = FlopRate(dtype="bfloat16", flops_per_s=989.4e12, source="NVIDIA H100 whitepaper")
     assert clock_share(read, sheet, 132) == pytest.approx(1.2 / 1.83, rel=1e-3)
     assert clock_share(None, sheet, 132) is None
-    for source in ("a large matrix product, measured after the run", "given with --peak_tflops"):
+    for source in (MEASURED_PRODUCT, GIVEN):
         assert clock_share(read, sheet.model_copy(update={"source": source}), 132) is None
 
 
@@ -413,24 +407,12 @@ def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> 
 STEPS = [row for row in made_rows() if row.stage == "measure"]  # of 10 ms each
 
 
-BEFORE = "of the 20 batches that were measured had been made before by the loader's workers: "
-
-
-@pytest.mark.parametrize(
-    "workers,before,told",
-    [
-        (4, 4, None),  # each may just have made one
-        (4, 8, "in the long run a step takes about 14.3 ms, not 10 ms"),
-        (4, 16, "what it takes in the long run is unknown, for those that were made meanwhile are too few"),
-        (0, 0, None),
-        (None, None, None),
-    ],
-)
-def test_steps_that_lived_on_batches_made_before_are_told(
-    workers: int | None, before: int | None, told: str | None
-) -> None:
-    loader = LoaderFacts(workers=workers, ahead=before, ready_before=before, ready_after=before and 0)
-    assert made_ahead_notes(loader, STEPS, 1) == ([] if told is None else [f"{before} {BEFORE}{told}"])
+def test_steps_that_lived_on_batches_made_before_are_told() -> None:
+    said = {}
+    for workers, before in ((4, 4), (4, 8), (4, 16), (0, 0), (None, None)):  # each of four may just have made one
+        loader = LoaderFacts(workers=workers, ahead=before, ready_before=before, ready_after=before and 0)
+        said[f"{workers} workers, {before} before"] = made_ahead_notes(loader, STEPS, 1)
+    assert_stored("analysis/notes: batches made before", said)
     assert made_ahead_notes(None, STEPS, 1) == []
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.evidence import EVIDENCE_FILE, read_evidence
@@ -56,22 +58,22 @@ def test_evidence_of_other_phases_is_refused(run: Path) -> None:
     assert names in content
     try:
         path.write_bytes(gzip.compress(content.replace(names, b'"ema",' + names), mtime=0))
-        with pytest.raises(RecordError, match=r"of a version with other phases: data, .*ema"):
-            read_evidence(run)
+        said = refusal(RecordError, lambda: read_evidence(run))
     finally:
         path.write_bytes(whole)
+    assert_stored("analysis/refused: evidence of other phases", {"one more": said}, run=run)
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}x", mtime=0), gzip.compress(b"[]", mtime=0)])
-def test_damaged_evidence_is_told_by_its_file(run: Path, content: bytes) -> None:
+def test_damaged_evidence_is_told_by_its_file(run: Path) -> None:
     path = run / EVIDENCE_FILE
-    whole = path.read_bytes()
+    whole, said = path.read_bytes(), {}
+    compressed = {"no JSON": gzip.compress(b"{}x"), "a list": gzip.compress(b"[]")}
     try:
-        path.write_bytes(content)
-        with pytest.raises(RecordError, match=f"{EVIDENCE_FILE}: is no evidence of a run"):
-            read_evidence(run)
+        for case, content in {"empty": b"", "no gzip": b"no gzip", **compressed}.items():
+            path.write_bytes(content)
+            said[case] = refusal(RecordError, lambda: read_evidence(run))
         path.unlink()
-        with pytest.raises(RecordError, match="is not there"):
-            read_evidence(run)
+        said["gone"] = refusal(RecordError, lambda: read_evidence(run))
     finally:
         path.write_bytes(whole)
+    assert_stored("analysis/refused: evidence", said, run=run)

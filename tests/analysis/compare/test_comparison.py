@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
+from raised import refusal
 from stored_texts import assert_stored
 
 from benchmarks.simulation import HELD_OUT, TUNED, spiky
@@ -183,13 +184,13 @@ def test_an_option_that_one_config_lacks_differs() -> None:
 def test_the_runs_of_a_side_must_be_repeats() -> None:
     other_seed = {**CONFIG, "seed_everything": 1, "name": "b"}
     compare([one("a0"), one("a1", config=other_seed)], [one("b")])
-    with pytest.raises(
-        UsageError, match=r"a1: expected a repeat of a0, given model.attention math instead of sdpa\n.*one cell"
-    ):
-        compare([one("a0"), one("a1", config=with_options(attention="math"))], [one("b")])
     more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
-    with pytest.raises(UsageError, match="tokens per step"):
-        compare([one("a0"), one("a1", throughput=more)], [one("b")])
+    others = {"an option": {"config": with_options(attention="math")}, "tokens": {"throughput": more}}
+    said = {
+        case: refusal(UsageError, lambda of=of: compare([one("a0"), one("a1", **of)], [one("b")]))
+        for case, of in others.items()
+    }
+    assert_stored("compare/refused: no repeats", said)
 
 
 def test_a_run_is_not_compared_with_itself() -> None:
@@ -216,15 +217,15 @@ def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
     found = compare([one("a0"), empty, Entry(one("a2").folder, None)], [one("b")])
     assert found.a == ["a0"]
     assert_stored("compare/notes: left out", {"two of three runs": found.notes})
-    with pytest.raises(UsageError, match=r"A: a1: it has no measured step \(failed\)"):
-        compare([empty], [one("b")])
+    alone = refusal(UsageError, lambda: compare([empty], [one("b")]))
+    assert_stored("compare/refused: nothing measured", {"all of a side": alone})
 
 
 def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp_path: Path) -> None:
     why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
-    with pytest.raises(UsageError, match=r"it has no measured step \(refused, it cannot fit; would fit: less\)"):
-        compare([one("a")], [refused])
+    said = refusal(UsageError, lambda: compare([one("a")], [refused]))
+    assert_stored("compare/refused: ended before its first step", {"a run that was refused": said}, run=tmp_path)
 
 
 def test_how_far_so_many_runs_carry_is_said_as_stored() -> None:

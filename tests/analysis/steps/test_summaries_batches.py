@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.steps.summaries import BatchCount, changed_batches_note, lasting_step_s, mean_counts
 from lm_profiler.record.run_record import LoaderFacts
@@ -23,7 +24,7 @@ def test_what_nobody_counted_is_unknown() -> None:
 
 
 def test_a_note_says_where_batches_change() -> None:
-    assert "1 to 4 batches, from step 5 on" in changed_batches_note(GROWING, 6, 2.5)[0]
+    assert_stored("analysis/notes: changed batches", {"of 6 steps": changed_batches_note(GROWING, 6, 2.5)})
     assert changed_batches_note(GROWING, 4, 1.0) == []
     assert changed_batches_note([BatchCount(1, 2, 4), BatchCount(3, 2, 1)], 9, 2.0) == []
 

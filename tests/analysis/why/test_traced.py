@@ -29,14 +29,15 @@ def test_each_gap_is_told_what_the_host_was_doing() -> None:
     trace.range("phase: optimizer", 600, 1000)
     trace.operator("aten::add_", 640, 655)
     trace.work(GEMM, 645, 650, 900, 6)
-    gaps = {(gap.phase, gap.what): gap.ns for gap in traced_of(traced_work(Packed(trace.events))).gaps}
-    assert gaps == {
+    gaps = traced_of(traced_work(Packed(trace.events))).gaps
+    assert {(gap.phase, gap.what.partition(" in aten::")[0]): gap.ns for gap in gaps} == {
         ("forward", "launching aten::mm"): 100_000,
         ("forward", QUEUED): 5_000,
-        ("forward", "in cudaMalloc in aten::empty"): 100_000,
-        ("optimizer", "after cudaStreamSynchronize in aten::item"): 150_000,
+        ("forward", "in cudaMalloc"): 100_000,
+        ("optimizer", "after cudaStreamSynchronize"): 150_000,
         ("optimizer", "the loop"): 100_000,
     }
+    assert {gap.what.rpartition(" in ")[2] for gap in gaps} >= {"aten::empty", "aten::item"}
 
 
 def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs() -> None:

@@ -1,0 +1,14 @@
+"""What is raised, for a stored text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+def refusal(error: type[BaseException], call: Callable[[], object]) -> str:
+    """Return what the error of this type says that ``call`` raises."""
+    with pytest.raises(error) as raised:
+        call()
+    return str(raised.value)
