@@ -16,6 +16,8 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.compile import from_compiled
+from raised import refusal
+from stored_texts import assert_stored
 from torch import nn
 
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
@@ -169,13 +171,13 @@ def test_causes_on_the_cpu_are_the_bytes_of_the_real_tensors(tmp_path: Path) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="refused only where there is no CUDA device")
 def test_a_memory_history_without_cuda_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"^memory.history: expected a CUDA device or no such option, given none$"):
-        MemoryOptions(history=True)
+    said = refusal(ValueError, lambda: MemoryOptions(history=True))
+    assert_stored("callbacks/refused: a history without CUDA", {"no device": said})
 
 
 def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"^memory.history: expected a CUDA device or no such option, given cpu$"):
-        history_watch(torch.device("cpu"), Path())
+    said = refusal(ValueError, lambda: history_watch(torch.device("cpu"), Path()))
+    assert_stored("callbacks/refused: a history on the CPU", {"a CPU": said})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     asked = MemoryOptions(history=True)
     monkeypatch.undo()

@@ -20,6 +20,8 @@ from faults import assert_same_weights, train
 from lightning.pytorch import Callback, Trainer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.callbacks import (
     ActionsOptions,
@@ -162,7 +164,10 @@ def test_a_port_that_is_taken_is_refused_before_the_run(port: int) -> None:
             watcher(prometheus=port)
 
 
-@pytest.mark.parametrize("of", ["port", "file"])
+FAILED = {"port": "callbacks/notes: no port", "file": "callbacks/notes: no file"}
+
+
+@pytest.mark.parametrize("of", FAILED)
 def test_where_nothing_can_be_published_training_goes_on(
     of: str, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +179,8 @@ def test_where_nothing_can_be_published_training_goes_on(
         taken.bind(("127.0.0.1", port))
         taken.listen()
         assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
-    assert capsys.readouterr().err.count("export failed and was taken out") == 1
+    said = capsys.readouterr().err.partition(": '")[0]  # a file's name has the process and the thread in it
+    assert_stored(FAILED[of], {"stderr": said})
     assert read_status(folder()).steps == STEPS
 
 
@@ -196,9 +202,7 @@ def test_a_file_may_be_given_as_text(tmp_path: Path) -> None:
     assert "lm_profiler_step_seconds_count" in (tmp_path / "lm.prom").read_text()
 
 
-@pytest.mark.parametrize("given", ["no/lm.prom", "."])
-def test_a_file_that_cannot_be_written_is_refused_before_the_run(given: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"^export\.textfile: expected a file in a folder that can be written to, given "
-    ):
-        watcher(textfile=Path(given))
+def test_a_file_that_cannot_be_written_is_refused_before_the_run() -> None:
+    files = ("no/lm.prom", ".")
+    said = {of: refusal(UsageError, lambda of=of: watcher(textfile=Path(of))) for of in files}
+    assert_stored("callbacks/refused: a file for metrics", said)

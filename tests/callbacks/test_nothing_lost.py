@@ -276,9 +276,9 @@ def test_a_signal(tmp_path: Path, name: str) -> None:
 
 def test_what_an_exception_means() -> None:
     assert status_of(MemoryError()) == "oom"
-    assert status_of(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes")) == "oom"
+    assert status_of(RuntimeError("DefaultCPUAllocator: not enough memory")) == "oom"
     assert status_of(RuntimeError("shapes cannot be multiplied")) == "failed"
-    assert status_of(ValueError("out of memory of times past")) == "failed"
+    assert status_of(ValueError("out of memory")) == "failed"
     assert first_line(ValueError("\n first\nsecond")) == "first"
     assert first_line(ValueError()) == ""
     assert len(first_line(ValueError("x" * 1000))) == 300

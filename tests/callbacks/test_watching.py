@@ -18,7 +18,9 @@ import torch
 from faults import Manual, Tiny, assert_same_weights, fault, places, train
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from raised import refusal
 from scripts import SUPPORT
+from stored_texts import assert_stored
 from torch.utils.data import DataLoader
 from warm import end, run, start
 
@@ -437,11 +439,12 @@ def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
 def test_a_budget_of_nothing_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         watcher(**{option: 0})
-    for wrong in ({"watch": "yes"}, {"verb": "x"}, {"log_dir": "a\nb"}):
-        with pytest.raises(UsageError, match=r"^(watch|verb|log_dir): expected "):
-            TrainingProfiler(**wrong)
-    with pytest.raises(UsageError, match="watch"):
-        TrainingProfiler(verb="validate", watch=True)
+
+
+def test_wrong_options_of_a_profiler_are_refused() -> None:
+    wrong = ({"watch": "yes"}, {"verb": "x"}, {"log_dir": "a\nb"}, {"verb": "validate", "watch": True})
+    said = {f"{of}": refusal(UsageError, lambda of=of: TrainingProfiler(**of)) for of in wrong}
+    assert_stored("callbacks/refused: a profiler's options", said)
 
 
 def test_a_run_may_be_watched_and_not_measured() -> None:

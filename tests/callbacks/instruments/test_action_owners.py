@@ -14,11 +14,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import SimpleProfiler
+from raised import refusal
+from stored_texts import assert_stored
 from torch import Tensor
 
 from lm_profiler.callbacks import ActionsOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.action_owners import Owners
-from lm_profiler.record.run_record import OtherByOwner, read_run
+from lm_profiler.record.run_record import OURS, OtherByOwner, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.usage_error import UsageError
 
@@ -122,7 +124,7 @@ def test_parts_add_up_to_the_nanosecond_where_every_look_at_the_clock_takes_time
     shares = {each.name: each.seconds for each in owned(profiler).actions}
     # A wait takes what it says and a look more; what looking takes is nobody's but ours.
     assert shares["Slow.on_train_batch_end"] == pytest.approx(4 * MS, abs=3e-6)
-    assert shares["lm_profiler's timing of these"] == pytest.approx(1e-6 * 40, rel=0.9)
+    assert shares[f"{OURS}'s timing of these"] == pytest.approx(1e-6 * 40, rel=0.9)
     assert shares["Lightning's loop"] < 1e-4
 
 
@@ -179,7 +181,7 @@ def test_what_these_instruments_cost_is_called_theirs(tmp_path: Path) -> None:
             return batch.numel()
 
     profiler = profiled_fit(Counts(), tmp_path, profiler=instruments(1, 2, actions=2))
-    assert shares_ms(profiler) == {"lm_profiler's on_train_batch_end": 1.0}
+    assert shares_ms(profiler) == {f"{OURS}'s on_train_batch_end": 1.0}
 
 
 class Waiting(SimpleProfiler):
@@ -320,5 +322,5 @@ def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_negative_number_of_steps_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"actions\.steps: expected 0 or more, given -1"):
-        ActionsOptions(steps=-1)
+    said = refusal(UsageError, lambda: ActionsOptions(steps=-1))
+    assert_stored("callbacks/refused: negative timed steps", {"-1": said})

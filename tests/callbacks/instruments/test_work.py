@@ -241,15 +241,12 @@ def no(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     "where,told",
     [
-        ("collect.known_ceiling", "ceiling unknown: OSError: no such driver"),
-        ("collect.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
-        ("collect.model_facts", "model unknown: OSError: no such driver"),
-        ("collect.environment", "environment unknown: OSError: no such driver"),
-        ("run_finisher.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
-        (
-            "instruments.watches.recompilations",
-            "recompilations failed and was taken out: OSError: no such driver",
-        ),
+        ("collect.known_ceiling", "ceiling unknown"),
+        ("collect.known_copy_rate", "bandwidth unknown"),
+        ("collect.model_facts", "model unknown"),
+        ("collect.environment", "environment unknown"),
+        ("run_finisher.scalars", "scalars in TensorBoard unknown"),
+        ("instruments.watches.recompilations", "recompilations failed"),
     ],
 )
 def test_what_fails_beside_the_times_is_a_note(
@@ -258,7 +255,7 @@ def test_what_fails_beside_the_times_is_a_note(
     monkeypatch.setattr(f"lm_profiler.callbacks.{where}", no)
     profiler = instruments(1, 3, memory=1)
     record = run(BoringModel(), tmp_path, profiler=profiler)
-    assert told in record.notes
+    assert [note.partition(": ")[2] for note in record.notes if note.startswith(told)] == ["OSError: no such driver"]
     assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4, 5]
     assert record.time["step"].n == 3
 
