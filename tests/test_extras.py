@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.record.calls import EXTRA_OF, MissingExtra, require
 
@@ -44,17 +46,12 @@ def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_w
     assert "forward + backward" in done.stdout
     answers = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("CALL")]
     assert [int(code) for code, _ in answers] == [0, 0, 0, 2, 2, 2, 0], answers
-    told = "lm_profiler: {}: expected {}, which is not installed; pip install 'lm_profiler[{}]'"
-    assert [text for code, text in answers if code != "0"] == [
-        told.format("output", "plotly", "report"),
-        told.format("output", "pyarrow", "parquet"),
-        told.format("plot", "matplotlib", "report"),
-    ]
+    assert_stored("record/refused: without extras", {"three calls": [text for code, text in answers if code != "0"]})
     assert not list(tmp_path.glob("*.*")), "nothing is written by halves"
 
 
 def test_what_is_installed_is_required_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     require("matplotlib", "plot")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"^plot: expected matplotlib, .+ 'lm_profiler\[report\]'$"):
-        require("matplotlib", "plot")
+    said = refusal(MissingExtra, lambda: require("matplotlib", "plot"))
+    assert_stored("record/refused: without an extra", {"plot": said})

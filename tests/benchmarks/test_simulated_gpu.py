@@ -10,26 +10,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_texts import assert_stored
 
 from benchmarks.simulated_gpu import __main__ as simulated_gpu
 from benchmarks.simulated_gpu.build import stubs
 
 
 @pytest.mark.parametrize(
-    "words, cuda, told",
+    "words, cuda, name",
     [
-        ([], "13.0", "usage: python -m benchmarks.simulated_gpu COMMAND…\n"),
-        (["true"], None, f"torch: expected a build for CUDA 13, given {torch.__version__}\n"),
-        (["true"], "12.8", f"torch: expected a build for CUDA 13, given {torch.__version__}\n"),
+        ([], "13.0", "benchmarks/refused: no command"),
+        (["true"], None, "benchmarks/refused: a build for no CUDA"),
+        (["true"], "12.8", "benchmarks/refused: a build for CUDA 12"),
     ],
 )
 def test_what_it_cannot_run_is_refused_in_one_line(
-    words: list[str], cuda: str | None, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], cuda: str | None, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["simulated_gpu", *words])
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert simulated_gpu.main() == 2
-    assert capsys.readouterr().err == told
+    assert_stored(name, {"stderr": capsys.readouterr().err}, version=torch.__version__)
 
 
 def test_without_a_compiler_it_says_so(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.cli.verbs.sweep import SPAWNING
 from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted, ServerError
@@ -78,7 +80,10 @@ def test_a_server_that_dies_takes_its_cells_along_and_is_started_again(
         program = descendants()[0]
         cells = program.children()
         program.kill()
-        assert events_until_end(server) == [CellEnded("a", None, "the process that starts cells died (SIGKILL)")]
+        (lost,) = events_until_end(server)
+        assert isinstance(lost, CellEnded)
+        assert (lost.cell, lost.code) == ("a", None)
+        assert_stored("processes/notes: a server that died", {"reason": lost.lost or ""})
         assert psutil.wait_procs(cells, timeout=60)[1] == []
         server.start("b", ["--version"], tmp_path / "b.txt", {})
         assert events_until_end(server) == [CellStarted("b"), CellEnded("b", 0)]
@@ -88,14 +93,17 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     dies = "import os, time; os.close(0); time.sleep(0.5); raise SystemExit('no torch here')"  # it hangs up before
     with CellServer((sys.executable, "-c", dies)) as server:
         server.start("a", [], tmp_path / "a.txt", {})
-        with pytest.raises(ServerError, match=r"^the process that starts cells died \(exit code 1\): no torch here$"):
-            events_until_end(server)
+        said = refusal(ServerError, lambda: events_until_end(server))
+    assert_stored("processes/refused: a server that cannot start", {"exit code 1": said})
 
 
 def test_a_cell_that_cannot_be_started_is_lost_alone(tmp_path: Path) -> None:
     with CellServer(SPAWNING) as server:
         server.start("a", ["--version"], tmp_path / "nowhere" / "a.txt", {})
-        assert events_until_end(server) == [CellEnded("a", None, "could not be started: No such file or directory")]
+        (lost,) = events_until_end(server)
+        assert isinstance(lost, CellEnded)
+        assert (lost.cell, lost.code) == ("a", None)
+        assert_stored("processes/notes: a cell that cannot start", {"reason": lost.lost or ""})
         server.start("b", ["--version"], tmp_path / "b.txt", {})
         assert events_until_end(server) == [CellStarted("b"), CellEnded("b", 0)]
 

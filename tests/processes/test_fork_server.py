@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from stored_texts import assert_stored
 
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
 from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
@@ -165,7 +166,10 @@ def test_cells_die_with_a_server_that_nobody_could_ask_to_kill_them(server: Cell
     cells = program.children()
     program.kill()
     assert psutil.wait_procs(cells, timeout=60)[1] == []  # before this client has noticed anything
-    assert server.events(60) == [CellEnded("alone", None, "the process that starts cells died (SIGKILL)")]
+    (lost,) = server.events(60)
+    assert isinstance(lost, CellEnded)
+    assert (lost.cell, lost.code) == ("alone", None)
+    assert_stored("processes/notes: a server that was killed", {"reason": lost.lost or ""})
 
 
 TWO = """
@@ -248,7 +252,10 @@ def test_what_a_cell_started_goes_when_the_server_is_killed(small: tuple[str, ..
         group = whole_group(tmp_path / "out.txt")
         program = program_of(server)
         program.kill()
-        assert server.events(60) == [CellEnded("cell", None, "the process that starts cells died (SIGKILL)")]
+        (lost,) = server.events(60)
+        assert isinstance(lost, CellEnded)
+        assert (lost.cell, lost.code) == ("cell", None)
+        assert_stored("processes/notes: a server killed amid a cell", {"reason": lost.lost or ""})
         assert psutil.wait_procs(group, timeout=60)[1] == []
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.record.kernels import (
     KernelRow,
@@ -59,19 +60,11 @@ def test_a_run_has_one_for_each_rank(tmp_path: Path) -> None:
     assert kernel_files(tmp_path / "never ran") == []
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        (None, "cannot be read: No such file"),
-        (b"\xff", "is not text"),
-        (b"{", "not a table of kernels of version 1: "),
-        (b'{"schema_version": 2}', "expected a table of kernels of version 1 of the format, given version 2, "),
-    ],
-)
-def test_what_is_no_table_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_what_is_no_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rank0.kernels.json"
-    if content is not None:
+    said = {"gone": refusal(RecordError, lambda: read_kernels(path))}
+    contents = {"no text": b"\xff", "no JSON": b"{", "of a later version": b'{"schema_version": 2}'}
+    for case, content in contents.items():
         path.write_bytes(content)
-    with pytest.raises(RecordError) as error:
-        read_kernels(path)
-    assert str(error.value).startswith(f"{path}: {said}")
+        said[case] = refusal(RecordError, lambda: read_kernels(path))
+    assert_stored("record/problems: no table of kernels", said, run=tmp_path)

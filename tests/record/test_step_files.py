@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.record.files import RecordError
 from lm_profiler.record.quantities import STEP_COLUMNS, TIMED
@@ -107,8 +109,8 @@ def test_without_pyarrow_many_rows_are_text_and_a_line_says_what_would_be_faster
     assert f"{len(rows):,} rows" in note
     assert "lm_profiler[parquet]" in note
     assert len(read_rows(tmp_path)) == len(rows)
-    with pytest.raises(RecordError, match=r"steps\.parquet: expected pyarrow, which is not installed"):
-        read_rows(tmp_path / "columns")
+    said = refusal(RecordError, lambda: read_rows(tmp_path / "columns"))
+    assert_stored("record/problems: no pyarrow", {"columns": said}, run=tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"step,stage\n"])
@@ -123,8 +125,8 @@ def test_a_parquet_file_of_something_else_is_refused_by_name(tmp_path: Path) -> 
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"step": [1], "stage": ["measure"]}), tmp_path / "steps.parquet")
-    with pytest.raises(RecordError, match=r"steps.parquet: expected the columns of steps.csv too, given no \w+"):
-        read_rows(tmp_path)
+    said = refusal(RecordError, lambda: read_rows(tmp_path))
+    assert_stored("record/problems: another parquet file", {"two columns": said}, run=tmp_path)
 
 
 def test_columns_are_rows_and_rows_are_columns() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raised import refusal
+from stored_texts import assert_stored
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -236,10 +238,13 @@ def test_the_module_its_gradients_buffers_and_the_random_states_stay_as_they_are
     assert all(part.training and not part._forward_hooks for part in module.modules())
 
 
-@pytest.mark.parametrize("result", [None, 3.0, torch.tensor(1.0)])
-def test_a_step_without_a_loss_to_differentiate_says_so(result: Any) -> None:
-    with pytest.raises(ValueError, match="expected a loss that can be differentiated"):
-        audit(nn.Linear(2, 2), lambda module, batch: result, None, CPU, nullcontext())
+def test_a_step_without_a_loss_to_differentiate_says_so() -> None:
+    def audited_of(result: Any) -> Any:
+        return audit(nn.Linear(2, 2), lambda module, batch: result, None, CPU, nullcontext())
+
+    results = (None, 3.0, torch.tensor(1.0))
+    said = {f"{result}": refusal(ValueError, lambda result=result: audited_of(result)) for result in results}
+    assert_stored("measure/refused: no loss", said)
 
 
 def test_a_module_that_cannot_be_copied_says_so() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention, cpu_reading
@@ -123,21 +124,19 @@ def test_a_worker_that_ends_or_begins_is_ours_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "gpu, shared, said",
+    "gpu, shared, name",
     [
-        (GpuSharing(processes=1, utilisation=0.37, memory_bytes=3 * 2**30), True,
-         "1 other process on this GPU: 37% of its time, 3.0 GiB"),
-        (GpuSharing(processes=2, utilisation=None, memory_bytes=None), False,
-         "2 other processes on this GPU: unknown use of its time, unknown memory"),
-        (GpuSharing(processes=0, utilisation=0.0, memory_bytes=0), False, None),
+        (GpuSharing(processes=1, utilisation=0.37, memory_bytes=3 * 2**30), True, "measure/notes: a shared GPU"),
+        (GpuSharing(processes=2, utilisation=None, memory_bytes=None), False, "measure/notes: a GPU of others"),
+        (GpuSharing(processes=0, utilisation=0.0, memory_bytes=0), False, "measure/notes: a GPU of one's own"),
     ],
-)  # fmt: skip
-def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, said: str | None) -> None:
+)
+def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, name: str) -> None:
     found = contention([replace(ten_seconds(10.0, 0.0, 0.0, START), gpu=gpu)])
     assert found is not None
     assert found.gpu == gpu
     assert found.shared == shared
-    assert contention_lines(found) == ([] if said is None else [said])
+    assert_stored(name, {"lines": contention_lines(found)})
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
