@@ -40,7 +40,7 @@ def test_bars_go_down_with_each_change_that_was_kept(
     nothing = view.locator("[data-search$='nothing']")
     expect(nothing).to_contain_text("nothing helped")
     assert nothing.locator(".way").count() == 0
-    assert tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert tab.overflow_px() <= 0
     screenshot(tab, f"improve-{theme}")
     tab.open_view("Run").wait_for()
     high = [tab.inside.locator(part).bounding_box()["height"] for part in ("header", "nav")]

@@ -41,7 +41,7 @@ def test_the_stack_reaches_the_peak_and_names_phases(
     assert f"<b>peak {bytes_text(timeline.peak)}</b>" in drawn["texts"]
     rows = tab.table(tab.card("Peak"))
     assert [row[0] for row in rows[1:]] == [bytes_text(of.bytes) for of in timeline.largest]
-    assert tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert tab.overflow_px() <= 0
     screenshot(tab, f"memory-{theme}")
 
 

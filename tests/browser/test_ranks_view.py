@@ -51,7 +51,7 @@ def test_the_rank_that_is_waited_for_stands_out(
     drawn.locator(".heatmaplayer image").first.wait_for(state="attached")
     rows = drawn.evaluate("({ data }) => data[0].z.map(row => row.filter(more => more > 20).length)")
     assert rows == [STEPS if rank == 1 else 0 for rank in range(world)]
-    assert tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert tab.overflow_px() <= 0
     screenshot(tab, f"ranks-{world}-{theme}")
 
 

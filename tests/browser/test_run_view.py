@@ -139,8 +139,7 @@ def test_every_figure_that_a_record_can_have_is_there_with_its_meaning(
         for title in GROUPS.keys() - {"Time of a step", "Terms of the waterfall"}:
             if QUANTITIES[GROUPS[title][0].name].of is None:
                 expect(tab.section(title).or_(tab.section(f"{title} (ms)"))).to_have_count(1)
-        overflow = tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        assert overflow <= 0
+        assert tab.overflow_px() <= 0
         view.locator("section.facts").nth(5).scroll_into_view_if_needed()
         screenshot(tab, f"figures-{width}")
     finally:

@@ -45,5 +45,5 @@ def test_a_watched_run_shows_its_steps_events_and_ledger(
     assert (drawn["level"]["x"], drawn["rank late"]["x"]) == ([20001], [25000])
     assert [row[0] for row in tab.table(tab.card("Where the time went"))[1:]] == [*ledger, "wall time"]
     assert len(tab.table(tab.card("Events"))) == 3
-    assert tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert tab.overflow_px() <= 0
     screenshot(tab, "watch")

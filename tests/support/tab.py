@@ -29,6 +29,11 @@ class Tab:
         [frame] = [frame for frame in self.page.frames if "plugin_entry.html?name=lm_profiler" in frame.url]
         return frame
 
+    def overflow_px(self) -> int:
+        """By how much the page is wider than its window."""
+        pixels: int = self.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        return pixels
+
     def name(self, run: str) -> str:
         """What the run in a folder below the log folder is called."""
         return run

@@ -26,16 +26,16 @@ OURS = {
 
 
 def test_a_model_of_ours_has_a_remedy_for_each_of_its_settings_the_least_change_first() -> None:
-    assert [" ".join(way.words) for way in remedies(planned(largest=5, **OURS), largest_context=256)] == [
-        "--model.activation_checkpointing=true",
-        "--model.attention=sdpa",
-        "--data.batch_size=4 --trainer.accumulate_grad_batches=6",  # the same 24 samples a step
-        "--data.batch_size=3 --trainer.accumulate_grad_batches=8",
-        "--trainer.precision=bf16-mixed",
-        "--trainer.precision=bf16-true",
-        "--data.batch_size=5",
-        "--model.optimizer=sgd",
-        "--data.context_length=256",
+    assert [[*way.words] for way in remedies(planned(largest=5, **OURS), largest_context=256)] == [
+        ["--model.activation_checkpointing=true"],
+        ["--model.attention=sdpa"],
+        ["--data.batch_size=4", "--trainer.accumulate_grad_batches=6"],  # the same 24 samples a step
+        ["--data.batch_size=3", "--trainer.accumulate_grad_batches=8"],
+        ["--trainer.precision=bf16-mixed"],
+        ["--trainer.precision=bf16-true"],
+        ["--data.batch_size=5"],
+        ["--model.optimizer=sgd"],
+        ["--data.context_length=256"],
     ]
 
 
