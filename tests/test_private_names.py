@@ -194,6 +194,10 @@ FIT = (
 )
 
 
+MISSING = re.compile(r"this (?:torch|Lightning) has no .*")
+"""What a note says of a name."""
+
+
 @pytest.mark.parametrize("name", LOOKED_UP)
 def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -202,7 +206,7 @@ def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatc
     assert_same_weights(module, train(tmp_path, [], max_steps=module.steps))
     assert ours.folder is not None
     record = read_run(ours.folder)
-    missing = re.findall(r"this (?:torch|Lightning) has no .*", "\n".join(record.notes))
+    missing = MISSING.findall("\n".join(record.notes))
     assert (record.status, record.steps["measure"]) == ("ok", 3)
     assert bool(missing) == (name in TOLD)
     assert [text for text in missing if TOLD[name] not in text] == []
@@ -216,7 +220,7 @@ def test_a_run_of_the_command_line_ends_without_them(names: tuple[str, ...], tmp
     done = warm.run(*call, folder=tmp_path, timeout_s=100)
     assert done.returncode == (WRONG_CALL if {*names} & COUNTING.keys() else OK), done.stderr
     notes = "\n".join(read_run(tmp_path / "logs/run/version_0").notes)
-    missing = re.findall(r"this (?:torch|Lightning) has no .*", notes)
+    missing = MISSING.findall(notes)
     said = [of[name] for of in (COUNTING, CALLS) for name in names if name in of]
     assert [part for part in said if part not in "".join(missing)] == []
     assert bool(missing) == bool(said or len(names) > 1)
