@@ -66,9 +66,14 @@ docs: $(INSTALLED_DEV)  ## build the documentation into docs/_build, warnings as
 unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-# In one process, since tests share some of the files.
+# In one process, since tests share some of the files. Only the tests that store: others of the same files train.
+STORED = assert_(refused_as_)?stored
+STORING = /^(class|def) / {name = $$2; sub(/[(:].*/, "", name)} \
+  /$(STORED)\(/ {print FILENAME (name ~ /^test_/ ? "::" name : "")}
+
 renew: $(INSTALLED_DEV)  ## write the stored texts (tests/stored/texts) anew, and show what has changed
-	RENEW=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS) $$(grep -rlE 'assert_(refused_as_)?stored' tests --include='test_*.py')
+	RENEW=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS) \
+	  $$(awk '$(STORING)' $$(grep -rlE '$(STORED)' tests --include='test_*.py') | sort -u)
 
 test-python:  ## pytest under another Python, in an environment of its own (PYTHON=python3.12)
 	$(MAKE) unit VENV=.venv-$(notdir $(PYTHON))
