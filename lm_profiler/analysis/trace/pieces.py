@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import Calls, Inputs, Launch, Packed, Range, trace_events, walk
+from lm_profiler.analysis.trace.walk import DriverCall, Inputs, OperatorCalls, Packed, Range, trace_events, walk
 from lm_profiler.record.kernels import Kind
 from lm_profiler.record.parts import INPUT_PHASES
 
@@ -66,7 +66,7 @@ class TracedWork:
 
     packed: Packed
     pieces: list[Piece]
-    launches: list[Launch]  # all calls of the driver; none where the device is the CPU
+    launches: list[DriverCall]  # all calls of the driver; none where the device is the CPU
     begin: int
     end: int
 
@@ -107,13 +107,14 @@ def traced_work(packed: Packed) -> TracedWork:
     return TracedWork(packed, list(pieces), launches if packed.has_device else [], begin, end)
 
 
-def _kernels(packed: Packed, calls: Sequence[Launch], begin: int, end: int) -> Iterator[Piece]:
+def _kernels(packed: Packed, calls: Sequence[DriverCall], begin: int, end: int) -> Iterator[Piece]:
     """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
     launches = {call.correlation: call for call in calls}
     # Without its launch there is only the work itself to tell when it was wanted.
-    asked_by = [launches.get(work[3]) or Launch(work[0], 0, -1, work[3], -1, -1, -1, -1) for work in packed.device()]
+    work = list(packed.device())
+    asked_by = [launches.get(of[3]) or DriverCall(of[0], 0, -1, of[3], -1, -1, -1, -1) for of in work]
     phases = phases_at(packed.phases, [launch.start for launch in asked_by])
-    for (start, length, name, _), launch, phase in zip(packed.device(), asked_by, phases, strict=True):
+    for (start, length, name, _), launch, phase in zip(work, asked_by, phases, strict=True):
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
@@ -124,9 +125,9 @@ def _kernels(packed: Packed, calls: Sequence[Launch], begin: int, end: int) -> I
         yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
 
 
-def _operators(packed: Packed, calls: Calls, begin: int, end: int) -> Iterator[Piece]:
+def _operators(packed: Packed, calls: OperatorCalls, begin: int, end: int) -> Iterator[Piece]:
     wanted = (begin <= calls.start) & (calls.start <= end)
-    calls = Calls(*(column[wanted] for column in calls))
+    calls = OperatorCalls(*(column[wanted] for column in calls))
     start, stop, numbers = (column.tolist() for column in (calls.start, calls.start + calls.length, calls.number))
     names, callers, modules = ([packed.names[one] for one in column.tolist()] for column in calls[2:5])
     called, phases = [name or "" for name in names], phases_at(packed.phases, calls.start)

@@ -65,8 +65,8 @@ def _decoded(file: TextIO) -> Iterator[Event]:
         text += _more(file, text)
     decode, text = json.JSONDecoder().raw_decode, text[begin.end() :]
     while True:
-        *found, text = _OPERATOR_EVENT.split(text)
-        between, *columns = (found[at::_PARTS] for at in range(_PARTS))
+        *parts, text = _OPERATOR_EVENT.split(text)
+        between, *columns = (parts[at::_PARTS] for at in range(_PARTS))
         for others in between:
             if others := others.strip(", \t\r\n"):
                 yield from json.loads(f"[{others}]")
@@ -269,7 +269,7 @@ def _span(event: Mapping[str, Any]) -> tuple[int, int]:
     return int(us) * 1000 + round(us % 1 * 1e3), round(event.get("dur", 0) * 1e3)
 
 
-class Launch(NamedTuple):
+class DriverCall(NamedTuple):
     """A call of the driver that gave the device work, or waited for it. Names and inputs are numbers, -1 is none."""
 
     start: int
@@ -282,7 +282,7 @@ class Launch(NamedTuple):
     inputs: int  # what that operator was given
 
 
-class Calls(NamedTuple):
+class OperatorCalls(NamedTuple):
     """Operators' calls in the order in which they end, a column for each field; names and inputs as above."""
 
     start: NDArray[Any]
@@ -296,7 +296,7 @@ class Calls(NamedTuple):
     again: NDArray[Any]  # whether an operator of the same name, another overload, called it: no call of its own
 
 
-def walk(packed: Packed) -> tuple[Calls, list[Launch]]:
+def walk(packed: Packed) -> tuple[OperatorCalls, list[DriverCall]]:
     """Return the calls of all operators, and all launches by their start.
 
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
@@ -338,7 +338,8 @@ def walk(packed: Packed) -> tuple[Calls, list[Launch]]:
     number = np.where(of == none, -1, of)
     over = np.flatnonzero(is_operator)
     over = over[np.lexsort((-over, (start + length)[over]))]  # of those that end at one moment, the inner ones first
-    calls = Calls(*(column[over] for column in (start, length, name, caller, modules, number, more, own, again)))
+    called = start, length, name, caller, modules, number, more, own, again
+    calls = OperatorCalls(*(column[over] for column in called))
     launched = (start, length, more, value, name[of], modules, number, more[of])
     launches = zip(*(column[what == _LAUNCH].tolist() for column in launched), strict=True)
-    return calls, list(map(Launch._make, launches))
+    return calls, list(map(DriverCall._make, launches))

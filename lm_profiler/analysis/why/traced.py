@@ -23,7 +23,7 @@ from lm_profiler.analysis.trace.pieces import (
     rank_of,
     shared_out,
 )
-from lm_profiler.analysis.trace.walk import Launch
+from lm_profiler.analysis.trace.walk import DriverCall
 from lm_profiler.record.parts import INPUT_PHASES
 
 # calls that make the host wait for the device; a copy from or to pageable memory waits, whatever its name
@@ -82,11 +82,11 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
             yield Gap(outside, NO_PHASE if at_input else phase, what, asked)
 
 
-def _end(call: Launch) -> int:
+def _end(call: DriverCall) -> int:
     return call.start + call.length
 
 
-def _in_call(calls: Sequence[Launch], waits: Container[int], begin: int, end: int) -> tuple[str, Launch] | None:
+def _in_call(calls: Sequence[DriverCall], waits: Container[int], begin: int, end: int) -> tuple[str, DriverCall] | None:
     """Return the call that the host was in while the device was idle, or whose end it had waited for."""
     for call in calls[bisect_left(calls, begin, key=_end) :]:
         if min(_end(call), end) - max(call.start, begin) > _MOST * (end - begin):
