@@ -150,9 +150,7 @@ def _called(name: str) -> str:
             opened += character
         elif character == "<" and not opened.endswith("("):
             opened += character
-        elif (character == ")" and opened.endswith("(")) or (
-            character == ">" and opened.endswith("<") and name[at - 1] != "-"
-        ):
+        elif opened[-1:] + character in ("()", "<>") and name[at - 1] != "-":
             opened = opened[:-1]
     return name
 
