@@ -224,8 +224,7 @@ def run_ab(options: AbOptions) -> int:
     if step.verdict == "UNCLEAR":
         pairs = len(sides["a"])
         looked = max((look for look in AB_LOOKS if look <= pairs), default=pairs)
-        few = "about" if interval else "at least"
-        why += f"; {few} {pairs_needed(interval, looked)} pairs like these would make it clear"
+        why += f"; {'about' if interval else 'at least'} {pairs_needed(interval, looked)} pairs would make it clear"
     return _tell(replace(comparison, step=step, notes=[*comparison.notes, why]), options, "ab")
 
 
