@@ -56,17 +56,18 @@ def by_name(
 
 def test_what_a_run_leaves_open_is_tried_with_the_time_of_what_it_touches() -> None:
     products_s, all_s = pytest.approx(0.6), pytest.approx(0.04)
+    compiled, batch, of = "model.compile=true", "data.batch_size", "trainer.accumulate_grad_batches"
     assert by_name(OURS, GPU) == {
         "trainer.precision=bf16-mixed": products_s,
         "torch.float32_matmul_precision=high": products_s,
-        "model.compile=true": products_s,
-        "model.compile=true + model.compile_mode=reduce-overhead": products_s,
-        "model.compile=true + model.compile_mode=max-autotune": products_s,
+        compiled: products_s,
+        f"{compiled} + model.compile_mode=reduce-overhead": products_s,
+        f"{compiled} + model.compile_mode=max-autotune": products_s,
         "model.fused=true": 0.05,
         "model.attention=sdpa": products_s,
         "model.activation_checkpointing=false": 0.4,
-        "data.batch_size=8 + trainer.accumulate_grad_batches=1": None,
-        "data.batch_size=2 + trainer.accumulate_grad_batches=4": None,
+        f"{batch}=8 + {of}=1": None,
+        f"{batch}=2 + {of}=4": None,
         **{f"data.num_workers={count}": 0.03 for count in (1, 2, 4, 8)},
         "data.pin_memory=true": all_s,
         "trainer.detect_anomaly=false": products_s,

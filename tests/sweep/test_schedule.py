@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from by_hand import CELL, leave_record, plan
+from stored_texts import assert_stored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from told import Told
 
@@ -103,8 +104,8 @@ def test_a_cell_over_its_time_is_asked_to_end_then_killed_and_the_next_one_runs(
     assert deaf == ["deaf", signal.SIGTERM]
     assert kill == ["deaf", signal.SIGKILL]
     assert last - later == pytest.approx(GRACE_S, abs=0.02)
-    reasons = {cell: outcome.reason for cell, outcome in read_outcomes(tmp_path).items()}
-    assert reasons == {**dict.fromkeys(("slow", "deaf"), "ran longer than 7 s; left no record"), "quick": None}
+    reasons = {cell: outcome.reason or "" for cell, outcome in read_outcomes(tmp_path).items()}
+    assert_stored("sweep/reasons: over its time", reasons)
 
 
 def test_interrupted_it_lets_cells_end_and_begins_none(tmp_path: Path) -> None:
@@ -148,41 +149,46 @@ REFUSED = Failure(phase="setup", step=None, type="Refused", message="it cannot f
 KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
 
 
-@pytest.mark.parametrize(
-    "left,ended,status,reason",
-    [
-        ("ok", Ended(0, 1.0), "ok", None),
-        ("ok", Ended(SEGV, 1.0), "ok", None),  # it crashed on its way out, with all said
-        ("oom", Ended(1, 1.0), "oom", "OutOfMemoryError in backward of step 2: CUDA out of memory"),
-        ("oom", Ended(KILL, 1.0, timeout_s=9), "oom", "OutOfMemoryError in backward of step 2: CUDA out of memory"),
-        ("failed", Ended(1, 1.0), "failed", "SomeError in forward of step 3: of mine"),
-        ("refused", Ended(2, 1.0), "refused", "it cannot fit; take less"),
-        ("interrupted", Ended(130, 1.0, timeout_s=9), "timeout", "ran longer than 9 s, in forward of step 3"),
-        (None, Ended(TERM, 1.0, timeout_s=9), "timeout", "ran longer than 9 s; left no record"),
-        ("ok", Ended(KILL, 1.0, timeout_s=9), "timeout", "ran longer than 9 s"),
-        (None, Ended(KILL, 1.0, memory_kills=1), "oom", "killed by the OOM killer; left no record"),
-        (None, Ended(KILL, 1.0), "interrupted", "killed by SIGKILL from outside; left no record"),
-        ("ok", Ended(KILL, 1.0), "interrupted", "killed by SIGKILL from outside"),  # the record was not completed
-        ("interrupted", Ended(130, 1.0), "interrupted", "in forward of step 3"),
-        (None, Ended(None, 1.0, lost="its job was cancelled"), "interrupted", "its job was cancelled"),
-        (None, Ended(SEGV, 1.0, memory_kills=1), "failed", "killed by SIGSEGV: the last words"),
-        (None, Ended(2, 1.0), "failed", "exit code 2: the last words"),
-        (None, Ended(0, 1.0), "failed", "left no record in its folder: the last words"),
-    ],
-    ids=str,
-)
-def test_the_runs_own_word_then_what_stopped_it_then_what_it_said(
-    left: Status | None, ended: Ended, status: str, reason: str | None, tmp_path: Path
-) -> None:
-    (tmp_path / CELL.id).mkdir()
-    (tmp_path / CELL.id / "output.txt").write_bytes(b"first\nlm_profiler: the last words\n\xff\n"[:-2])
-    if left is not None:
-        leave_record(tmp_path, left, failure={"oom": OUT_OF_MEMORY, "refused": REFUSED}.get(left))
-    outcome = record_outcome(tmp_path, CELL, ended)
-    assert (outcome.status, outcome.reason) == (status, reason)
-    assert outcome.run == (None if left is None else f"{CELL.id}/version_0")
-    assert (outcome.exit_code, outcome.duration_s) == (ended.code, 1.0)
-    assert read_outcome(tmp_path, CELL.id) == outcome
+ENDS: list[tuple[Status | None, Ended, str]] = [
+    ("ok", Ended(0, 1.0), "ok"),
+    ("ok", Ended(SEGV, 1.0), "ok"),  # it crashed on its way out, with all said
+    ("oom", Ended(1, 1.0), "oom"),
+    ("oom", Ended(KILL, 1.0, timeout_s=9), "oom"),
+    ("failed", Ended(1, 1.0), "failed"),
+    ("refused", Ended(2, 1.0), "refused"),
+    ("interrupted", Ended(130, 1.0, timeout_s=9), "timeout"),
+    (None, Ended(TERM, 1.0, timeout_s=9), "timeout"),
+    ("ok", Ended(KILL, 1.0, timeout_s=9), "timeout"),
+    (None, Ended(KILL, 1.0, memory_kills=1), "oom"),
+    (None, Ended(KILL, 1.0), "interrupted"),
+    ("ok", Ended(KILL, 1.0), "interrupted"),  # the record was not completed
+    ("interrupted", Ended(130, 1.0), "interrupted"),
+    (None, Ended(None, 1.0, lost="its job was cancelled"), "interrupted"),
+    (None, Ended(SEGV, 1.0, memory_kills=1), "failed"),
+    (None, Ended(2, 1.0), "failed"),
+    (None, Ended(0, 1.0), "failed"),
+]
+
+
+def test_the_runs_own_word_then_what_stopped_it_then_what_it_said_as_stored(tmp_path: Path) -> None:
+    said = {}
+    for number, (left, ended, status) in enumerate(ENDS):
+        folder = tmp_path / str(number)
+        (folder / CELL.id).mkdir(parents=True)
+        (folder / CELL.id / "output.txt").write_bytes(b"first\nlm_profiler: the last words\n\xff\n"[:-2])
+        if left is not None:
+            leave_record(folder, left, failure={"oom": OUT_OF_MEMORY, "refused": REFUSED}.get(left))
+        outcome = record_outcome(folder, CELL, ended)
+        assert outcome.status == status, (left, ended)
+        assert outcome.run == (None if left is None else f"{CELL.id}/version_0")
+        assert (outcome.exit_code, outcome.duration_s) == (ended.code, 1.0)
+        assert read_outcome(folder, CELL.id) == outcome
+        assert (outcome.reason is None) == (status == "ok")
+        how = {"timeout_s": ended.timeout_s, "memory_kills": ended.memory_kills, "left": left}
+        more = [f"{name} {value}" for name, value in how.items() if value]
+        said[", ".join([f"code {ended.code}", *more])] = outcome.reason or ""
+    assert len(said) == len(ENDS)
+    assert_stored("sweep/reasons: ended", said)
 
 
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import pytest
 from by_hand import leave_record, plan
+from raised import refusal
+from stored_texts import assert_stored
 
-from lm_profiler.record.sweep_files import PLAN_FILE, SweepPlan
+from lm_profiler.record.sweep_files import PLAN_FILE
 from lm_profiler.sweep.schedule import Ended, clear, record_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of
@@ -45,16 +47,17 @@ def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None
         assert folder.missing() == [cells.cells[0]]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [plan("a", "c"), plan("a", "b", verb="test"), plan("a", "b", seed=1), plan("a", "b", config_sha256="1")],
-    ids=["cells", "verb", "seed", "config"],
-)
-def test_another_plan_is_refused(other: SweepPlan, tmp_path: Path) -> None:
+def test_another_plan_is_refused(tmp_path: Path) -> None:
     plan("a", "b").write(tmp_path / PLAN_FILE)
     before = (tmp_path / "sweep.json").read_text()
-    with pytest.raises(UsageError, match=r"^name: expected the sweep that was started in .+, given one with other "):
-        SweepFolder(tmp_path, other)
+    others = {
+        "cells": plan("a", "c"),
+        "verb": plan("a", "b", verb="test"),
+        "seed": plan("a", "b", seed=1),
+        "config": plan("a", "b", config_sha256="1"),
+    }
+    said = {differs: refusal(UsageError, partial(SweepFolder, tmp_path, other)) for differs, other in others.items()}
+    assert_stored("sweep/refused: another", said, here=tmp_path)
     assert (tmp_path / "sweep.json").read_text() == before
 
 
@@ -65,8 +68,9 @@ def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(t
     again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
     with SweepFolder(again.folder, plan_of(again, {})) as folder:
         assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
-    with pytest.raises(UsageError, match="given one with other cells, options or config"):
-        SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"]), {}))
+    other = plan_of(replace(first, options=["--a.y=3"]), {})
+    told = refusal(UsageError, lambda: SweepFolder(tmp_path / "s", other))
+    assert_stored("sweep/refused: other options", {"of all cells": told}, here=tmp_path)
 
 
 def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_path: Path) -> None:
@@ -76,23 +80,22 @@ def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_pa
         first.begin()
         first.__exit__(None, None, None)
 
-    with pytest.raises(UsageError, match="given one with other cells"):
-        SweepFolder(tmp_path, plan("b"), sleep)
+    told = refusal(UsageError, lambda: SweepFolder(tmp_path, plan("b"), sleep))
+    assert_stored("sweep/refused: at once", {"the second": told}, here=tmp_path)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "version_0").mkdir()
-    with pytest.raises(UsageError, match=r"^name: expected a new folder or a sweep's, given "):
-        SweepFolder(tmp_path, plan("a"))
+    said = {"a run": refusal(UsageError, lambda: SweepFolder(tmp_path, plan("a")))}
     (tmp_path / "sweep.json").write_text(json.dumps({"schema_version": 99}))
-    with pytest.raises(UsageError, match=r"^name: expected a sweep, given a damaged one"):
-        SweepFolder(tmp_path, plan("a"))
+    said["a damaged sweep"] = refusal(UsageError, lambda: SweepFolder(tmp_path, plan("a")))
+    assert_stored("sweep/refused: something else", said, here=tmp_path)
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
-    told = r"^name: expected a sweep that is not running, given "
-    with SweepFolder(tmp_path / "s", plan("a")), pytest.raises(UsageError, match=told):
-        open_part(tmp_path / "s", None, "a")
+    with SweepFolder(tmp_path / "s", plan("a")):
+        told = refusal(UsageError, lambda: open_part(tmp_path / "s", None, "a"))
+    assert_stored("sweep/refused: running", {"the whole": told}, here=tmp_path)
     with SweepFolder(tmp_path / "s", plan("a")):
         pass
 
@@ -131,9 +134,11 @@ def test_parts_run_beside_each_other_and_beside_nothing_else(tmp_path: Path) -> 
     with open_part(tmp_path / "s", "1/2") as first, open_part(tmp_path / "s", "2/2") as second:
         first.begin()
         assert {cell.id for cell in first.missing()} | {cell.id for cell in second.missing()} == {"a", "b", "c"}
-        for other in ("1/2", "2/2", "1/3", None):
-            with pytest.raises(UsageError, match="expected a sweep that is not running"):
-                open_part(tmp_path / "s", other)
+        said = {
+            f"beside both halves {other or 'the whole'}": refusal(UsageError, partial(open_part, tmp_path / "s", other))
+            for other in ("1/2", "2/2", "1/3", None)
+        }
+    assert_stored("sweep/refused: part", said, here=tmp_path)
     for again in ("1/3", None, "2/2"):
         with open_part(tmp_path / "s", again):
             pass

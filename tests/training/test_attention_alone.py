@@ -13,11 +13,14 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.cli import trainer_cli
 from lm_profiler.cli.main import main
 from lm_profiler.models import transformer
 from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
+from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -82,31 +85,28 @@ def test_its_batches_hold_nothing_and_say_how_many_tokens_they_stand_for() -> No
     assert AttentionAlone().tokens_in(batch) == B * T
 
 
-@pytest.mark.parametrize(
-    "make, said",
-    [
-        (lambda: AttentionAlone(d_model=0), "d_model: expected 1 or more, given 0"),
-        (lambda: AttentionAlone(attention="flash"), "attention: expected sdpa, math or package.module:function, given"),
-        (lambda: EmptyBatches(batch_size=0), "batch_size: expected 1 or more, given 0"),
-        (lambda: EmptyBatches(context_length=0), "context_length: expected 1 or more, given 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make()
+def test_wrong_arguments_are_refused_as_stored() -> None:
+    makes: dict[str, Callable[[], object]] = {
+        "d_model": lambda: AttentionAlone(d_model=0),
+        "attention": lambda: AttentionAlone(attention="flash"),
+        "batch_size": lambda: EmptyBatches(batch_size=0),
+        "context_length": lambda: EmptyBatches(context_length=0),
+    }
+    said = {name: refusal(UsageError, make) for name, make in makes.items()}
+    assert_stored("training/refused: attention alone", said)
 
 
 def test_other_data_are_refused_before_anything_is_made(make_trainer: Callable[..., Trainer]) -> None:
     tokens = FakeTokens(batch_size=B, context_length=T, vocab_size=10)
-    with pytest.raises(ValueError, match=r"data: expected lm_profiler\.training\.EmptyBatches .*, given FakeTokens"):
-        make_trainer(1).fit(AttentionAlone(), datamodule=tokens)
+    told = refusal(UsageError, lambda: make_trainer(1).fit(AttentionAlone(), datamodule=tokens))
+    assert_stored("training/refused: data of attention alone", {"fake tokens": told})
 
 
 def test_a_gradient_scaler_which_needs_an_optimizer_is_refused(make_trainer: Callable[..., Trainer]) -> None:
     trainer = make_trainer(1, precision="16-mixed")
     assert isinstance(trainer.precision_plugin, MixedPrecision)
-    with pytest.raises(ValueError, match="expected one without a gradient scaler"):
-        trainer.fit(AttentionAlone(), datamodule=data())
+    told = refusal(UsageError, lambda: trainer.fit(AttentionAlone(), datamodule=data()))
+    assert_stored("training/refused: scaler of attention alone", {"16-mixed": told})
 
 
 @pytest.mark.parametrize("precision, dtype", [("bf16-true", torch.bfloat16), ("bf16-mixed", torch.float32)])
@@ -137,8 +137,9 @@ def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_th
     trainer.fit(module, datamodule=data())
     assert module.attend.func is attend
     somebodys.attend = lambda q, k, v, is_causal: q
-    with pytest.raises(ValueError, match=r"^model\.attention: expected values of "):
-        trainer_cli.check_attention_of(module, given, "fit")
+    told = refusal(UsageError, lambda: trainer_cli.check_attention_of(module, given, "fit"))
+    assert told.startswith("model.attention: expected values ")
+    assert f"somebodys:attend in {str(dtype).removeprefix('torch.')}" in told
 
 
 @pytest.mark.usefixtures("no_preflight")

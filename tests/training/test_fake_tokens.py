@@ -13,10 +13,13 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from raised import refusal
+from stored_texts import assert_stored
 from torch.utils.data import DistributedSampler
 
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.fake_tokens import ENDLESS, RankSampler, TokenSequences
+from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -168,8 +171,8 @@ def test_numbers_out_of_range_are_refused(option: str, value: int, least: int) -
 
 
 def test_an_unknown_distribution_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="distribution: expected one of uniform, zipf, given 'normal'"):
-        FakeTokens(distribution="normal")  # type: ignore[arg-type]
+    told = refusal(UsageError, lambda: FakeTokens(distribution="normal"))  # type: ignore[arg-type]
+    assert_stored("training/refused: distribution", {"normal": told})
 
 
 @pytest.mark.gpu

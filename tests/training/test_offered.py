@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from raised import refusal
+from stored_texts import assert_stored
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
@@ -70,8 +73,8 @@ def test_what_is_not_asked_for_is_left_alone() -> None:
 
 
 def test_a_loader_of_another_class_is_refused_in_a_line() -> None:
-    with pytest.raises(UsageError, match="loader: expected a DataLoader of torch in the data, given a list"):
-        LoaderOptions(pin_memory=True).changed([1])
+    told = refusal(UsageError, lambda: LoaderOptions(pin_memory=True).changed([1]))
+    assert_stored("training/refused: loader", {"a list": told})
 
 
 class Called(nn.Module):
@@ -87,8 +90,11 @@ def test_the_parts_that_are_called_and_have_weights_are_compiled() -> None:
     TorchOptions(compile=True).apply(module)
     compiled = {name for name, part in module.named_modules() if part._compiled_call_impl is not None}
     assert compiled == {"many.0", "many.1", "one"}
-    for wrong in (nn.Linear(2, 2), nn.Sequential(nn.ReLU())):
-        with pytest.raises(UsageError, match=r"torch\.compile: expected a module that has parts"):
-            TorchOptions(compile=True).apply(wrong)
-    with pytest.raises(UsageError, match=r"torch\.compile_mode: expected one of"):
-        TorchOptions(compile=True, compile_mode="fastest").apply(module)
+    compiling = TorchOptions(compile=True)
+    said = {
+        "no parts": refusal(UsageError, lambda: compiling.apply(nn.Linear(2, 2))),
+        "no weights": refusal(UsageError, lambda: compiling.apply(nn.Sequential(nn.ReLU()))),
+    }
+    told = refusal(UsageError, lambda: TorchOptions(compile=True, compile_mode="fastest").apply(module))
+    said["mode"] = re.sub(r"(?<=one of ).*(?=, given)", "TORCH'S MODES", told)
+    assert_stored("training/refused: compile", said)

@@ -167,7 +167,7 @@ def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
     assert rows["slow matmuls"] == ["41.0", "24.4%", "36.9", "49.2"]
     assert rows["step"][2:] == ["", ""]
     assert any(line.startswith("from, to:") and "3 traced steps" in line for line in table.below)
-    assert ends_text(fall, terms[2]) == "36.9 to 49.2 ms in 3 traced steps"
+    assert_stored("report/notes: ends of a term", {"of three steps": ends_text(fall, terms[2])})
     assert ends_text(made, made.terms[2]) == ""  # of one step, and of an older version
 
 

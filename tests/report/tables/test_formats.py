@@ -88,7 +88,7 @@ def test_nothing_in_a_name_reaches_the_terminal_as_an_order():
     lines = terminal(nasty()).splitlines()
     assert len(lines) == 3
     assert "\x1b" not in lines[2]
-    assert lines[2].startswith("[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s* new\\x1b[31m \\udcff")
+    assert_stored("report/names: terminal", {"a name of marks": lines[2]})
 
 
 def test_nothing_in_a_name_breaks_a_markdown_table():
@@ -111,7 +111,7 @@ def test_nothing_in_a_name_breaks_latex():
     [row] = [line for line in text.splitlines() if line.startswith(" ")][1:]
     assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
     assert row.count("&") - row.count("\\&") == 1
-    assert r"\ensuremath{<}b\ensuremath{>}\&lt; \$5\_\% \#\{\textasciitilde{}\^{}\textbackslash{}\}" in row
+    assert_stored("report/names: latex", {"a name of marks": row})
 
 
 def test_nothing_in_a_name_breaks_typst():
