@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from raised import refusal
+from stored_texts import assert_stored
 from warm import end, start
 
 from benchmarks.launches import SMALL, TOY, WAYS, Started
@@ -80,70 +82,32 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
 
 
-@pytest.mark.parametrize(
-    "variables, options, said",
-    [
-        (
-            ELASTIC | {"RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2},
-            [],
-            (
-                "trainer.devices: expected the 4 processes that torchrun started, given 1 x 1 (num_nodes); "
-                "add --trainer.devices=2 --trainer.num_nodes=2"
-            ),
-        ),
-        (
-            ELASTIC | {"RANK": 0, "LOCAL_RANK": 0},
-            ["--trainer.strategy=ddp"],
-            (
-                "trainer.devices: expected the 4 processes that torchrun started, given 1 x 1 (num_nodes); "
-                "add --trainer.devices=4 --trainer.num_nodes=1"
-            ),
-        ),
-        (
-            SLURM | {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0},
-            ["--trainer.strategy=ddp", "--trainer.devices=4"],
-            (
-                "trainer: You set `devices=4` in Lightning, but the number of tasks per node configured in SLURM "
-                "`--ntasks-per-node=2` does not match. HINT: Set `devices=2`; given devices='4'"
-            ),
-        ),
-        (
-            {},
-            ["--trainer.strategy=mine.Strategy"],
-            (
-                "trainer.strategy: expected the name of a strategy, given mine.Strategy; "
-                "a class is --trainer.strategy.class_path=mine.Strategy"
-            ),
-        ),
-        (
-            {},
-            ["--trainer.strategy=fsdp"],
-            (
-                "trainer: The strategy `fsdp` requires a GPU accelerator, but received `accelerator='cpu'`. Please set "
-                "`accelerator='cuda'`, `accelerator='gpu'`, or pass a `CUDAAccelerator()` instance to use FSDP; given "
-                "accelerator='cpu', strategy='fsdp'"
-            ),
-        ),
-        (
-            {"SLURM_NTASKS": 2, "SLURM_PROCID": 0},
-            ["--trainer.strategy=ddp"],
-            (
-                "trainer: You set `--ntasks=2` in your SLURM bash script, but this variable is not supported. HINT: "
-                "Use `--ntasks-per-node=2` instead"
-            ),
-        ),
-    ],
-)
-def test_what_cannot_be_one_training_is_refused_in_a_line(
-    variables: dict[str, Any], options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+MISMATCHED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "nodes of torchrun": (ELASTIC | {"RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, []),
+    "devices of torchrun": (ELASTIC | {"RANK": 0, "LOCAL_RANK": 0}, ["--trainer.strategy=ddp"]),
+    "devices of SLURM": (
+        SLURM | {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0},
+        ["--trainer.strategy=ddp", "--trainer.devices=4"],
+    ),
+    "a class": ({}, ["--trainer.strategy=mine.Strategy"]),
+    "fsdp without a GPU": ({}, ["--trainer.strategy=fsdp"]),
+    "tasks of SLURM": ({"SLURM_NTASKS": 2, "SLURM_PROCID": 0}, ["--trainer.strategy=ddp"]),
+}
+
+
+def test_what_cannot_be_one_training_is_refused_in_a_line_as_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    as_it_was(variables, monkeypatch)
-    cli = ProfilerCLI(Call(["fit", "--trainer.accelerator=cpu", *options]))
-    with pytest.raises(UsageError) as refused:
-        cli.begin()
-    assert str(refused.value) == said
-    assert list(tmp_path.iterdir()) == []
+    said = {}
+    for case, (variables, options) in MISMATCHED.items():
+        with monkeypatch.context() as patch:
+            as_it_was(variables, patch)
+            cli = ProfilerCLI(Call(["fit", "--trainer.accelerator=cpu", *options]))
+            said[case] = told = refusal(UsageError, cli.begin)
+        assert "\n" not in told
+        assert list(tmp_path.iterdir()) == []
+    assert_stored("cli/launching", said)
 
 
 def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(

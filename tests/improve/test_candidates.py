@@ -56,13 +56,14 @@ def by_name(
 
 def test_what_a_run_leaves_open_is_tried_with_the_time_of_what_it_touches() -> None:
     products_s, all_s = pytest.approx(0.6), pytest.approx(0.04)
-    compiled, batch, of = "model.compile=true", "data.batch_size", "trainer.accumulate_grad_batches"
+    compiled, mode = "model.compile=true", "model.compile_mode"
+    batch, of = "data.batch_size", "trainer.accumulate_grad_batches"
     assert by_name(OURS, GPU) == {
         "trainer.precision=bf16-mixed": products_s,
         "torch.float32_matmul_precision=high": products_s,
         compiled: products_s,
-        f"{compiled} + model.compile_mode=reduce-overhead": products_s,
-        f"{compiled} + model.compile_mode=max-autotune": products_s,
+        f"{compiled} + {mode}=reduce-overhead": products_s,
+        f"{compiled} + {mode}=max-autotune": products_s,
         "model.fused=true": 0.05,
         "model.attention=sdpa": products_s,
         "model.activation_checkpointing=false": 0.4,

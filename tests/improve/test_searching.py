@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
@@ -258,7 +259,7 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
     assert (f"9.5 min of 10 min; measuring: {CELL.id}, 3.0 s" in running.get()) is terminal
 
 
-@pytest.mark.parametrize("shared, notes", [(0, []), (3, ["3 of 5 runs shared the machine with something else"])])
-def test_runs_that_shared_the_machine_are_told(shared: int, notes: list[str]) -> None:
-    record = Account(ImproveRequest(config="demo"), "now").record(None, "done", 5, shared)
-    assert [note.partition(",")[0] for note in record.notes] == notes
+def test_runs_that_shared_the_machine_are_told_as_stored() -> None:
+    account = Account(ImproveRequest(config="demo"), "now")
+    said = {f"{shared} of 5": account.record(None, "done", 5, shared).notes for shared in (0, 3)}
+    assert_stored("improve/notes: shared", said)

@@ -230,7 +230,6 @@ REFUSED = [
     ["--grid.model.size"],
     [GRID, "--devices=0,0"],
     ["--grid.model.size=a,a"],
-    ["--grid.model.size=[a"],
     [GRID, "--repeat=3"],
     [GRID, "--repeats=0"],
     [GRID, "--repeats=many"],
@@ -260,9 +259,16 @@ def test_a_wrong_call_is_told_as_stored() -> None:
     assert_stored("sweep/refused: call", said)
 
 
-def test_a_number_of_5000_digits_is_told_in_pythons_words() -> None:
-    told = refusal(UsageError, lambda: read_request([GRID, "--repeats=" + "9" * 5000]))
-    assert told.startswith("repeats: Exceeds the limit (4300")
+@pytest.mark.parametrize(
+    "option,told",
+    [
+        ("--repeats=" + "9" * 5000, "repeats: Exceeds the limit (4300"),
+        ("--grid.model.size=[a", "grid.model.size: expected YAML, given '[[a]'"),
+    ],
+    ids=["number", "list"],
+)
+def test_what_cannot_be_read_is_told_in_the_words_of_its_reader(option: str, told: str) -> None:
+    assert refusal(UsageError, lambda: read_request([GRID, option])).startswith(told)
 
 
 def test_a_wrong_file_is_told_as_stored(tmp_path: Path) -> None:

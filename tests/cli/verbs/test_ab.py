@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import yaml
 from compared import rows, write
+from raised import refusal
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.compare.ratio import RatioInterval, change
 from lm_profiler.cli.main import main
@@ -117,12 +119,12 @@ def test_run_that_fails_ends_it_with_its_last_line(
     repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(call: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(call, 1, "", "first\nno such file: train.py\n")
+        return subprocess.CompletedProcess(call, 1, "", "first\nno train.py\n")
 
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda call, **given: (real if call[0] == "git" else fails)(call, **given))
     assert main(["ab", "--a", "git:main", "--", "run", "--", "python", "train.py"]) == 1
-    assert "no such file: train.py" in capsys.readouterr().err
+    assert "first; no train.py\n" in capsys.readouterr().err
 
 
 def test_what_is_not_clear_says_how_many_pairs_would_make_it_so() -> None:
@@ -137,10 +139,11 @@ def test_a_program_that_leaves_no_run_does_not_count_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "logs/a/version_0", rows({"forward": [0.01] * 10}))
-    fails = subprocess.CompletedProcess([], 1, "", "no disk is left\nnothing was profiled\n")
+    fails = subprocess.CompletedProcess([], 1, "", "no disk\nno run\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: fails)
-    with pytest.raises(ab._RunFailed, match="ended with 1: no disk is left; nothing was profiled"):
-        ab._run(["run", "--", "python", "train.py"], [], tmp_path, tmp_path / "logs/a")
+    call = ["run", "--", "python", "train.py"]
+    told = refusal(ab._RunFailed, lambda: ab._run(call, [], tmp_path, tmp_path / "logs/a"))
+    assert_stored("cli/ab", {"no run is left": told}, here=tmp_path)
 
 
 def test_what_is_imported_from_the_repository_comes_from_the_tree(

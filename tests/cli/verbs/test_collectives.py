@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.surroundings import say_who_shares
@@ -48,15 +49,17 @@ def test_a_port_that_is_taken_is_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("localhost", 0)) as taken:
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        port, said = str(taken.getsockname()[1]), {}
+        monkeypatch.setenv("MASTER_PORT", port)
         for call in (["collectives", "--sizes", "1KB"], ["fit", "--trainer.accelerator=cpu", "--trainer.devices=2"]):
             assert main(call) == 2
             (line,) = capfd.readouterr().err.splitlines()
-            assert line.startswith("lm_profiler: MASTER_PORT: expected a free port, given ")
+            said[call[0]] = line.replace(port, "PORT")
+    assert_stored("cli/ranks: taken port", said)
 
 
 def test_more_processes_than_cores_are_told_and_no_others(capfd: pytest.CaptureFixture[str]) -> None:
     for count in (2, 3):
         say_who_shares(count, 2, "the step")
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("lm_profiler: 3 processes share 2 cores: ")
+    assert_stored("cli/ranks: cores", {"3 of 2": line})

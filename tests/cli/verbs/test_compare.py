@@ -193,8 +193,8 @@ def test_a_folder_with_a_search_and_no_run_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_search(tmp_path / "search", made_improve())
-    assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "lm_profiler: compare: A: expected runs, given none\n"
+    call = ["compare", str(tmp_path), str(tmp_path)]
+    assert_refused_as_stored("cli/refused: a search alone", [call], capsys, here=tmp_path)
 
 
 def test_the_machine_is_that_of_the_first_run_that_knows_its_own(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import warm
 import yaml
 from refused import assert_refused_as_stored
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
@@ -114,8 +115,9 @@ def test_a_search_without_time_for_its_first_run_says_so(tmp_path: Path) -> None
     (tmp_path / "own_module.py").write_text(OWN)
     steps = ("--stages.warmup_steps=1", "--stages.measure_steps=6", "--trace.steps=0", "--actions.steps=0")
     call = ["improve", "--model=own_module.Own", "--trainer.accelerator=cpu", *steps, "--name=it"]
-    told = "lm_profiler: unknown option --model.wdth; did you mean --model.width?\n"
-    assert said(*call, "--try.model.wdth=8") == (2, "", told)
+    code, out, told = said(*call, "--try.model.wdth=8")
+    assert (code, out) == (2, "")
+    assert_stored("cli/refused: improve", {"wdth": told})
     assert not (tmp_path / "logs").exists()
 
     code, _, told = said(*call, "--torch.compile_mode=fastest", "--torch.compile=true")  # what is told when it is built

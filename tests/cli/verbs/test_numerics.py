@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs.selftest import sums
@@ -40,8 +41,7 @@ def test_it_is_a_table_in_the_formats_of_people(tmp_path: Path, capsys: pytest.C
     assert main(["numerics", "--output", str(tmp_path / "sums.typ")]) == 0
     written = " ".join((tmp_path / "sums.typ").read_text().split())
     assert '"bfloat16 += bfloat16" , "4.0000"' in written
-    assert main(["numerics", "--format", "csv"]) == 2
-    assert "format: expected one of terminal, markdown, latex, typst" in capsys.readouterr().err
+    assert_refused_as_stored("cli/refused: formats", [["numerics", "--format", "csv"]], capsys)
 
 
 def test_it_takes_no_arguments(capsys: Any) -> None:

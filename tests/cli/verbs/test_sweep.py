@@ -20,6 +20,7 @@ import warm
 import yaml
 from faults import breaks
 from refused import assert_refused_as_stored
+from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.record.run_record import read_run
@@ -98,8 +99,8 @@ def test_a_wrong_call_is_told_as_stored_and_leaves_nothing(here: Path, capsys: p
 def test_a_full_disk_is_told_in_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with breaks(SweepFolder.missing, OSError(errno.ENOSPC, "No space left on device")):
         assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
-    told = "given logs/base_sweep (No space left on device); run the same command again for the missing cells\n"
-    assert capsys.readouterr().err.endswith(told)
+    said = {"an error": capsys.readouterr().err.splitlines()[-1]}
+    assert_stored("sweep/reasons: full disk", said)
 
 
 def test_a_dry_run_prints_calls_for_a_shell_and_loads_neither_torch_nor_lightning(here: Path) -> None:
@@ -164,10 +165,10 @@ def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path) -> None:
 def test_a_module_that_never_ends_to_import_or_to_build_is_stopped_at_the_time_of_a_cell(here: Path) -> None:
     (here / "slow.py").write_text("import time; time.sleep(600)")
     assert swept("--config=base.yaml", "--timeout_s=1", "--repeats=2", "--model=slow.M").returncode == 1
-    outcomes = read_outcomes(here / "logs" / "base_sweep").values()
-    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
-        ("timeout", "ran longer than 1 s; left no record")
-    ] * 2
+    outcomes = read_outcomes(here / "logs" / "base_sweep")
+    assert [outcome.status for outcome in outcomes.values()] == ["timeout"] * 2
+    said = {cell: outcome.reason or "" for cell, outcome in outcomes.items()}
+    assert_stored("sweep/reasons: never ends to import", said)
 
 
 class Sweep:

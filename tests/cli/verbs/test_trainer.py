@@ -571,7 +571,7 @@ def test_only_the_user_speaks_beside_us(here: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     said = [line for line in done.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
-    assert said[0].startswith("lm_profiler: model: users_module.Users takes the place of tiny.yaml's")
+    assert_stored("cli/spoken", {"a class of the line": said[0]})
     assert [line.endswith("user's warning") for line in said] == [False, True]
     printed = done.stdout.splitlines()
     assert printed[0].endswith("user's print")
