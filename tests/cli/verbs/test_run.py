@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -89,7 +90,10 @@ def test_help_is_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(os, "execvp", start)
     monkeypatch.setenv(VARIABLE, "")  # which is so again after the test
+    before = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     main(["run", "--name=x", "--", "not_there_at_all", "--help", "--name", "y", "--"])
+    for number, handler in before.items():  # a program gets the system's, and this process is none
+        signal.signal(number, handler)
     assert seen == [("not_there_at_all", ["not_there_at_all", "--help", "--name", "y", "--"])]
     assert json.loads(os.environ[VARIABLE])["options"]["name"] == "x"
 
