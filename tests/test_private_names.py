@@ -90,12 +90,7 @@ def uses(source: str, own: set[str]) -> Iterator[str]:
             yield from (alias.name for alias in node.names if PRIVATE.fullmatch(alias.name) and alias.name not in own)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if "._" in alias.name)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
-            "getattr",
-            "hasattr",
-            "setattr",
-            "delattr",
-        ):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in BY_NAME:
             name = node.args[1]
             if isinstance(name, ast.Constant) and PRIVATE.fullmatch(str(name.value)) and name.value not in own:
                 yield str(name.value)

@@ -42,8 +42,8 @@ class PythonTimes:
     part: Guard = UNGUARDED  # guards what training calls here
     _cost_ns: tuple[float, float] = (0.0, 0.0)  # what following adds from one event to the next, by each clock
     _ns: defaultdict[tuple[int, Line, str], list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0]))
-    _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
-    _owner: FrameType | None = None  # has the time that passes, where the stack has anybody's
+    # each call's frame whose line has the time, if any, and what it is; the first stands for what no call is around
+    _stack: list[tuple[FrameType | None, str]] = field(default_factory=lambda: [(None, "")])
     _left: int = MOST_EVENTS
     _last_ns: int = 0
     _last_ran_ns: int = 0
@@ -60,35 +60,33 @@ class PythonTimes:
     def stop(self) -> None:
         if getattr(sys.getprofile(), "__self__", None) is self:
             sys.setprofile(None)
-        self._stack.clear()
-        self._owner = None
+        del self._stack[1:]
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
         # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
-        if (owner := self._owner) is not None:
+        owner, what = self._stack[-1]
+        if owner is not None:
             now_ns, ran_ns = self.clock(), self.ran()
         try:
             if owner is not None:
-                what = self._stack[-1][1]
                 passed_ns = now_ns - self._last_ns - self._cost_ns[0]
                 own_ns = ran_ns - self._last_ran_ns - self._cost_ns[1]
                 self._ns[self.phase(), _line_of(owner), what][0] += passed_ns if "." in what else own_ns
             if event in ("call", "c_call"):
                 self._enter(frame, arg if event == "c_call" else None)
-            elif self._stack:  # functions that were entered before the start are not on the stack
+            elif len(self._stack) > 1:  # functions that were entered before the start are not on the stack
                 self._stack.pop()
             self._left -= 1
             if self._left <= 0:
                 self.stop()
-            self._owner = self._stack[-1][0] if self._stack else None
-            if self._owner is not None:  # what passed since the reading above is the cost of following
+            if self._stack[-1][0] is not None:  # what passed since the reading above is the cost of following
                 self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
             self.stop()
             self.part.failed(error)
 
     def _enter(self, frame: FrameType, function: Any) -> None:
-        owner, inside = self._stack[-1] if self._stack else (None, "")
+        owner, inside = self._stack[-1]
         if function is not None:
             what = inside if owner is None else _name_of(function) or inside
             if what == "torch" and inside != "python":
