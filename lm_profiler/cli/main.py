@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
@@ -96,7 +97,7 @@ def _run(arguments: list[str]) -> int:
 def _run_command(verb: str, arguments: list[str]) -> int:
     from lm_profiler.cli.options import OptionsReader
 
-    kind, examples, run = import_module(f"lm_profiler.cli.verbs.{_SHARED.get(verb, verb)}").VERBS[verb]
+    kind, examples, run = _module_of(_SHARED.get(verb, verb)).VERBS[verb]
     reader = OptionsReader(verb, kind)
     if {"-h", "--help"} & {*arguments[: [*arguments, "--"].index("--")]}:
         print(reader.help(examples))
@@ -114,10 +115,13 @@ def _run_trainer(arguments: list[str]) -> int:
     if sys.argv[1:] == arguments:
         # Lightning starts the other ranks with sys.argv; they cannot read this process's pipes again.
         sys.argv[1:] = call.arguments
-    # Ctrl-C waits for these seconds: packages whose import is cut short fail in many ways.
+    return int(_module_of("trainer").run(call))
+
+
+def _module_of(verb: str) -> ModuleType:
+    """Import the module of ``verb``; Ctrl-C waits, because a package whose import is cut short fails in many ways."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
-        run = import_module("lm_profiler.cli.verbs.trainer").run
+        return import_module(f"lm_profiler.cli.verbs.{verb}")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return int(run(call))
