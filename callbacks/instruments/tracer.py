@@ -218,8 +218,7 @@ class Tracer(Instrument):
 
     def work(self, notes: list[str]) -> TracedWork | None:
         """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
-        work = work_of(self.path)
-        if work is None and self.path.exists():
+        if (work := work_of(self.path)) is None and self.path.exists():
             notes.append("no kernels, no waterfall: the run ended before a traced step was over")
         return work
 

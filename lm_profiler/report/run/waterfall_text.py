@@ -186,10 +186,9 @@ def _terms_table(fall: Waterfall) -> Table:
     step = [text_cell("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     bold: Sequence[TableCell] = [TableCell(cell.value, cell.text, style="bold") for cell in step]
     rows.append([*bold, *[text_cell("")] * (len(headings) - len(step))])
-    below = [f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}", *(f"note: {n}" for n in fall.notes)]
-    if ends:
-        below.insert(0, f"from, to: what each of the {fall.traced_steps} traced steps alone would tell; no interval")
-    return Table(headings, rows, below=below)
+    told_by = f"from, to: what each of the {fall.traced_steps} traced steps alone would tell; no interval"
+    below = [told_by] * bool(ends) + [f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}"]
+    return Table(headings, rows, below=[*below, *(f"note: {n}" for n in fall.notes)])
 
 
 def _largest_contributors(fall: Waterfall) -> Table:
