@@ -7,6 +7,7 @@ imported, or of warnings on the way, is no test for these.
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import json
 import multiprocessing
@@ -158,6 +159,7 @@ os.register_at_fork(after_in_child=lambda: _ask_server_of(_SERVER._forkserver_ad
 
 
 def _answer(told: bytes, link: Connection, environment: dict[str, str]) -> None:
+    gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
     torch._dynamo.config.disable = True  # which torch asks when it is loaded
@@ -176,6 +178,7 @@ def _become(
     arguments: tuple[str, ...], folder: str, environment: dict[str, str], rates: bool, address: str, *streams: str
 ) -> None:
     """What an interpreter does with them."""
+    gc.freeze()  # no collection here looks at, and so copies, what the server has loaded
     os.setsid()
     _ask_server_of(address)
     child.interpreter = interpreter
