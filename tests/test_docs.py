@@ -42,8 +42,11 @@ FEWER_CELLS = {
     "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]"',
     "sweep attention": "--grid.data.context_length 64",
     "sweep demo": "--grid.data.context_length 32,64",
+    "--name ways": "--grid.trainer.strategy overlap_ddp",
+    "--name sharding": '--list "[{trainer.strategy: fsdp2}]"',
 }
-"""Put at the line's end: cells of each kind that the page has, but not every size of them."""
+"""Put at the line's end: cells of each kind that the page has, but not every size of them, nor every way over ranks:
+each takes two seconds, and has tests of its own (test_data_parallel.py, test_real_ranks.py)."""
 
 
 def commands(page: Path) -> list[str]:
@@ -65,7 +68,7 @@ def tiny(line: str) -> str:
     call = " ".join(line.split()[1:3])
     if not (options := TINY.get(call, TINY.get(verb))):
         return line
-    line = f"{line} {FEWER_CELLS.get(call, '')}".rstrip()
+    line = " ".join([line, *(fewer for part, fewer in FEWER_CELLS.items() if part in line)])
     return re.sub(r"(--config \w+|sweep \w+)", rf"\1 {options}", line, count=1)
 
 
