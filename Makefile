@@ -4,13 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip compiles in one process; afterwards it takes several. A file for another Python, of which there are some, is no fault.
-# Left out is what nobody here imports, four tenths of all: others' tests, large parts of some packages, and transformers'
-# models but for the example's.
+# Nothing is compiled ahead: what is never imported, the most of it, need not be, and the rest is where it is first used.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-UNUSED = tests|testing|plotly|databricks|mypyc?|dulwich|tornado|aiohttp|torchgen|wcwidth|prompt_toolkit
-NOT_COMPILED = /($(UNUSED))/|/transformers/models/(?!auto|encoder_decoder|llama)
-COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true
 # uv takes a third of pip's time, and is told where pip looks for wheels; where there is no uv, pip installs.
 WHEELS_AT = $${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)}
 WANTED ?= --constraint constraints.txt
@@ -130,11 +125,9 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	$(call INSTALL,--editable .)
-	@$(COMPILE)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	$(call INSTALL,--editable '.[dev]')
-	@$(COMPILE)
 	@touch $@ $(INSTALLED)
