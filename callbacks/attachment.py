@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class Attachment:
     ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     begun: bool = False  # true once there is a session
+    process: int = field(default_factory=os.getpid)  # a copy that the program forks later has no say in the run
     phases: PhaseProfiler | None = None
     watching: Watching | None = None
     _stopping: StoppingRule | None = None
@@ -70,8 +72,7 @@ class Attachment:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
         options, ending = self.options, self.ending
         if options.watch is not None:
-            called_ns = options.launch.called_ns
-            since_ns = began_ns if called_ns is None else called_ns
+            since_ns = began_ns if (called_ns := options.launch.called_ns) is None else called_ns
             self.watching = Watching(self.callback, self.trainer, options.watch, options.clock, since_ns, self.report)
             self.watching.ledger.until(began_ns, "processes and prepare_data")
         ending.exchange = Exchange.of_process_group()
@@ -99,9 +100,8 @@ class Attachment:
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
-            timeline.observers += (
-                Guard("trace.nvtx", self.report).guard(PhaseRanges(nvtx.range_push, nvtx.range_pop)),
-            )
+            ranges = PhaseRanges(nvtx.range_push, nvtx.range_pop)
+            timeline.observers += (Guard("trace.nvtx", self.report).guard(ranges),)
         self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
         loader = trainer.train_dataloader if options.verb == "fit" else None
         combined, silent = isinstance(loader, (dict, list, tuple)), options.quiet or not trainer.is_global_zero
@@ -125,8 +125,7 @@ class Attachment:
         if self.trainer.is_global_zero:
             Guard("writing an unfinished record", self.report).run(self.ending.begin, self._steps)
         else:
-            rows = Guard("writing the steps while they come", self.report)
-            rows.run(begin_rows, folder, self.trainer.global_rank)
+            Guard("writing the steps while they come", self.report).run(begin_rows, folder, self.trainer.global_rank)
 
     def leave(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""

@@ -6,6 +6,7 @@ microseconds per step, whatever it does.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -227,16 +228,15 @@ class TrainingProfiler(Callback):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if (run := self._run) is None:
+        if (run := self._run) is None or run.process != os.getpid():
             return
         if run.watching is not None:
             run.watching.part.run(run.watching.end)
-        if run.ending.over:
-            return
-        run.ending.part.run(run.died, exception)
+        if not run.ending.over:
+            run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if (run := self._run) is not None:
+        if (run := self._run) is not None and run.process == os.getpid():
             if run.watching is not None:
                 run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import os
 import pickle
 import resource
 import shutil
@@ -19,6 +20,7 @@ import torch
 from faults import Manual, Tiny, assert_same_weights, breaks, fault, places, profiler, train
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scripts import SUPPORT
+from torch import Tensor
 from warm import run
 
 from lm_profiler.callbacks import TrainingProfiler
@@ -70,6 +72,28 @@ def test_a_step_that_somebody_profiles_while_ours_traces_ends_nothing(step: int)
 
 
 # -- copies and pickles -------------------------------------------------------------------------------------------
+
+
+def test_a_forked_copy_that_leaves_the_training_has_no_say_in_the_run(tmp_path: Path) -> None:
+    own, ours, states = os.getpid(), profiler(), []
+
+    class Forks(Tiny):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            if batch_idx == 3 and os.getpid() == own:
+                if (copied := os.fork()) == 0:
+                    raise SystemExit
+                os.waitpid(copied, 0)
+                states.append(read_run(ours.folder).status)
+            return super().training_step(batch, batch_idx)
+
+    try:
+        train(tmp_path, [ours], Forks)
+    finally:
+        if os.getpid() != own:
+            os._exit(0)
+    assert states == ["unfinished"]
+    assert ours.record is not None
+    assert (ours.record.status, ours.record.failure) == ("ok", None)
 
 
 class Copies(Callback):

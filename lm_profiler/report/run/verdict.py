@@ -91,7 +91,8 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 def _what_to_do(finding: Finding, record: RunRecord) -> str:
     could = "could save" if finding.may else "saves"
-    saves = f"It {could} at most {duration_text(finding.saves_s)} ({finding.share:.0%}) of a step."
+    step = "a step at its fastest" if record.contended else "a step"
+    saves = f"It {could} at most {duration_text(finding.saves_s)} ({finding.share:.0%}) of {step}."
     return f"{remedy_of(finding, record)} {saves}"
 
 
