@@ -181,6 +181,13 @@ def test_what_saves_less_than_a_twentieth_is_not_said() -> None:
     assert findings_of(little) == []
 
 
+@pytest.mark.parametrize("ms, raised", [(0.4, False), (0.6, True)])
+def test_no_worker_is_advised_where_it_takes_longer_to_hand_a_batch_over(ms: float, raised: bool) -> None:
+    of = Finding(name="input", saves_s=ms * 1e-3, share=0.5, phase="data")
+    record = made(settings=Settings(num_workers=0, cores=4))
+    assert ("num_workers from 0 to 2" in remedy_of(of, record)) == raised
+
+
 def test_a_checkpoint_is_told_once() -> None:
     record = made(
         {"other": 50.0},

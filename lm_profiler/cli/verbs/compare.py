@@ -222,9 +222,9 @@ def run_ab(options: AbOptions) -> int:
     comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
     step = replace(comparison.step, interval=interval, verdict=change(interval))  # the interval holds at all looks
     if step.verdict == "UNCLEAR":
-        pairs = len(sides["a"])
-        looked = max((look for look in AB_LOOKS if look <= pairs), default=pairs)
-        why += f"; {'about' if interval else 'at least'} {pairs_needed(interval, looked)} pairs would make it clear"
+        looked = max((look for look in AB_LOOKS if look <= len(sides["a"])), default=0)
+        needed = f"about {pairs_needed(interval, looked)}" if interval else f"at least {AB_LOOKS[0]}"
+        why += f"; {needed} pairs would make it clear"
     return _tell(replace(comparison, step=step, notes=[*comparison.notes, why]), options, "ab")
 
 
@@ -252,10 +252,8 @@ def interval_of(sides: dict[str, list[Entry]], known: ProcessSpread = ASSUMED_SP
     return repeated_interval(ratios, _ERROR, spread([a, b], known), AB_LOOKS)
 
 
-def pairs_needed(interval: RatioInterval | None, pairs: int) -> int:
+def pairs_needed(interval: RatioInterval, pairs: int) -> int:
     """Return about how many pairs like the ``pairs`` of an UNCLEAR interval would make its verdict clear."""
-    if interval is None:
-        return AB_LOOKS[0]
     off, half_width = abs(math.log(interval.ratio)), math.log(interval.high / interval.ratio)
     # the interval must exclude 1, or lie within the margin around it
     gap = max(off if off > MARGIN else 0.0, MARGIN - off, 1e-3)

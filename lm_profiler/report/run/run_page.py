@@ -118,9 +118,7 @@ def _planned(record: RunRecord) -> list[str]:
 
 def _waits(record: RunRecord) -> list[str]:
     waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
-    told = [
-        f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]
-    ]
+    told = [f"{of.call or of.function} ({short_path(of.file)}, line {of.line})" for of in waits[:_WAITS_SHOWN]]
     more = [f"{counted(len(waits) - _WAITS_SHOWN, 'more line')}"] if len(waits) > _WAITS_SHOWN else []
     return [f"the host waits for the device at: {', '.join([*told, *more])}"] if told else []
 

@@ -91,8 +91,8 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 def _what_to_do(finding: Finding, record: RunRecord) -> str:
     could = "could save" if finding.may else "saves"
-    step = "a step at its fastest" if record.contended else "a step"
-    saves = f"It {could} at most {duration_text(finding.saves_s)} ({finding.share:.0%}) of {step}."
+    of_step = f"({finding.share:.0%}) of a step{' at its fastest' * record.contended}"
+    saves = f"It {could} at most {duration_text(finding.saves_s)} {of_step}."
     return f"{remedy_of(finding, record)} {saves}"
 
 
