@@ -98,7 +98,8 @@ def _bare(annotation: Any) -> Any:
 
 
 def _is_part(kind: Any) -> TypeGuard[type[Part]]:
-    return isinstance(kind, type) and issubclass(kind, Part)
+    # Python 3.10 takes list[int] for a type, of which no one may ask what it is derived from
+    return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Part)
 
 
 def _is_column(kind: Any) -> bool:
