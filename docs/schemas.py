@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -58,7 +58,8 @@ def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each schema with its file's name; a field is described by its figure, or by the comment beside it."""
     parts = {part.__name__: part for part in (*_parts(), *_classes(FORMS.values()))}
     for name, form in FORMS.items():
-        read = isinstance(form, type) and issubclass(form, Part)  # else it is only written, with what is computed
+        # else it is only written, with what is computed
+        read = isinstance(form, type) and get_origin(form) is None and issubclass(form, Part)
         schema = TypeAdapter(form).json_schema(mode="validation" if read else "serialization")
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
         for title, described in (("", schema), *schema.get("$defs", {}).items()):

@@ -15,8 +15,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic_core import PydanticSerializationError, from_json, to_jsonable_python
 from typing_extensions import dataclass_transform
 
 from lm_profiler.record.figure import figure
@@ -125,7 +125,7 @@ def _checked(value: Any, at: str) -> Any:
     raise ValueError(f"{at}: expected a number below {BEYOND:g}")
 
 
-def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
+def _known_or_newer(word: Any, known: Callable[[Any], Any]) -> Any:
     try:
         return known(word)
     except ValidationError:
@@ -153,11 +153,12 @@ class Part(BaseModel):
 def json_of(record: Any, indent: int | None = None) -> str:
     """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity; lone surrogates, which command lines
     and messages may have, become question marks."""
+    adapter = TypeAdapter[Any](type(record))  # to_json knows no class that is not built yet, before pydantic 2.14
     try:
-        return to_json(record, indent=indent, inf_nan_mode="null").decode()
+        return adapter.dump_json(record, indent=indent).decode()
     except PydanticSerializationError:  # pydantic writes UTF-8 and refuses lone surrogates
-        text = json.dumps(to_jsonable_python(record, inf_nan_mode="null"), ensure_ascii=False, indent=indent)
-        return text.encode("utf-8", "replace").decode()
+        plain = to_jsonable_python(adapter.dump_python(record), inf_nan_mode="null")
+        return json.dumps(plain, ensure_ascii=False, indent=indent).encode("utf-8", "replace").decode()
 
 
 P = TypeVar("P", bound=Part)

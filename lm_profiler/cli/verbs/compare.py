@@ -278,11 +278,9 @@ def _run(program: Sequence[str], more: Sequence[str], tree: Path, folder: Path) 
     own = [f"--log_dir={folder.parent}", f"--name={folder.name}", *more]
     call = [sys.executable, "-m", "lm_profiler", verb, *words[:at], *own, *words[at:]]
     paths = os.pathsep.join(_paths_in(tree))
-    environment = {**os.environ, "PYTHONPATH": paths} if paths else None
+    environ = {**os.environ, "PYTHONPATH": paths} if paths else None
     before = {*folder.glob("version_*")}  # a program that fails may leave no run
-    done = subprocess.run(
-        call, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", check=False
-    )
+    done = subprocess.run(call, cwd=tree, env=environ, capture_output=True, text=True, errors="replace", check=False)
     runs = [] if not folder.is_dir() else [run for run in collect([folder]).entries if run.folder not in before]
     if not runs or (verb != "run" and done.returncode):
         last = "; ".join((done.stderr.strip() or "nothing was profiled").splitlines()[-2:])

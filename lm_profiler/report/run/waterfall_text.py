@@ -169,11 +169,9 @@ def _terms_table(fall: Waterfall) -> Table:
     """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
     name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
     ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # one traced step, or an older record
-    occurring = {
-        part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)
-    }
+    there = {part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)}
     headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
-    headings += headings_of((*ends, at_most, *occurring.values()))
+    headings += headings_of((*ends, at_most, *there.values()))
     digits, rows = digits_of(fall.step_s), []
     for term, text in zip(fall.terms, _term_texts(fall), strict=True):
         told = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
@@ -181,7 +179,7 @@ def _terms_table(fall: Waterfall) -> Table:
             told = [TableCell(text="unknown"), TableCell()]
         told += [_ms(of.get(term), digits) for of in ends]
         ceiling = TableCell(term.at_most_s, ceiling_text(fall, term))
-        by_phase = [_ms(term.phases.get(part), digits) for part in occurring]
+        by_phase = [_ms(term.phases.get(part), digits) for part in there]
         rows.append([text_cell(title_in(fall, term.name)), *told, ceiling, *by_phase])
     step = [text_cell("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     bold: Sequence[TableCell] = [TableCell(cell.value, cell.text, style="bold") for cell in step]
