@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -102,7 +103,7 @@ def test_the_page_names_the_machine_and_says_that_these_figures_are_none(results
 
 def test_what_the_machine_says_of_itself_is_kept(results: Path) -> None:
     text = (results / "00-machine" / "about.txt").read_text()
-    assert all(line in text for line in ("$ nvidia-smi -q\n", f"\ntorch=={torch.__version__}"))
+    assert all(line in text for line in ("$ nvidia-smi -q\n", f"\ntorch=={version('torch')}"))
 
 
 def test_what_each_card_does_is_written_while_parts_run(tmp_path: Path) -> None:

@@ -66,16 +66,14 @@ def test_a_generator_is_the_functions_that_it_stands_in() -> None:
 
 def test_following_itself_is_nobodys_time() -> None:
     """By a clock that goes on with each reading, a thousand calls take what the program itself adds to it."""
-    now_ns = 0
+    now_ns = [0]  # no variable of these functions, which Python 3.10 would put back when the profiler's call is over
 
     def clock() -> int:
-        nonlocal now_ns
-        now_ns += 700
-        return now_ns
+        now_ns[0] += 700
+        return now_ns[0]
 
     def leaf() -> None:
-        nonlocal now_ns
-        now_ns += 1000
+        now_ns[0] += 1000
 
     def calls() -> None:
         for _ in range(1000):
