@@ -70,8 +70,8 @@ LAUGHS = "\n".join(["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]", *LEVELS])
 MEANT_BY_NOBODY = {
     "laughs": LAUGHS,
     "cyclic": "model: &a {size: *a}",
-    "deep": "model: " + "[" * 5000,
-    "deep mappings": "model: " + "{a: " * 5000,
+    "deep": "model: " + "[" * 500,
+    "deep mappings": "model: " + "{a: " * 500,
     "long": "#" * (1 << 20) + "\n",
     "tag": "model: !!python/object:os.abort {}",
 }

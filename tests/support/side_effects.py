@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +145,7 @@ def _tensor(folder: Path, stack: ExitStack) -> Effect:
 
 def _database(folder: Path, stack: ExitStack) -> Effect:
     def ask(what: str) -> list[Any]:
-        with sqlite3.connect(folder / "rows.db") as rows:
+        with closing(sqlite3.connect(folder / "rows.db")) as rows, rows:
             return list(rows.execute(what))
 
     ask("create table seen (what text)")

@@ -388,7 +388,7 @@ def listed(capsys: pytest.CaptureFixture[str], *call: str) -> tuple[str, set[str
     """What the help of a call prints, and the options at the beginnings of its lines."""
     assert main(call) == 0
     text = capsys.readouterr().out
-    return text, set(re.findall(r"^  (?:-\w [A-Z\[\]]+, )?(--[\w.]+)", text, re.MULTILINE))
+    return text, set(re.findall(r"^  (?:-\w(?: [A-Z\[\]]+)?, )?(--[\w.]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
