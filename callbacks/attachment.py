@@ -58,7 +58,6 @@ class Attachment:
     ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     begun: bool = False  # true once there is a session
-    process: int = field(default_factory=os.getpid)  # a copy that the program forks later has no say in the run
     phases: PhaseProfiler | None = None
     watching: Watching | None = None
     _stopping: StoppingRule | None = None
@@ -238,7 +237,8 @@ class Attachment:
         session, ending = self.ending.session, self.ending
         ending.finish("ok")
         watching = self.watching
-        if watching is not None and ending.folder is not None and session is not None and not self.part.out:
+        is_own = ending.process == os.getpid() and not self.part.out
+        if watching is not None and ending.folder is not None and session is not None and is_own:
             watching.trackers = ending.trackers
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
             if self.phases is not None:  # the stages' profiler entered the epoch that runs now

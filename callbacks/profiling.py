@@ -228,7 +228,7 @@ class TrainingProfiler(Callback):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if (run := self._run) is None or run.process != os.getpid():
+        if (run := self._run) is None or run.ending.process != os.getpid():
             return
         if run.watching is not None:
             run.watching.part.run(run.watching.end)
@@ -236,7 +236,7 @@ class TrainingProfiler(Callback):
             run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if (run := self._run) is not None and run.process == os.getpid():
+        if (run := self._run) is not None and run.ending.process == os.getpid():
             if run.watching is not None:
                 run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import sys
 import tempfile
@@ -74,6 +75,7 @@ class RunFinisher:
     record: RunRecord | None = None  # what was last written there
     end: RankEnd | None = None  # how this rank ended; None where it ended well, or is the only one
     over: bool = False  # whether nothing is left to do
+    process: int = field(default_factory=os.getpid)  # a copy that the program forks later has no say in the run
     trackers: Sequence[Tracker] = ()  # the loggers that get results
     _gathered: Measured | None = None
 
@@ -119,6 +121,9 @@ class RunFinisher:
     def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
         self.take_out()  # before anything that may fail: training continues with the restored Trainer
+        if self.process != os.getpid():
+            self.over = True
+            return
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:

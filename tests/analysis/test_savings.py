@@ -181,11 +181,13 @@ def test_what_saves_less_than_a_twentieth_is_not_said() -> None:
     assert findings_of(little) == []
 
 
-@pytest.mark.parametrize("ms, raised", [(0.4, False), (0.6, True)])
-def test_no_worker_is_advised_where_it_takes_longer_to_hand_a_batch_over(ms: float, raised: bool) -> None:
+@pytest.mark.parametrize("ms, workers, raised", [(0.9, 0, False), (0.9, 1, False), (1.1, 0, True), (1.1, 1, True)])
+def test_no_worker_is_advised_where_it_takes_as_long_to_hand_a_batch_over(
+    ms: float, workers: int, raised: bool
+) -> None:
     of = Finding(name="input", saves_s=ms * 1e-3, share=0.5, phase="data")
-    record = made(settings=Settings(num_workers=0, cores=4))
-    assert ("num_workers from 0 to 2" in remedy_of(of, record)) == raised
+    record = made(settings=Settings(num_workers=workers, cores=4))
+    assert (f"num_workers from {workers} to 2" in remedy_of(of, record)) == raised
 
 
 def test_a_checkpoint_is_told_once() -> None:

@@ -74,16 +74,19 @@ def test_a_step_that_somebody_profiles_while_ours_traces_ends_nothing(step: int)
 # -- copies and pickles -------------------------------------------------------------------------------------------
 
 
-def test_a_forked_copy_that_leaves_the_training_has_no_say_in_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goes", ["by an exit", "when it is told to stop", "on to the end"])
+def test_a_forked_copy_of_the_training_has_no_say_in_the_run(tmp_path: Path, goes: str) -> None:
     own, ours, states = os.getpid(), profiler(), []
 
     class Forks(Tiny):
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             if batch_idx == 3 and os.getpid() == own:
-                if (copied := os.fork()) == 0:
+                if copied := os.fork():
+                    os.waitpid(copied, 0)
+                    states.append(read_run(ours.folder).status)
+                elif goes == "by an exit":
                     raise SystemExit
-                os.waitpid(copied, 0)
-                states.append(read_run(ours.folder).status)
+                self.trainer.should_stop = not copied and goes == "when it is told to stop"
             return super().training_step(batch, batch_idx)
 
     try:

@@ -41,7 +41,7 @@ _PRECISION = "trainer.precision"
 _FULL = (None, "32-true", "32", 32)
 _PRODUCTS = ("forward", "backward")
 _WORKERS_OF_A_CORE = 4
-_HANDED_OVER_S = 0.5e-3  # a worker's batch takes longer to arrive: measured 1.0 to 1.7 ms, of 256 B to 2 MB
+_HANDED_OVER_S = 1e-3  # what a worker's batch takes to arrive: measured 1.0 to 1.7 ms, of 256 B to 2 MB
 # number of smaller batches that a plan tries: the largest may not fit once gradients stay from batch to batch
 _DIVISORS = 2
 
@@ -232,10 +232,10 @@ def _input_text(of: Finding, s: Settings) -> str:
     if s.num_workers is None:
         return f"Give the DataLoader more workers, or {prepare}."
     more = min(2 * s.num_workers or 2, s.cores or 1 << 30)
-    if more <= s.num_workers:
+    if of.saves_s < _HANDED_OVER_S:
+        why = "a worker takes as long to hand a batch over"
+    elif more <= s.num_workers:
         why = f"there are as many workers ({s.num_workers}) as CPU cores for them"
-    elif s.num_workers == 0 and of.saves_s < _HANDED_OVER_S:
-        why = "a worker takes longer to hand a batch over"
     else:
         return f"Raise num_workers from {s.num_workers} to {more}, or {prepare}."
     return f"Make {_place(of) or 'the loader'} faster, or {prepare}: {why}."

@@ -223,8 +223,8 @@ def run_ab(options: AbOptions) -> int:
     step = replace(comparison.step, interval=interval, verdict=change(interval))  # the interval holds at all looks
     if step.verdict == "UNCLEAR":
         looked = max((look for look in AB_LOOKS if look <= len(sides["a"])), default=0)
-        needed = f"about {pairs_needed(interval, looked)}" if interval else f"at least {AB_LOOKS[0]}"
-        why += f"; {needed} pairs would make it clear"
+        clear = f"about {pairs_needed(interval, looked)} pairs would make it clear" if interval else ""
+        why += f"; {clear or f'the first interval is that of {AB_LOOKS[0]} pairs'}"
     return _tell(replace(comparison, step=step, notes=[*comparison.notes, why]), options, "ab")
 
 

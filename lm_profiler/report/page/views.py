@@ -64,14 +64,12 @@ def table_of(table: Table) -> Json:
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
     """Return all runs and cells by name with the value of each column, the columns, and the unreadable files."""
     # each part's spread would be most of the answer
-    usual = [
-        of for of in COLUMNS.values() if of.quantity is None or (of.place <= Place.FILE and of.quantity.of is None)
-    ]
+    main = [of for of in COLUMNS.values() if of.quantity is None or (of.place <= Place.FILE and of.quantity.of is None)]
     # options with a dot say what was run, others where files go
     given = {path for entry in runs.values() for path in entry.overrides if "." in path}
     options = {of.name: of for of in (*map(column, sorted(given)), *COMPARED)}
     came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]
-    shown = list(({of.name: of for of in usual} | options).values())
+    shown = list(({of.name: of for of in main} | options).values())
     return {
         "where": where,  # where the runs are from
         "columns": [_column(of) for of in shown],
