@@ -237,8 +237,8 @@ class Attachment:
         session, ending = self.ending.session, self.ending
         ending.finish("ok")
         watching = self.watching
-        is_own = ending.process == os.getpid() and not self.part.out
-        if watching is not None and ending.folder is not None and session is not None and is_own:
+        may_watch = ending.process == os.getpid() and not self.part.out
+        if watching is not None and ending.folder is not None and session is not None and may_watch:
             watching.trackers = ending.trackers
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
             if self.phases is not None:  # the stages' profiler entered the epoch that runs now

@@ -111,9 +111,7 @@ def _unlike(a: RunRecord, b: RunRecord) -> list[str]:
     if a.model is not None and b.model is not None:
         names = ("optimizers", "parameters", "trainable_parameters", "bytes")
         facts |= {name.replace("_", " "): (getattr(a.model, name), getattr(b.model, name)) for name in names}
-    return [
-        f"{what}: {with_it} instead of {without}" for what, (without, with_it) in facts.items() if without != with_it
-    ]
+    return [f"{what}: {its} instead of {before}" for what, (before, its) in facts.items() if its != before]
 
 
 def _furthest(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:

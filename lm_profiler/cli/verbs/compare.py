@@ -222,9 +222,11 @@ def run_ab(options: AbOptions) -> int:
     comparison, interval = compare(sides["a"], sides["b"], known), interval_of(sides, known)
     step = replace(comparison.step, interval=interval, verdict=change(interval))  # the interval holds at all looks
     if step.verdict == "UNCLEAR":
-        looked = max((look for look in AB_LOOKS if look <= len(sides["a"])), default=0)
-        clear = f"about {pairs_needed(interval, looked)} pairs would make it clear" if interval else ""
-        why += f"; {clear or f'the first interval is that of {AB_LOOKS[0]} pairs'}"
+        if interval is None:
+            why += f"; the first interval is that of {AB_LOOKS[0]} pairs"
+        else:
+            looked = max(look for look in AB_LOOKS if look <= len(sides["a"]))
+            why += f"; about {pairs_needed(interval, looked)} pairs would make it clear"
     return _tell(replace(comparison, step=step, notes=[*comparison.notes, why]), options, "ab")
 
 
