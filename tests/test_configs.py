@@ -20,7 +20,7 @@ from lm_profiler.sweep.sweep_plan import SweepRequest, plan_of
 pytestmark = pytest.mark.usefixtures("no_rates")
 
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[1] / "lm_profiler" / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
 REFERENCE = [f"{size}_{precision}" for size in PRESETS if "/" not in size for precision in PRECISIONS]

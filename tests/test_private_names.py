@@ -35,7 +35,7 @@ NAMES = {
 }
 SOURCES = [
     path
-    for folder in ("lm_profiler", "callbacks")
+    for folder in ("lm_profiler",)
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path.name not in ("torch_names.py", "lightning_names.py")
 ]

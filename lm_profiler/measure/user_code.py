@@ -22,7 +22,7 @@ _LIBRARIES = {
 _PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
 
 _ROOT = Path(__file__).resolve().parents[2].as_posix()
-_OWN = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
+_OWN = f"{_ROOT}/lm_profiler/"
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 _LOOPS = ("/lightning/pytorch/loops/", "/pytorch_lightning/loops/")

@@ -16,7 +16,7 @@ SOURCES = {".md", ".py", ".yaml", ".css", ".png", ".svg", ".json"}
 
 def newest_source_s() -> float:
     """When anything was last changed that pages are made from."""
-    folders = ("docs", "lm_profiler", "callbacks", "configs", "benchmarks", "examples")
+    folders = ("docs", "lm_profiler", "benchmarks", "examples")
     made = {DOCS / "_build", DOCS / "_generated"}
     files = [path for name in folders for path in (DOCS.parent / name).rglob("*") if path.suffix in SOURCES]
     files = [path for path in [*files, *DOCS.parent.glob("*.md")] if made.isdisjoint(path.parents)]

@@ -10,7 +10,7 @@ from stored_texts import assert_stored
 from lm_profiler.cli.main import main
 from lm_profiler.record.calls import by_name, config_file
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "lm_profiler" / "configs"
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import lm_profiler
 from lm_profiler.callbacks import TrainingProfiler
 
-OURS = {str(Path(lm_profiler.__file__).parent), str(Path(lm_profiler.__file__).parent.parent / "callbacks")}
+OURS = {str(Path(lm_profiler.__file__).parent)}
 BOUNDARY = str(Path(lm_profiler.__file__).parent / "measure" / "boundary.py")
 """What the rest of ours is held by; the one file that is trusted."""
 
