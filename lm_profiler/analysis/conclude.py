@@ -426,7 +426,9 @@ def _so_far(entry: Entry) -> Entry:
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
     """Return ``record``, which rank 0 did not complete, with the first cause among the ends that its ranks left."""
     cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
-    return record if cause is None else record.model_copy(update={"status": cause.status, "failure": cause.failure})
+    if cause is None or cause.status == "ok":
+        return record
+    return record.model_copy(update={"status": cause.status, "failure": cause.failure})
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:

@@ -40,7 +40,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_not
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.rank_ends import RankEnd, end_file, first_end
+from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, read_ends
 from lm_profiler.record.run_record import Failure, RunRecord, Status
 from lm_profiler.record.steps import (
     begin_rows,
@@ -100,7 +100,18 @@ class RunFinisher:
             left = self.session.schedule
             planned = counted(left.planned[left.stage or ""], "step")
             self.notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
+            self._leave_loop_end(self.session.steps)
         self.finish("ok")
+
+    def _leave_loop_end(self, steps: int) -> None:
+        """Leave for the other ranks that this rank has no step left: they may fail because of that."""
+        is_original = self.process == os.getpid()
+        if self.exchange.ranks == 1 or not is_original:
+            return
+        rank = self.exchange.rank
+        loop_end = end_of_loop(rank, platform.node(), steps, time.time())
+        with suppress(OSError):
+            loop_end.write(self._folder_or_new() / end_file(rank))
 
     def died(self, exception: BaseException, phase: str, step: int) -> None:
         """Record a run that ``exception`` ended in ``phase`` of ``step``."""
@@ -140,11 +151,21 @@ class RunFinisher:
             with collector_paused():
                 self._record(measured, status, failure)
             self._tell_of_record(failure)
+            if failure is None:
+                self._remove_loop_ends()
         elif failure is None and session is not None:
             tracer = session.instruments.tracer
             try_or_note("kernels", lambda: tracer.kernels(tracer.work([])), [])  # only rank 0 writes notes
         self.over = True
         self.session = None  # the callback may live as long as the program; its rows and instruments need not
+
+    def _remove_loop_ends(self) -> None:
+        """Remove the ends of the ranks' loops: all ranks ended well."""
+        folder = self._folder_or_new()
+        for rank, end in read_ends(folder).items():
+            if end.status == "ok":
+                with suppress(OSError):
+                    (folder / end_file(rank)).unlink()
 
     def abandon(self) -> None:
         """Restore the Trainer and save what can be saved, because recording failed."""

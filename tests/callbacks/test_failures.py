@@ -9,7 +9,7 @@ import pytest
 from lm_profiler.analysis.conclude import as_its_ranks_ended
 from lm_profiler.callbacks.failures import ends_of_ranks, is_of_the_group
 from lm_profiler.callbacks.instruments.profiling_options import Launch
-from lm_profiler.record.rank_ends import RankEnd, end_file, first_end, how_it_ended, read_ends
+from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, how_it_ended, read_ends
 from lm_profiler.record.run_record import Failure, RunRecord, Status
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
@@ -38,6 +38,19 @@ def cause(
 def test_an_error_is_the_cause_and_the_broken_collective_is_not() -> None:
     assert cause(BROKEN, {1: end_of(1, 5.0)}) == end_of(1, 5.0).failure  # whatever the clocks say
     assert cause(end_of(0, 1.0), {1: end_of(1, 0.5, followed=True)}).rank == 0
+
+
+def test_a_rank_that_ran_out_of_batches_is_the_cause_of_broken_collectives() -> None:
+    loop_end = end_of_loop(1, "host1", steps=12, now_s=1.0)
+    caused = first_end({0: BROKEN, 1: loop_end}, range(2), {})
+    assert caused is not None
+    assert (caused.status, caused.failure.rank, caused.failure.step) == ("failed", 1, 12)
+    assert caused.failure.type == "LoopEnded"
+
+
+def test_a_rank_that_ran_out_of_batches_is_not_the_cause_of_another_error() -> None:
+    loop_end = end_of_loop(1, "host1", steps=12, now_s=0.5)
+    assert cause(end_of(0, 5.0), {1: loop_end}).type == "ValueError"
 
 
 def test_of_two_errors_the_earlier_is_the_cause() -> None:
