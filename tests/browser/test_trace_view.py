@@ -12,6 +12,7 @@ from typing import Any
 from playwright.sync_api import Frame, expect
 from tab import OpenTab, Tab
 
+from lm_profiler.analysis.trace.range_names import phase_range_name
 from lm_profiler.record.quantities import PHASES
 
 RUN = "demo/version_0"
@@ -20,7 +21,7 @@ TRACE = "rank0.pt.trace.json.gz"
 LOADED = "() => window.app?.trace !== undefined && window.app.isLoadingTrace !== true"
 COUNT_PHASES = """async () => {
   const answer = await window.app.trace.engine.query(
-    "select name, count() as n from slice where name like 'phase: %' group by name");
+    "select name, count() as n from slice where name like 'lm_profiler phase: %' group by name");
   const counts = {};
   for (const row = answer.iter({ name: "str", n: 0 }); row.valid(); row.next()) counts[row.name] = row.n;
   return counts;
@@ -39,7 +40,7 @@ def phases_in(path: Path) -> dict[str, int]:
     """How often the trace itself names each phase, on the host."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = (event["name"] for event in events if event.get("ph") == "X" and event.get("cat") == "user_annotation")
-    return Counter(name for name in names if name.startswith("phase: "))
+    return Counter(name for name in names if name.startswith("lm_profiler phase: "))
 
 
 def test_perfetto_shows_one_of_several_traces(open_tab: OpenTab, logdir: Path, screenshot: Any) -> None:
@@ -54,7 +55,7 @@ def test_perfetto_shows_one_of_several_traces(open_tab: OpenTab, logdir: Path, s
         frame = perfetto(tab)
         counts = frame.evaluate(COUNT_PHASES)
         assert counts == phases_in(folder / TRACE)
-        assert counts.keys() == {f"phase: {phase}" for phase in PHASES}
+        assert counts.keys() == {phase_range_name(phase) for phase in PHASES}
         expect(frame.get_by_text("main thread")).to_be_visible()  # the groups of tracks are open
         assert tab.frame.evaluate("document.documentElement.dataset.theme") == "dark"
         expect(frame.locator(".pf-theme-provider--dark")).to_have_count(1)
@@ -62,8 +63,8 @@ def test_perfetto_shows_one_of_several_traces(open_tab: OpenTab, logdir: Path, s
 
         tab.inside.get_by_label("Trace", exact=True).select_option("rank1.pt.trace.json.gz")
         counts = perfetto(tab).evaluate(COUNT_PHASES)
-        assert "phase: second" in counts
-        assert "phase: forward" not in counts
+        assert "lm_profiler phase: second" in counts
+        assert phase_range_name("forward") not in counts
         with tab.page.expect_download() as download:
             tab.inside.get_by_role("link", name="Download").click()
         assert download.value.suggested_filename == "demo_version_0_rank1.pt.trace.json.gz"

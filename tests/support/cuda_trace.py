@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lm_profiler.analysis.trace import kernel_sums
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
-from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.record.kernels import KernelTable
 
 Event = dict[str, Any]
@@ -131,4 +131,4 @@ def cuda_step(all_reduce_us: float = 30.0, adam_us: float = 20.0, number: int = 
 
 def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
     """Of events in any order."""
-    return kernel_sums.kernel_table(traced_work(Packed(events)))
+    return kernel_sums.kernel_table(traced_work(PackedTrace(events)))

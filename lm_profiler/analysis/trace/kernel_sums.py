@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND
+from lm_profiler.analysis.trace.packed_trace import Range
 from lm_profiler.analysis.trace.pieces import (
     NO_PHASE,
     Piece,
@@ -23,110 +24,170 @@ from lm_profiler.analysis.trace.pieces import (
     shared_out,
     union_of,
 )
-from lm_profiler.analysis.trace.walk import MODULE_PREFIX, Range
-from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
+from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
 
 LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
 
-_COLUMNS = ("phase", "kind", "name", "operator", "module", "module_type")
-_LONGEST_NAME = 240
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
-_MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
+_LONGEST_NAME = 240  # characters
+_LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_PATH_AND_TYPE = re.compile(r"(?P<path>.*?)(?: \((?P<type>\w+)\))?", re.DOTALL)
 _COLLECTIVES = {
     kind: re.compile(kind.replace("_", "_?"), re.IGNORECASE)
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 }
 
 
+@dataclass
+class _Sum:
+    """Calls, and their nanoseconds."""
+
+    calls: int = 0
+    ns: int = 0
+
+    def add(self, calls: int, ns: int) -> None:
+        self.calls += calls
+        self.ns += ns
+
+
+class _RowKey(NamedTuple):
+    """What all calls of a row of the table share: the fields of ``KernelRow`` of the same names."""
+
+    phase: str
+    kind: Kind
+    name: str
+    operator: str | None
+    module: str | None
+    module_type: str | None
+
+
+_Key = TypeVar("_Key")
+
+
 def kernel_table(work: TracedWork) -> KernelTable:
     """Return the table of a trace."""
-    alike, rows, kinds = (defaultdict[tuple[Any, ...], list[int]](lambda: [0, 0]) for _ in range(3))  # calls and ns
-    for piece in work.pieces:  # the names of thousands of calls are made once
-        sums = alike[piece.phase, piece.kind, piece.name, piece.caller, piece.module]
-        sums[0] += not piece.again
-        sums[1] += piece.own
-    for (phase, kind, name, caller, module), (calls, ns) in alike.items():
-        row = (phase, kind, _cut(name), caller and _cut(caller), *module_of(module))
-        for sums in (rows[row], kinds[phase, kind]):
-            sums[0] += calls
-            sums[1] += ns
-    end = work.done
-    busy, idle = _busy_and_idle(work, end)
-    phases = {}
-    for phase in PARTS:
-        here = {kind: sums for (part, kind), sums in _longest_first(kinds) if part == phase}
-        if here or idle[phase]:
-            phases[phase] = PhaseKernels(
-                busy_s=busy[phase] * 1e-9,
-                idle_s=idle[phase] * 1e-9,
-                overlap_s=max(sum(ns for _, ns in here.values()) - busy[phase], 0) * 1e-9,
-                kinds={kind: KindTime(count=calls, total_s=ns * 1e-9) for kind, (calls, ns) in here.items()},
-            )
-    largest = _longest_first(rows)
-    left = [sums for _, sums in largest[LARGEST_ROWS:]]
+    rows = _longest_first(_sums_by_row(work.pieces))
+    largest, smallest = rows[:LARGEST_ROWS], rows[LARGEST_ROWS:]
+    smallest_sum = _Sum()
+    for _, row_sum in smallest:
+        smallest_sum.add(row_sum.calls, row_sum.ns)
     return KernelTable(
         source="kernels" if work.on_device else "operators",
         steps=len(work.packed.steps),
-        window_s=(end - work.begin) * 1e-9,
-        phases=phases,
-        rows=[
-            KernelRow(**dict(zip(_COLUMNS, key, strict=True)), count=calls, total_s=ns * 1e-9)
-            for key, (calls, ns) in largest[:LARGEST_ROWS]
-        ],
-        rest=Rest(rows=len(left), count=sum(calls for calls, _ in left), total_s=sum(ns for _, ns in left) * 1e-9),
-        memory_bound_share=_share(work, end, MEMORY_BOUND),
-        communication_share=_share(work, end, {"communication"}),
+        window_s=(work.done - work.begin) * 1e-9,
+        phases=_phase_kernels(work),
+        rows=[KernelRow(**key._asdict(), count=row.calls, total_s=row.ns * 1e-9) for key, row in largest],
+        rest=Rest(rows=len(smallest), count=smallest_sum.calls, total_s=smallest_sum.ns * 1e-9),
+        memory_bound_share=_share_of_kinds(work, MEMORY_BOUND),
+        communication_share=_share_of_kinds(work, {"communication"}),
     )
 
 
-def _busy_and_idle(work: TracedWork, end: int) -> tuple[Counter[str], Counter[str]]:
+def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
+    same_names = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
+    for piece in pieces:  # the names of thousands of calls are shortened once
+        key = (piece.phase, piece.kind, piece.name, piece.caller, piece.module)
+        same_names[key].add(_call_count(piece), piece.own)
+    rows = defaultdict[_RowKey, _Sum](_Sum)
+    for (phase, kind, name, caller, module), names_sum in same_names.items():
+        path, type_name = module_of(module)
+        operator = None if caller is None else _shortened(caller)
+        row_key = _RowKey(phase, kind, _shortened(name), operator, path, type_name)
+        rows[row_key].add(names_sum.calls, names_sum.ns)
+    return rows
+
+
+def _call_count(piece: Piece) -> int:
+    return 0 if piece.again else 1
+
+
+def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
+    """Return the kernels of each phase that had any work or idle time."""
+    kinds_by_phase = defaultdict[str, defaultdict[Kind, _Sum]](lambda: defaultdict(_Sum))
+    for piece in work.pieces:
+        kinds_by_phase[piece.phase][piece.kind].add(_call_count(piece), piece.own)
+    busy_ns, idle_ns = _busy_and_idle(work)
+    phases = {}
+    for phase in PARTS:
+        kinds = _longest_first(kinds_by_phase[phase])
+        if not kinds and not idle_ns[phase]:
+            continue
+        all_kinds_ns = sum(kind_sum.ns for _, kind_sum in kinds)
+        phases[phase] = PhaseKernels(
+            busy_s=busy_ns[phase] * 1e-9,
+            idle_s=idle_ns[phase] * 1e-9,
+            overlap_s=max(all_kinds_ns - busy_ns[phase], 0) * 1e-9,
+            kinds={kind: KindTime(count=kind_sum.calls, total_s=kind_sum.ns * 1e-9) for kind, kind_sum in kinds},
+        )
+    return phases
+
+
+def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
     """Return nanoseconds by phase. A device's idle time is of the work that ended it, the host's of when it was."""
-    pieces = work.pieces if work.on_device else [piece for piece in work.pieces if piece.caller is None]
+    pieces = work.pieces
+    if not work.on_device:
+        pieces = [piece for piece in pieces if piece.caller is None]
     starts, ends = _spans(pieces)
-    busy, idle = Counter[str](), Counter[str]()
-    for piece, own in zip(pieces, shared_out(starts, ends, [0] * len(pieces), work.begin, end).tolist(), strict=True):
-        busy[piece.phase] += own
-    ended_by = {piece.start: piece.phase for piece in reversed(pieces)} if work.on_device else {}
-    for first, last in zip(*(side.tolist() for side in gaps_between(starts, ends, work.begin, end)), strict=True):
+    busy_ns, idle_ns = Counter[str](), Counter[str]()
+    equal_ranks = [0] * len(pieces)
+    own_ns = shared_out(starts, ends, equal_ranks, work.begin, work.done).tolist()
+    for piece, piece_ns in zip(pieces, own_ns, strict=True):
+        busy_ns[piece.phase] += piece_ns
+
+    gap_starts, gap_ends = gaps_between(starts, ends, work.begin, work.done)
+    phase_of_start = {piece.start: piece.phase for piece in reversed(pieces)}
+    for gap_start, gap_end in zip(gap_starts.tolist(), gap_ends.tolist(), strict=True):
         if work.on_device:
-            idle[ended_by.get(last, NO_PHASE)] += last - first
+            phase = phase_of_start.get(gap_end, NO_PHASE)
+            idle_ns[phase] += gap_end - gap_start
         else:
-            for phase, ns in work.by_phase(first, last):
-                idle[phase] += ns
-    return busy, idle
+            for phase, phase_ns in work.by_phase(gap_start, gap_end):
+                idle_ns[phase] += phase_ns
+    return busy_ns, idle_ns
 
 
-def _share(work: TracedWork, end: int, kinds: Iterable[str]) -> float | None:
+def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
     """Return the share of the window in which only ``kinds`` ran; None without a device."""
     if not work.on_device:
         return None
-    busy_ns = []
-    for some in (work.pieces, [piece for piece in work.pieces if piece.kind not in kinds]):
-        left, right = union_of(*_spans(some), work.begin, end)
-        busy_ns.append(int((right - left).sum()))
-    return (busy_ns[0] - busy_ns[1]) / (end - work.begin)
+    others = [piece for piece in work.pieces if piece.kind not in kinds]
+    only_kinds_ns = _busy_ns(work, work.pieces) - _busy_ns(work, others)
+    return only_kinds_ns / (work.done - work.begin)
+
+
+def _busy_ns(work: TracedWork, pieces: Sequence[Piece]) -> int:
+    starts, ends = _spans(pieces)
+    left, right = union_of(starts, ends, work.begin, work.done)
+    return int((right - left).sum())
 
 
 def _spans(pieces: Iterable[Piece | Range]) -> tuple[list[int], list[int]]:
-    some = list(pieces)
-    return [piece.start for piece in some], [piece.end for piece in some]
+    starts, ends = [], []
+    for piece in pieces:
+        starts.append(piece.start)
+        ends.append(piece.end)
+    return starts, ends
 
 
-def _longest_first(sums: dict[tuple[Any, ...], list[int]]) -> list[tuple[tuple[Any, ...], list[int]]]:
-    return sorted(sums.items(), key=lambda item: -item[1][1])
+def _longest_first(sums: Mapping[_Key, _Sum]) -> list[tuple[_Key, _Sum]]:
+    return sorted(sums.items(), key=lambda item: item[1].ns, reverse=True)
 
 
 @lru_cache(maxsize=4096)
 def module_of(name: str | None) -> tuple[str | None, str | None]:
-    """Return path, with ``*`` for indices, and class of the module whose range is ``name``."""
-    if name is None or (match := _MODULE.fullmatch(name)) is None:
+    """Return path, with ``*`` for indices, and class of the module that ``PackedTrace`` names ``name``."""
+    if name is None:
         return None, None
-    return _INDEX.sub("*", match["path"]), match["type"]
+    match = _PATH_AND_TYPE.fullmatch(name)
+    if match is None:
+        return name, None
+    return _LAYER_INDEX.sub("*", match["path"]), match["type"]
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+def _shortened(name: str) -> str:
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return name[: _LONGEST_NAME - 1] + "…"
 
 
 class CollectiveTime(NamedTuple):
@@ -154,30 +215,54 @@ def communication_of(work: TracedWork) -> Communication | None:
     calls = collective_calls(work)
     if not calls:
         return None
-    starts, ends = (np.array(side) for side in _spans(calls))
-    left, right = union_of(starts, ends, work.begin, work.end)  # type: ignore[arg-type]
-    names, exposed_ns = np.array([call.name for call in calls]), _exposed_ns(work, starts, ends)
-    by_name = [
-        CollectiveTime(name, int(of.sum()), int((ends - starts)[of].sum()), int(exposed_ns[of].sum()))
-        for name in dict.fromkeys(names.tolist())
-        for of in [names == name]
-    ]
-    ns, exposed = int((right - left).sum()), int(_exposed_ns(work, left, right).sum())
-    return Communication(len(work.packed.steps), ns, exposed, ns / (work.end - work.begin), by_name)
+    call_starts, call_ends = _spans(calls)
+    starts, ends = np.array(call_starts), np.array(call_ends)
+    exposed_ns = _exposed_ns(work, starts, ends)
+    names = np.array([call.name for call in calls])
+    by_name = []
+    for name in dict.fromkeys(names.tolist()):
+        has_name = names == name
+        total_ns = int((ends - starts)[has_name].sum())
+        by_name.append(CollectiveTime(name, int(has_name.sum()), total_ns, int(exposed_ns[has_name].sum())))
+
+    left, right = union_of(call_starts, call_ends, work.begin, work.end)
+    union_ns = int((right - left).sum())
+    return Communication(
+        steps=len(work.packed.steps),
+        ns=union_ns,
+        exposed_ns=int(_exposed_ns(work, left, right).sum()),
+        share=union_ns / (work.end - work.begin),
+        by_name=by_name,
+    )
 
 
 def collective_calls(work: TracedWork) -> list[Range]:
     """Return the collectives of ``work`` by their start, with names like ``all_reduce``, ``all_gather of blocks.0``."""
+    calls, asked = [], []
     if work.on_device:
-        asked = [(of.asked, Range(of.start, of.end, of.name)) for of in work.pieces if of.use == "communication"]
+        for piece in work.pieces:
+            if piece.use == "communication":
+                calls.append(Range(piece.start, piece.end, piece.name))
+                asked.append(piece.asked)
     else:
-        asked = [(of.start, of) for of in work.packed.collectives if work.begin <= of.start <= work.end]
-    named, gathers = [], phases_at(sorted(work.packed.gathers), [at for at, _ in asked])
-    for (_, call), gather in zip(asked, gathers, strict=True):
-        kind = next((kind for kind, form in _COLLECTIVES.items() if form.search(call.name)), call.name)
-        of = gather if kind == "all_gather" else NO_PHASE
-        named.append(call._replace(name=kind if of == NO_PHASE else f"{kind} of {of}"))
-    return sorted(named)
+        calls = [call for call in work.packed.collectives if work.begin <= call.start <= work.end]
+        asked = [call.start for call in calls]
+
+    gathered_modules = phases_at(sorted(work.packed.gathers), asked)
+    named_calls = []
+    for call, gathered_module in zip(calls, gathered_modules, strict=True):
+        name = _collective_kind(call.name)
+        if name == "all_gather" and gathered_module != NO_PHASE:
+            name = f"all_gather of {gathered_module}"
+        named_calls.append(call._replace(name=name))
+    return sorted(named_calls)
+
+
+def _collective_kind(name: str) -> str:
+    for kind, pattern in _COLLECTIVES.items():
+        if pattern.search(name):
+            return kind
+    return name
 
 
 def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
@@ -187,5 +272,6 @@ def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
 
 def _exposed_ns(work: TracedWork, starts: Times, ends: Times) -> Times:
     """Return how much of each stretch no compute hides."""
-    left, right = (np.array(side, dtype=np.int64) for side in compute_spans(work))
+    compute_starts, compute_ends = compute_spans(work)
+    left, right = np.array(compute_starts, dtype=np.int64), np.array(compute_ends, dtype=np.int64)
     return ends - starts - covered(left, right, starts, ends, work.begin, work.end)

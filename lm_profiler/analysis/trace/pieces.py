@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import DriverCall, Inputs, OperatorCalls, Packed, Range, trace_events, walk
+from lm_profiler.analysis.trace.packed_trace import NONE, Inputs, PackedTrace, Range
+from lm_profiler.analysis.trace.trace_file import trace_events
+from lm_profiler.analysis.trace.walk import DriverCall, OperatorCalls, walk
 from lm_profiler.record.kernels import Kind
 from lm_profiler.record.parts import INPUT_PHASES
 
@@ -28,8 +30,9 @@ NO_PHASE = "other"  # the phase of what lies in none
 # What a device's time is used for. ``dispatch``, on the CPU alone: an operator that only calls others.
 Use = Literal["products", "memory", "communication", "input", "dispatch"]
 
+# of what runs at the same time, the piece of the lowest rank has the time
 _RANKS: dict[Use, int] = {"products": 0, "memory": 1, "communication": 3, "input": 4, "dispatch": 5}
-_UNKNOWN = 2  # of memory's: what is known by name goes first, for a compiled region may hold it
+_RANK_OF_UNKNOWN_MEMORY = 2  # what is known by name goes first, for a compiled region may hold it
 
 # operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs
 _CALLS_ONLY = re.compile(
@@ -51,7 +54,7 @@ class Piece(NamedTuple):
     kind: Kind
     name: str
     operator: str | None
-    module: str | None
+    module: str | None  # path and class of the module, as ``PackedTrace`` names it
     phase: str
     call: int  # tells the calls of ``operator`` apart: one may launch several kernels
     inputs: Inputs | None
@@ -64,7 +67,7 @@ class Piece(NamedTuple):
 class TracedWork:
     """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``."""
 
-    packed: Packed
+    packed: PackedTrace
     pieces: list[Piece]
     launches: list[DriverCall]  # all calls of the driver; none where the device is the CPU
     begin: int
@@ -77,7 +80,9 @@ class TracedWork:
     @cached_property
     def done(self) -> int:
         """When the last of it was over: the device may still work off what the last step launched."""
-        return max([self.end, *(piece.end for piece in self.pieces)]) if self.on_device else self.end
+        if not self.on_device:
+            return self.end
+        return max([self.end, *(piece.end for piece in self.pieces)])
 
     @cached_property
     def _phase_starts(self) -> list[int]:
@@ -85,103 +90,146 @@ class TracedWork:
 
     def by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
-        left, phases = end - begin, self.packed.phases
+        outside_ns, phases = end - begin, self.packed.phases
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
-        for at in range(first, len(phases)):  # a slice would copy all later phases for each of many gaps
-            start, stop, name = phases[at]
+        for index in range(first, len(phases)):  # a slice would copy all later phases for each of many gaps
+            start, stop, name = phases[index]
             if start >= end:
                 break
-            inside = min(end, stop) - max(begin, start)
-            if inside > 0:
-                left -= inside
-                yield name, inside
-        if left > 0:
-            yield NO_PHASE, left
+            inside_ns = min(end, stop) - max(begin, start)
+            if inside_ns > 0:
+                outside_ns -= inside_ns
+                yield name, inside_ns
+        if outside_ns > 0:
+            yield NO_PHASE, outside_ns
 
 
-def traced_work(packed: Packed) -> TracedWork:
+def traced_work(packed: PackedTrace) -> TracedWork:
     """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
     begin, end = packed.window()
     calls, launches = walk(packed)
-    pieces = _kernels(packed, launches, begin, end) if packed.has_device else _operators(packed, calls, begin, end)
-    return TracedWork(packed, list(pieces), launches if packed.has_device else [], begin, end)
-
-
-def _kernels(packed: Packed, calls: Sequence[DriverCall], begin: int, end: int) -> Iterator[Piece]:
-    """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
-    launches = {call.correlation: call for call in calls}
-    # Without its launch there is only the work itself to tell when it was wanted.
-    work = list(packed.device())
-    asked_by = [launches.get(of[3]) or DriverCall(of[0], 0, -1, of[3], -1, -1, -1, -1) for of in work]
-    phases = phases_at(packed.phases, [launch.start for launch in asked_by])
-    for (start, length, name, _), launch, phase in zip(work, asked_by, phases, strict=True):
-        if not begin <= launch.start <= end:
-            continue
-        called, operator = packed.names[name] or "", packed.names[launch.operator]
-        kind = kernel_kind(called, operator)
-        module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
-        use, asked = _use(kind, phase), launch.start + launch.length
-        inside = (phase, launch.number, inputs, length, operator)
-        yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
-
-
-def _operators(packed: Packed, calls: OperatorCalls, begin: int, end: int) -> Iterator[Piece]:
-    wanted = (begin <= calls.start) & (calls.start <= end)
-    calls = OperatorCalls(*(column[wanted] for column in calls))
-    start, stop, numbers = (column.tolist() for column in (calls.start, calls.start + calls.length, calls.number))
-    names, callers, modules = ([packed.names[one] for one in column.tolist()] for column in calls[2:5])
-    called, phases = [name or "" for name in names], phases_at(packed.phases, calls.start)
-    works = [*map(_work_of, called, (calls.own < calls.length).tolist(), phases)]
-    kinds, uses = ([work[at] for work in works] for at in (0, 1))
-    inputs = [packed.inputs[one] for one in calls.inputs.tolist()]
-    own, again = calls.own.tolist(), calls.again.tolist()
-    columns = (start, stop, start, uses, kinds, called, called, modules, phases, numbers, inputs, own, callers, again)
-    return map(Piece._make, zip(*columns, strict=True))
-
-
-@lru_cache(maxsize=4096)
-def _work_of(name: str, calls_others: bool, phase: str) -> tuple[Kind, Use]:
-    """Return what the operator ``name`` does in ``phase``, and what its time is used for."""
-    kind = operator_kind(name)
-    composite = name.startswith("aten::") and calls_others
-    only_calls = kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
-    return kind, "dispatch" if only_calls else _use(kind, phase)
-
-
-def _use(kind: Kind, phase: str) -> Use:
-    if phase in INPUT_PHASES or kind == "host_copies":
-        return "input"
-    if kind in ("matmul", "attention"):
-        return "products"
-    return "communication" if kind == "communication" else "memory"
-
-
-def rank_of(piece: Piece) -> int:
-    """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
-    return _UNKNOWN if piece.use == "memory" and piece.kind == "other" else _RANKS[piece.use]
+    if packed.has_device:
+        return TracedWork(packed, list(_kernels(packed, launches, begin, end)), launches, begin, end)
+    return TracedWork(packed, list(_operators(packed, calls, begin, end)), [], begin, end)
 
 
 def work_of(path: Path) -> TracedWork | None:
     """Return what ran in the steps of the trace in ``path``; None where there is none, or none with a whole step."""
-    packed = Packed(trace_events(path)) if path.exists() else None
-    return traced_work(packed) if packed is not None and packed.steps and packed.phases else None
+    if not path.exists():
+        return None
+    packed = PackedTrace(trace_events(path))
+    if not packed.steps or not packed.phases:
+        return None
+    return traced_work(packed)
+
+
+def _kernels(packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: int) -> Iterator[Piece]:
+    """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
+    launch_of = {call.correlation: call for call in calls}
+    kernels = list(packed.device())
+    launches = []
+    for start, _, _, correlation in kernels:
+        launch = launch_of.get(correlation)
+        if launch is None:  # only the work itself shows when it was wanted
+            launch = DriverCall(start, 0, NONE, correlation, NONE, NONE, NONE, NONE)
+        launches.append(launch)
+    phases = phases_at(packed.phases, [launch.start for launch in launches])
+
+    for (start, length, name_number, _), launch, phase in zip(kernels, launches, phases, strict=True):
+        if not begin <= launch.start <= end:
+            continue
+        name, operator = packed.names[name_number] or "", packed.names[launch.operator]
+        kind = kernel_kind(name, operator)
+        yield Piece(
+            start=start,
+            end=start + length,
+            asked=launch.start + launch.length,
+            use=_use_of(kind, phase),
+            kind=kind,
+            name=name,
+            operator=operator,
+            module=packed.names[launch.module],
+            phase=phase,
+            call=launch.number,
+            inputs=packed.inputs[launch.inputs],
+            own=length,
+            caller=operator,
+        )
+
+
+def _operators(packed: PackedTrace, calls: OperatorCalls, begin: int, end: int) -> Iterator[Piece]:
+    """Yield the operators that were called while the steps lasted, in the order in which they end."""
+    is_wanted = (begin <= calls.start) & (calls.start <= end)
+    calls = OperatorCalls(*(column[is_wanted] for column in calls))
+    phases = phases_at(packed.phases, calls.start)
+    rows = zip(*(column.tolist() for column in calls), phases, strict=True)  # thousands: as Python's own numbers
+    for start, length, name_number, caller, module, number, inputs, own, is_again, phase in rows:
+        name = packed.names[name_number] or ""
+        kind, use = _work_of_operator(name, own < length, phase)
+        yield Piece(
+            start=start,
+            end=start + length,
+            asked=start,
+            use=use,
+            kind=kind,
+            name=name,
+            operator=name,
+            module=packed.names[module],
+            phase=phase,
+            call=number,
+            inputs=packed.inputs[inputs],
+            own=own,
+            caller=packed.names[caller],
+            again=is_again,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _work_of_operator(name: str, calls_others: bool, phase: str) -> tuple[Kind, Use]:
+    """Return what the operator ``name`` does in ``phase``, and what its time is used for."""
+    kind = operator_kind(name)
+    is_composite = name.startswith("aten::") and calls_others
+    if kind == "other" and (is_composite or _CALLS_ONLY.match(name) is not None):
+        return kind, "dispatch"
+    return kind, _use_of(kind, phase)
+
+
+def _use_of(kind: Kind, phase: str) -> Use:
+    if phase in INPUT_PHASES or kind == "host_copies":
+        return "input"
+    if kind in ("matmul", "attention"):
+        return "products"
+    if kind == "communication":
+        return "communication"
+    return "memory"
+
+
+def rank_of(piece: Piece) -> int:
+    """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
+    if piece.use == "memory" and piece.kind == "other":
+        return _RANK_OF_UNKNOWN_MEMORY
+    return _RANKS[piece.use]
 
 
 def phases_at(phases: Sequence[Range], moments: Sequence[int] | Times) -> list[str]:
     """Return whose host code runs at each of the ``moments``; ``phases`` come by their start."""
-    starts, ends = np.array([(0, 0), *(phase[:2] for phase in phases)]).T
-    names, last = [NO_PHASE, *(phase.name for phase in phases)], np.searchsorted(starts, moments, side="right") - 1
-    return [names[at] for at in np.where(np.asarray(moments) < ends[last], last, 0).tolist()]
+    names = [NO_PHASE, *(phase.name for phase in phases)]
+    starts = np.array([0, *(phase.start for phase in phases)])
+    ends = np.array([0, *(phase.end for phase in phases)])
+    latest = np.searchsorted(starts, moments, side="right") - 1
+    is_inside = np.asarray(moments) < ends[latest]
+    return [names[number] for number in np.where(is_inside, latest, 0).tolist()]
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
     """Return what any interval covers between ``begin`` and ``end``, without overlaps: where it begins and ends."""
     order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
-    start, stop = (np.clip(np.asarray(side, dtype=np.int64)[order], begin, end) for side in (starts, ends))
+    start = np.clip(np.asarray(starts, dtype=np.int64)[order], begin, end)
+    stop = np.clip(np.asarray(ends, dtype=np.int64)[order], begin, end)
     reached = np.maximum.accumulate(stop)
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = start[1:] > reached[:-1]
-    return start[first], reached[np.roll(first, -1)]
+    is_begin = np.ones(len(order), dtype=bool)
+    is_begin[1:] = start[1:] > reached[:-1]
+    return start[is_begin], reached[np.roll(is_begin, -1)]
 
 
 def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int], begin: int, end: int) -> Times:
@@ -189,42 +237,46 @@ def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int],
 
     What several cover is the one's of the lowest rank; among equals, the one's that began first.
     """
-    start, stop = (np.clip(np.asarray(side, dtype=np.int64), begin, end) for side in (starts, ends))
+    start = np.clip(np.asarray(starts, dtype=np.int64), begin, end)
+    stop = np.clip(np.asarray(ends, dtype=np.int64), begin, end)
     rank = np.asarray(ranks)
     own = np.zeros(len(start), dtype=np.int64)
     order = np.argsort(start, kind="stable")
     # By rank, the lowest first: each has what neither a lower rank nor an earlier interval of its own covers.
     for level in np.unique(rank):
-        mine = order[rank[order] == level]
-        reached = np.maximum.accumulate(stop[mine])
-        first = start[mine].copy()
+        same_rank = order[rank[order] == level]
+        reached = np.maximum.accumulate(stop[same_rank])
+        first = start[same_rank].copy()
         np.maximum(first[1:], reached[:-1], out=first[1:])
-        last = np.maximum(stop[mine], first)
-        higher = rank < level
-        own[mine] = last - first - covered(start[higher], stop[higher], first, last, begin, end)
+        last = np.maximum(stop[same_rank], first)
+        is_lower_rank = rank < level
+        covered_ns = covered(start[is_lower_rank], stop[is_lower_rank], first, last, begin, end)
+        own[same_rank] = last - first - covered_ns
     return own
 
 
 def covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int) -> Times:
     """Return how much of each stretch from ``first`` to ``last`` any of the intervals covers."""
-    if not len(starts):
+    if len(starts) == 0:
         return np.zeros(len(first), dtype=np.int64)
     left, right = union_of(starts, ends, begin, end)  # type: ignore[arg-type]
-    before = np.concatenate(([0], np.cumsum(right - left)))
+    covered_before = np.concatenate(([0], np.cumsum(right - left)))
 
-    def until(moment: Times) -> Times:
-        at = np.searchsorted(left, moment, side="right")
-        inside = np.minimum(moment, right[at - 1]) - left[at - 1]
-        return np.where(at > 0, before[at - 1] + inside, 0)
+    def covered_until(moment: Times) -> Times:
+        intervals_begun = np.searchsorted(left, moment, side="right")
+        latest = intervals_begun - 1
+        in_latest = np.minimum(moment, right[latest]) - left[latest]
+        return np.where(intervals_begun > 0, covered_before[latest] + in_latest, 0)
 
-    return until(last) - until(first)
+    return covered_until(last) - covered_until(first)
 
 
 def gaps_between(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
     """Return where nothing runs between ``begin`` and ``end``: from when to when."""
-    if not len(starts):
+    if len(starts) == 0:
         return np.array([begin]), np.array([end])
     left, right = union_of(starts, ends, begin, end)
-    first, last = np.concatenate(([begin], right)), np.concatenate((left, [end]))
-    some = last > first
-    return first[some], last[some]
+    first = np.concatenate(([begin], right))
+    last = np.concatenate((left, [end]))
+    has_length = last > first
+    return first[has_length], last[has_length]

@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.kinds import operator_kind
-from lm_profiler.analysis.trace.walk import Inputs
+from lm_profiler.analysis.trace.packed_trace import Inputs
 
 # bytes of an element, by the type's name in a trace
 _SIZES = {

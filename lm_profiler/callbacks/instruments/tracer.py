@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import TracedWork, work_of
+from lm_profiler.analysis.trace.range_names import module_range_name, phase_range_name
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -30,6 +31,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.parts import BETWEEN_STEPS, PHASES
+from lm_profiler.record.quantities import counted
 from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 
 # devices whose kernels torch.profiler records, besides the host's operators
@@ -65,7 +67,7 @@ class _OpenRanges(threading.local):
 
 
 class ModuleRanges:
-    """Opens a range ``module: <path> (<class>)`` around every forward pass below ``module``, until ``detach``.
+    """Opens a range (``module_range_name``) around every forward pass below ``module``, until ``detach``.
 
     Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
     """
@@ -78,7 +80,7 @@ class ModuleRanges:
     def attach(self, module: nn.Module) -> None:
         closed = self._part.guard(self._close)
         for path, child in _callable_below(module):
-            name = f"module: {path} ({type(child).__name__})"
+            name = module_range_name(path, type(child).__name__)
             opened = self._part.guard(partial(self._open, name))
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
             self._hooks.enter_context(child.register_forward_pre_hook(opened, prepend=True))
@@ -164,7 +166,7 @@ class Tracer(Instrument):
         self._undo.callback(tracing.stop)
         self._profile = tracing
         opened = ExitStack()
-        name_phase = lambda part: opened.enter_context(record_function(f"phase: {part}"))  # noqa: E731
+        name_phase = lambda part: opened.enter_context(record_function(phase_range_name(part)))  # noqa: E731
         self.observe(self.timeline, PhaseRanges(name_phase, opened.close))
         modules = ModuleRanges(self.part)
         self._undo.callback(modules.detach)
@@ -218,8 +220,13 @@ class Tracer(Instrument):
 
     def work(self, notes: list[str]) -> TracedWork | None:
         """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
-        if (work := work_of(self.path)) is None and self.path.exists():
-            notes.append("no kernels, no waterfall: the run ended before a traced step was over")
+        work = work_of(self.path)
+        if work is None:
+            if self.path.exists():
+                notes.append("no kernels, no waterfall: the run ended before a traced step was over")
+            return None
+        for damage, events in work.packed.left_out.items():
+            notes.append(f"trace: {counted(events, 'event')} {damage} left out")
         return work
 
     def kernels(self, work: TracedWork | None) -> KernelTable | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, compute_spans
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
-from lm_profiler.analysis.trace.walk import Packed, trace_events
+from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline
 from lm_profiler.record.quantities import PARTS, bytes_text
@@ -160,7 +161,8 @@ def _lanes_of(entry: Entry) -> list[_Lanes]:
     works: dict[int, TracedWork] = {}
     for rank in range(_MOST_RANKS):
         with suppress(OSError, ValueError):
-            works[rank] = traced_work(Packed(trace_events(entry.folder / "trace" / f"rank{rank}.pt.trace.json.gz")))
+            trace = entry.folder / "trace" / f"rank{rank}.pt.trace.json.gz"
+            works[rank] = traced_work(PackedTrace(trace_events(trace)))
     works = {rank: work for rank, work in works.items() if collective_calls(work)}
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:

@@ -9,8 +9,8 @@ import pytest
 
 from lm_profiler.analysis.ranks.ranks_summary import communication_figures
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, communication_of
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
-from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import traced_of
 
 
@@ -28,7 +28,7 @@ def step() -> Iterator[dict[str, Any]]:
 
 
 def of(*events: dict[str, Any]) -> TracedWork:
-    return traced_work(Packed([*step(), *events]))
+    return traced_work(PackedTrace([*step(), *events]))
 
 
 def test_what_compute_covers_is_hidden_and_calls_that_overlap_count_once_together() -> None:

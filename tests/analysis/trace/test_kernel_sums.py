@@ -10,7 +10,8 @@ from faults import places
 
 from lm_profiler.analysis.trace import kernel_sums, pieces
 from lm_profiler.analysis.trace.kernel_sums import LARGEST_ROWS
-from lm_profiler.analysis.trace.walk import Packed, walk
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
+from lm_profiler.analysis.trace.walk import walk
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.report.run.kernel_tables import kernel_answers
@@ -114,7 +115,7 @@ def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -
     alone = [*cuda_step(), *cuda_step(number=2, origin=170)]
     events = [*cuda_step(), *between.events, *following]
     assert kernel_table(events) == kernel_table(alone)
-    assert traced_of(pieces.traced_work(Packed(events))) == traced_of(pieces.traced_work(Packed(alone)))
+    assert traced_of(pieces.traced_work(PackedTrace(events))) == traced_of(pieces.traced_work(PackedTrace(alone)))
 
 
 def test_what_came_after_the_last_marked_step_is_no_step(step: KernelTable) -> None:
@@ -240,7 +241,7 @@ def test_table_and_waterfall_walk_over_the_trace_once(on_device: bool) -> None:
     host = Trace()
     host.range("ProfilerStep#1", 0, 100)
     host.operator("aten::mm", 16, 36)
-    packed = Packed(cuda_step() if on_device else host.events)
+    packed = PackedTrace(cuda_step() if on_device else host.events)
 
     def shown() -> None:
         work = pieces.traced_work(packed)

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda_trace import Trace, cuda_step, kernel_table
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.trace.walk import Packed, trace_events
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
+from lm_profiler.analysis.trace.range_names import module_in, module_range_name
+from lm_profiler.analysis.trace.trace_file import trace_events
 
 
 def event(number: int) -> dict[str, object]:
@@ -70,9 +73,9 @@ def test_half_a_trace_is_refused(tmp_path: Path) -> None:
     assert_stored("analysis/refused: half a trace", said, folder=tmp_path)
 
 
-def meant(packed: Packed) -> tuple[Any, ...]:
+def meant(packed: PackedTrace) -> tuple[Any, ...]:
     """All of ``packed`` with names and inputs in place of their numbers: these follow the order of reading."""
-    names, inputs, threads = packed.names, packed.inputs, list(packed._threads)
+    names, inputs, threads = packed.names, packed.inputs, packed.threads
     host = [
         (
             start,
@@ -91,8 +94,8 @@ def meant(packed: Packed) -> tuple[Any, ...]:
 @pytest.mark.parametrize("path", sorted(Path(__file__).with_name("traces").glob("*.json.gz")), ids=lambda of: of.name)
 def test_an_operator_that_is_matched_says_what_it_says_decoded(path: Path) -> None:
     with gzip.open(path) as file:
-        decoded = Packed(json.load(file)["traceEvents"])
-    assert meant(Packed(trace_events(path))) == meant(decoded)
+        decoded = PackedTrace(json.load(file)["traceEvents"])
+    assert meant(PackedTrace(trace_events(path))) == meant(decoded)
 
 
 @pytest.mark.parametrize("name", ["aten::op", r"a \"name\", {\n} é", "aten::attention"])
@@ -115,5 +118,92 @@ def test_what_stands_in_an_operators_event_does_not_change_what_it_is(tmp_path: 
     }}
   }}"""
     text = f'{{"traceEvents": [{one},{one}]}}'
-    read, decoded = Packed(trace_events(written(tmp_path / "t.json.gz", text))), Packed(json.loads(text)["traceEvents"])
+    read, decoded = (
+        PackedTrace(trace_events(written(tmp_path / "t.json.gz", text))),
+        PackedTrace(json.loads(text)["traceEvents"]),
+    )
     assert meant(read) == meant(decoded)
+
+
+def rows_of(events: list[dict[str, Any]]) -> list[Any]:
+    return [row.model_dump() for row in kernel_table(events).rows]
+
+
+def kernels_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in events if one["cat"] == "kernel"]
+
+
+DAMAGES: dict[str, Any] = {
+    "a negative duration": {"dur": -5000},
+    "no duration": {"dur": None},
+    "a duration as text": {"dur": "60"},
+    "a start as text": {"ts": "1.5"},
+    "a start beyond all clocks": {"ts": 1e30},
+    "a start that is no number": {"ts": float("nan")},
+    "no name": {"name": None},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_event_is_left_out_and_counted_and_the_rest_stays(damage: dict[str, Any]) -> None:
+    events = cuda_step()
+    kernels_of(events)[0].update(damage)
+    packed = PackedTrace(events)
+    assert packed.left_out.total() == 1
+    without = [one for one in cuda_step() if one != kernels_of(cuda_step())[0]]
+    assert rows_of(events) == rows_of(without)
+
+
+@pytest.mark.parametrize("arguments", [None, {}, {"correlation": None}, {"correlation": [1]}, "text"])
+def test_a_kernel_without_its_launch_still_counts(arguments: Any) -> None:
+    events = cuda_step()
+    kernels_of(events)[0]["args"] = arguments
+    sound, damaged = kernel_table(cuda_step()), kernel_table(events)
+    assert sum(row.total_s for row in damaged.rows) == pytest.approx(sum(row.total_s for row in sound.rows))
+
+
+@pytest.mark.parametrize("change", [str, lambda number: 2**63 + number, lambda number: -number])
+def test_correlations_may_be_text_or_use_all_of_64_bits(change: Any) -> None:
+    events = cuda_step()
+    for one in events:
+        if "correlation" in one.get("args", {}):
+            one["args"]["correlation"] = change(one["args"]["correlation"])
+    assert rows_of(events) == rows_of(cuda_step())
+
+
+def test_what_is_no_event_is_left_out() -> None:
+    events: list[Any] = [None, *cuda_step(), "text", []]
+    assert PackedTrace(events).left_out.total() == 3
+    assert rows_of(events) == rows_of(cuda_step())
+
+
+def test_steps_of_two_processes_are_refused() -> None:
+    other_process = [{**one, "pid": 99} if one["pid"] != 0 else one for one in cuda_step()]
+    with pytest.raises(ValueError, match="2 processes"):
+        PackedTrace([*cuda_step(), *other_process])
+
+
+def marked(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same trace as the instruments write it since version 0.3."""
+    for one in events:
+        name = one.get("name", "")
+        if one.get("cat") == "user_annotation" and name.startswith(("phase: ", "module: ")):
+            one["name"] = f"lm_profiler {name}"
+    return events
+
+
+def test_ranges_of_the_program_that_look_like_phases_or_modules_are_the_programs_own() -> None:
+    events = marked(cuda_step())
+    own_ranges = Trace()
+    own_ranges.range("phase: rollout", 21, 59)
+    own_ranges.range("phase: forward", 63, 99)
+    own_ranges.range("phase: between steps", 100, 109)
+    own_ranges.range("module: none of ours (Policy)", 23, 39)
+    assert rows_of([*events, *own_ranges.events]) == rows_of(marked(cuda_step())) == rows_of(cuda_step())
+
+
+@pytest.mark.parametrize("path", ["blocks.schicht ä", "blocks.名", "a%20b", "plain.0.x (y)"])
+def test_a_modules_name_survives_in_ascii(path: str) -> None:
+    name = module_range_name(path, "Block")
+    assert name.isascii()
+    assert module_in(name, is_marked=True) == (path, "Block")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_profiler.analysis.trace.walk import Inputs, Packed
+from lm_profiler.analysis.trace.packed_trace import Inputs, PackedTrace
 from lm_profiler.analysis.why.operators import Lists, is_cut, least_bytes, product_of
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def traced(call: Callable[[], Any], name: str, folder: Path) -> Inputs:
     path = folder / "trace.json"
     profiled.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
-    packed = Packed([event for event in events if event.get("name") == name])
+    packed = PackedTrace([event for event in events if event.get("name") == name])
     given = packed.inputs[0]
     assert given is not None
     return given

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lm_profiler.analysis.trace.kinds import kernel_kind
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
-from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.run_record import FlopRate, Rates
@@ -83,7 +83,7 @@ def swept(intervals: list[tuple[int, int, str]], begin: int, end: int) -> Counte
 def test_every_nanosecond_of_the_window_is_one_uses(path: Path) -> None:
     events = events_of(path)
     work, begin, end = wanted(events)
-    traced = traced_of(traced_work(Packed(events)))
+    traced = traced_of(traced_work(PackedTrace(events)))
     names = {(piece.name, piece.start): piece.use for piece, _ in traced.pieces}
     told = Counter({use: sum(own for piece, own in traced.by_use[use]) for use in ORDER})
     told["nothing"] = sum(gap.ns for gap in traced.gaps)
@@ -101,7 +101,7 @@ def test_kernels_times_are_those_of_the_trace(path: Path) -> None:
     lengths: Counter[str] = Counter()
     for event in work:
         lengths[event["name"]] += ns(event["dur"])
-    traced = traced_of(traced_work(Packed(events)))
+    traced = traced_of(traced_work(PackedTrace(events)))
     assert sum(own for _, own in traced.pieces) <= lengths.total()
     alone: Counter[str] = Counter()
     for piece, own in traced.pieces:
@@ -114,7 +114,7 @@ def test_kernels_times_are_those_of_the_trace(path: Path) -> None:
 
 @each_trace
 def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -> None:
-    traced = traced_of(traced_work(Packed(events_of(path))))
+    traced = traced_of(traced_work(PackedTrace(events_of(path))))
     step_s = (sum(own for _, own in traced.pieces) + sum(gap.ns for gap in traced.gaps)) * 1e-9 / traced.steps
     peaks = [FlopRate(dtype=dtype, flops_per_s=989e12, source="H100") for dtype in ("bfloat16", "float32", "float16")]
     for bandwidth in (None, 3.35e12):

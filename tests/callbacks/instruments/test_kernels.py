@@ -19,7 +19,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table as sums_of_kernels
-from lm_profiler.analysis.trace.walk import trace_events
+from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.collect import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels

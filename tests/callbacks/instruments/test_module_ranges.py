@@ -55,16 +55,18 @@ def traced(model: nn.Module, backward: bool = False) -> list[tuple[str, float, f
         ranges.detach()
     events = profiled.events() or []
     return [
-        (e.name, e.time_range.start, e.time_range.end) for e in events if e.name.startswith(("module: ", "aten::mul"))
+        (e.name, e.time_range.start, e.time_range.end)
+        for e in events
+        if e.name.startswith(("lm_profiler module: ", "aten::mul"))
     ]
 
 
 def names(ranges: list[tuple[str, float, float]]) -> Counter[str]:
-    return Counter(name for name, *_ in ranges if name.startswith("module"))
+    return Counter(name for name, *_ in ranges if name.startswith("lm_profiler module"))
 
 
 def parts(number: int, times: int = 1) -> dict[str, int]:
-    block = f"module: blocks.{number}"
+    block = f"lm_profiler module: blocks.{number}"
     return {f"{block} (Block)": times, f"{block}.up (Linear)": times, f"{block}.down (Linear)": times}
 
 
@@ -78,8 +80,8 @@ def test_every_module_that_is_called_has_a_range_inside_its_parents() -> None:
     assert names(ranges) == parts(0) | parts(1)
     spans = {name: (begin, end) for name, begin, end in ranges}
     for number in (0, 1):
-        outer = spans[f"module: blocks.{number} (Block)"]
-        up, down = (spans[f"module: blocks.{number}.{part} (Linear)"] for part in ("up", "down"))
+        outer = spans[f"lm_profiler module: blocks.{number} (Block)"]
+        up, down = (spans[f"lm_profiler module: blocks.{number}.{part} (Linear)"] for part in ("up", "down"))
         assert outer[0] <= up[0] <= up[1] <= down[0] <= down[1] <= outer[1]
     assert not hooked(model)
 
@@ -89,7 +91,7 @@ def test_an_exception_closes_the_ranges_that_it_leaves() -> None:
     ranges = traced(model)
     assert names(ranges) == parts(0) | parts(1)
     after = next(begin for name, begin, _ in ranges if name == "aten::mul")
-    assert all(end <= after for name, _, end in ranges if name.startswith("module"))
+    assert all(end <= after for name, _, end in ranges if name.startswith("lm_profiler module"))
     assert not hooked(model)
 
 
@@ -108,7 +110,9 @@ def test_a_range_that_an_interrupt_left_open_is_closed_with_its_parent() -> None
     block.inner = Interrupted()
     ranges = traced(Model(block, Block()))
     spans = {name: (begin, end) for name, begin, end in ranges}
-    assert spans["module: blocks.0.inner (Interrupted)"][1] <= spans["module: blocks.1 (Block)"][0]
+    assert (
+        spans["lm_profiler module: blocks.0.inner (Interrupted)"][1] <= spans["lm_profiler module: blocks.1 (Block)"][0]
+    )
 
 
 def test_what_is_recomputed_is_in_its_modules_range_again() -> None:

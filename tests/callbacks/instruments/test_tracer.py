@@ -18,7 +18,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.trace.walk import OperatorEvents, trace_events
+from lm_profiler.analysis.trace.range_names import phase_range_name
+from lm_profiler.analysis.trace.trace_file import OperatorEvents, trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
 from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
@@ -86,7 +87,7 @@ def test_there_is_one_trace_and_its_table_and_nothing_beside_them(profiled: Trai
 
 
 def test_every_phase_is_marked_once_in_each_traced_step(events: list[dict[str, Any]]) -> None:
-    counts = {phase: len(ranges(events, f"phase: {phase}")) for phase in PHASES}
+    counts = {phase: len(ranges(events, phase_range_name(phase))) for phase in PHASES}
     # The last step's end is known only when the next batch would be asked for.
     assert counts == dict.fromkeys(PHASES, TRACED)
 
@@ -98,7 +99,7 @@ def test_the_steps_are_annotated(events: list[dict[str, Any]]) -> None:
 
 def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) -> None:
     order = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
-    spans = [ranges(events, f"phase: {phase}") for phase in order]
+    spans = [ranges(events, phase_range_name(phase)) for phase in order]
     in_time = sorted(span for phase in spans for span in phase)
     assert in_time == [phase[step] for step in range(TRACED) for phase in spans]
     assert all(before[1] <= after[0] for before, after in pairwise(in_time))
@@ -111,7 +112,7 @@ def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) ->
 def test_operators_lie_in_their_phases(events: list[dict[str, Any]], operator: str, phase: str) -> None:
     found = ranges(events, operator)
     assert len(found) >= TRACED  # a nested call may bear the same name
-    phases = ranges(events, f"phase: {phase}")
+    phases = ranges(events, phase_range_name(phase))
     assert all(inside(span, phases) for span in found)
 
 
@@ -149,8 +150,8 @@ def test_a_validation_is_traced_too(tmp_path: Path) -> None:
     trainer_with([profiler], tmp_path).validate(BoringModel(), verbose=False)
     with gzip.open(profiler.folder / "trace" / "rank0.pt.trace.json.gz", "rt") as file:
         traced = json.load(file)["traceEvents"]
-    assert len(ranges(traced, "phase: forward")) == 2
-    assert not ranges(traced, "phase: backward")
+    assert len(ranges(traced, phase_range_name("forward"))) == 2
+    assert not ranges(traced, phase_range_name("backward"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without CUDA")

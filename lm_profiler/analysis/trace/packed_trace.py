@@ -1,0 +1,384 @@
+"""Keeps what counts of a trace's events, in some fifty bytes each. Times are integers of nanoseconds."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.trace.range_names import (
+    STEP_PREFIX,
+    is_marked_range,
+    module_in,
+    phase_in,
+)
+from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
+from lm_profiler.record.parts import BETWEEN_STEPS
+
+Rows = NDArray[np.int64]
+
+COMPILED_GRAPH = "CompiledFxGraph"  # the name of torch.compile's graphs here; the profiler puts a digest after it
+_COMPILED = f"## Call {COMPILED_GRAPH}"
+
+# beginnings of the ranges of collectives that run on the host; those of a device are kernels
+_BACKENDS = ("gloo:", "mpi:", "ucc:")
+
+# the range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)
+_GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
+
+_DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+# what a host event is
+OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
+_LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
+
+NONE = -1  # the number of what is unknown, or is not there
+_LONGEST_US = 9e15  # in nanoseconds it fits into 64 bits
+
+
+class Range(NamedTuple):
+    """A named stretch of the host's time."""
+
+    start: int
+    end: int
+    name: str
+
+
+class Inputs(NamedTuple):
+    """The inputs of an operator, an entry an argument, as the profiler writes it where it records shapes."""
+
+    dims: Sequence[Any]  # of a list of tensors a list
+    types: Sequence[str]
+    values: Sequence[str]  # of attention alone, where they show whether it is causal
+
+
+class DamagedEvent(ValueError):
+    """An event lacks what its kind must have, or has an impossible value. The message says which."""
+
+
+class PackedTrace:
+    """The part of ``events`` that counts; they may come in any order.
+
+    Damaged events are left out and counted in ``left_out``, by their damage. ``names`` and ``inputs`` are by their
+    number; -1, which stands for none, finds the None at their end.
+
+    Raises:
+        ValueError: the trace holds steps of several processes, whose events cannot be told apart.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        packing = _Packing()
+        for event in events:
+            packing.add(event)
+        if len(packing.step_processes) > 1:
+            count_of_processes = len(packing.step_processes)
+            raise ValueError(f"it holds steps of {count_of_processes} processes: expected one trace for each rank")
+
+        self.left_out = packing.left_out
+        self.steps = sorted(packing.steps)
+        self.collectives = packing.collectives
+        self.gathers = packing.gathers
+        self._host_rows, self._device_rows = packing.host_rows(), packing.device_rows()
+        self.threads = list(packing.threads)  # process and thread, by their number
+
+        self.phases = _phases_among(packing.ranges, packing.has_marks)
+        self.names: list[str | None] = [*packing.numbers, None]
+        self.inputs: list[Inputs | None] = [*packing.inputs, None]
+        self._name_modules(packing.has_marks)
+
+        has_time_between_steps = any(phase.name == BETWEEN_STEPS for phase in self.phases)
+        if has_time_between_steps:
+            self._leave_out_between_steps()
+        if self.phases:  # torch's last step may be what came after the run's: no phase is in it
+            phase_starts = [phase.start for phase in self.phases]
+            self.steps = [step for step in self.steps if _begins_within(phase_starts, step)]
+        self.has_device = len(self._device_rows) > 0
+
+    def _name_modules(self, is_marked: bool) -> None:
+        """Name modules by path and class, and leave out ranges of the program's own that only look like modules'."""
+        what, value = self._host_rows[:, 3], self._host_rows[:, 4]
+        is_module = what == MODULE
+        is_kept = np.ones(len(self._host_rows), dtype=bool)
+        for number in np.unique(value[is_module]).tolist():
+            module = module_in(self.names[number] or "", is_marked)
+            if module is None:
+                is_kept &= ~(is_module & (value == number))
+            elif module.type_name is None:
+                self.names[number] = module.path
+            else:
+                self.names[number] = f"{module.path} ({module.type_name})"
+        self._host_rows = self._host_rows[is_kept]
+
+    def _leave_out_between_steps(self) -> None:
+        """Take out what began between steps, a validation for example, and that time, as if none had passed."""
+        gaps = [(0, 0)]
+        for phase in self.phases:
+            if phase.name == BETWEEN_STEPS:
+                gaps.append((phase.start, phase.end))
+        starts, ends = np.array(gaps).T
+        removed_ns = np.cumsum(ends - starts)
+
+        def moved(times: Any) -> Any:
+            last_gap = np.searchsorted(starts, times, side="right") - 1
+            return np.maximum(times, ends[last_gap]) - removed_ns[last_gap]
+
+        def moved_rows(rows: Rows) -> Rows:
+            last_gap = np.searchsorted(starts, rows[:, 0], side="right") - 1
+            rows = rows[rows[:, 0] >= ends[last_gap]]
+            begin, end = moved(rows[:, 0]), moved(rows[:, 0] + rows[:, 1])
+            return np.column_stack((begin, end - begin, rows[:, 2:]))
+
+        def moved_ranges(ranges: Sequence[Range]) -> list[Range]:
+            shifted = [Range(int(moved(old.start)), int(moved(old.end)), old.name) for old in ranges]
+            return [new for new in shifted if new.end > new.start]
+
+        self.steps, self.phases = moved_ranges(self.steps), moved_ranges(self.phases)
+        self.collectives, self.gathers = moved_ranges(self.collectives), moved_ranges(self.gathers)
+        self._host_rows, self._device_rows = moved_rows(self._host_rows), moved_rows(self._device_rows)
+
+    def window(self) -> tuple[int, int]:
+        """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
+        if not self.steps:
+            raise ValueError("the trace has no whole step")
+        return self.steps[0].start, max(step.end for step in self.steps)
+
+    def device(self) -> Iterator[list[int]]:
+        """Yield start, length, name's number and correlation of all that ran on the device, by start."""
+        rows = self._device_rows
+        return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
+
+    def host(self) -> Rows:
+        """Return start, length, thread, what, value and the rest of the host's events, by start. ``[events, 6]``
+
+        ``what`` is one of ``OPERATOR``, ``MODULE``, …; ``value`` is the number of a name, of a link, or of a launch's
+        correlation; the rest is the number of an operator's inputs or of a launch's name.
+        """
+        rows = self._host_rows
+        start, length, what = rows[:, 0], rows[:, 1], rows[:, 3]
+        # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
+        return rows[np.lexsort((-length, np.maximum(what, MODULE), start))]
+
+
+def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
+    """Return the ranges that are phases of the instruments, by their start, with the phases' names."""
+    phases = []
+    for found in ranges:
+        phase = phase_in(found.name, is_marked)
+        if phase is not None:
+            phases.append(Range(found.start, found.end, phase))
+    return sorted(phases)
+
+
+def _begins_within(starts: Sequence[int], step: Range) -> bool:
+    """Return whether any of ``starts``, which are sorted, lies in ``step``."""
+    return bisect_left(starts, step.start) < bisect_left(starts, step.end)
+
+
+def _numbering() -> defaultdict[Any, int]:
+    """Return a mapping that gives each new key the next number."""
+    return defaultdict(count().__next__)
+
+
+@dataclass
+class _Packing:
+    """Columns of numbers that grow with each event."""
+
+    steps: list[Range] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)  # those that may be phases
+    collectives: list[Range] = field(default_factory=list)
+    gathers: list[Range] = field(default_factory=list)
+    step_processes: set[str] = field(default_factory=set)
+    has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
+    left_out: Counter[str] = field(default_factory=Counter)
+    numbers: defaultdict[str, int] = field(default_factory=_numbering)  # of names
+    inputs: list[Inputs] = field(default_factory=list)
+    threads: defaultdict[tuple[str, str], int] = field(default_factory=_numbering)  # by process and thread
+    _callers: defaultdict[str, int] = field(default_factory=_numbering)  # by their text in the file
+    _input_numbers: dict[str, int] = field(default_factory=dict)  # by their text
+    _operators: list[Rows] = field(default_factory=list)  # columns: start, length, caller's number, inputs' number
+    _host: array[int] = field(default_factory=lambda: array("q"))  # six numbers an event: see ``PackedTrace.host``
+    _device: array[int] = field(default_factory=lambda: array("q"))  # four numbers: start, length, name, correlation
+
+    def add(self, event: Event) -> None:
+        """Keep what counts of ``event``; of a damaged one count the damage."""
+        if isinstance(event, OperatorEvents):
+            self._add_operators(event)
+            return
+        try:
+            if not isinstance(event, Mapping):
+                raise DamagedEvent("no object")
+            self._add_decoded(event)
+        except DamagedEvent as damage:
+            self.left_out[str(damage)] += 1
+
+    def host_rows(self) -> Rows:
+        """Return the rows of the host's events, in the order of reading. ``[events, 6]``"""
+        start, length, caller, inputs = np.hstack([np.empty((4, 0), np.int64), *self._operators])
+        callers = []
+        for text in self._callers:
+            caller_fields = json.loads(f"{{{text}}}")
+            thread = self._thread_number(caller_fields)
+            callers.append((thread, OPERATOR, self.numbers[caller_fields["name"]]))
+        caller_columns = np.array(callers, np.int64).reshape(-1, 3)[caller]
+        operators = np.column_stack((start, length, caller_columns, inputs))
+        return np.vstack((np.asarray(self._host).reshape(-1, 6), operators))
+
+    def device_rows(self) -> Rows:
+        """Return the rows of what ran on the device, in the order of reading. ``[events, 4]``"""
+        return np.asarray(self._device).reshape(-1, 4)
+
+    def _add_operators(self, events: OperatorEvents) -> None:
+        """Add operators as they stand in the file: what was decoded once is known by its text."""
+        input_texts = [text.partition('"Input ')[2] for text in events.arguments]
+        for input_text, argument_text in zip(input_texts, events.arguments, strict=True):
+            if input_text not in self._input_numbers:
+                arguments = json.loads(f"{{{argument_text}}}")
+                self._input_numbers[input_text] = self._inputs_number(arguments, is_attention=False)
+        starts_ns, lengths_ns = _nanoseconds(events.starts), _nanoseconds(events.lengths)
+        callers = [self._callers[text] for text in events.callers]
+        inputs = [self._input_numbers[text] for text in input_texts]
+        self._operators.append(np.array((starts_ns, lengths_ns, callers, inputs)))
+
+    def _add_decoded(self, event: Mapping[str, Any]) -> None:
+        category = event.get("cat")
+        if not isinstance(category, str):  # null in some
+            return
+        arguments = event.get("args")
+        if not isinstance(arguments, Mapping):
+            arguments = {}
+
+        if category == "cpu_op":
+            name = _name_of(event)
+            inputs = self._inputs_number(arguments, is_attention="attention" in name)
+            self._add_host(event, OPERATOR, self.numbers[name], inputs)
+        elif category in _DEVICE_CATEGORIES:
+            start, length = _span_of(event)
+            correlation = _number_in(arguments.get("correlation"))
+            self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
+        elif category == "user_annotation":
+            self._add_range(event)
+        elif category == "fwdbwd" and event.get("ph") in _LINKS:
+            link = _number_in(event.get("id"))
+            if link == NONE:
+                raise DamagedEvent("a link without its number")
+            self._add_host(event, _LINKS[event["ph"]], link)
+        elif category.endswith(("_runtime", "_driver")):
+            correlation = _number_in(arguments.get("correlation"))
+            if correlation != NONE:
+                self._add_host(event, LAUNCH, correlation, self.numbers[_name_of(event)])
+
+    def _add_range(self, event: Mapping[str, Any]) -> None:
+        name = _name_of(event)
+        if is_marked_range(name):
+            self.has_marks = True
+        may_be_module = any(module_in(name, is_marked) is not None for is_marked in (True, False))
+        if may_be_module:
+            self._add_host(event, MODULE, self.numbers[name])
+            return
+        if name.startswith(_COMPILED):
+            self._add_host(event, OPERATOR, self.numbers[COMPILED_GRAPH])
+            return
+
+        start, length = _span_of(event)
+        found = Range(start, start + length, name)
+        gather = _GATHER.fullmatch(name)
+        if name.startswith(STEP_PREFIX):
+            self.steps.append(found)
+            self.step_processes.add(str(event.get("pid")))
+        elif name.startswith(_BACKENDS):
+            self.collectives.append(found)
+        elif gather is not None:
+            module_path = gather[1] or "the root"
+            self.gathers.append(Range(found.start, found.end, module_path))
+        else:
+            self.ranges.append(found)
+
+    def _inputs_number(self, arguments: Mapping[str, Any], is_attention: bool) -> int:
+        """Return the number of what an operator was given; equal inputs are kept once."""
+        dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+        values = arguments.get("Concrete Inputs") if is_attention else None
+        if not isinstance(dims, list):
+            return NONE
+        text = repr((dims, types, values))
+        number = self._input_numbers.setdefault(text, len(self.inputs))
+        if number == len(self.inputs):
+            self.inputs.append(Inputs(dims, _list_or_empty(types), _list_or_empty(values)))
+        return number
+
+    def _add_host(self, event: Mapping[str, Any], what: int, value: int, rest: int = NONE) -> None:
+        is_link = what in (FORWARD_LINK, BACKWARD_LINK)
+        start = _start_of(event)
+        length = 0 if is_link else _length_of(event)
+        self._host.extend((start, length, self._thread_number(event), what, value, rest))
+
+    def _thread_number(self, event: Mapping[str, Any]) -> int:
+        return self.threads[str(event.get("pid")), str(event.get("tid"))]
+
+
+def _nanoseconds(texts: Sequence[str]) -> Rows:
+    """Return times in microseconds with three decimals as nanoseconds: without their points they are."""
+    return np.fromstring(",".join(texts).replace(".", ""), np.int64, sep=",")
+
+
+def _list_or_empty(field_of_inputs: object) -> Sequence[Any]:
+    return field_of_inputs if isinstance(field_of_inputs, list) else ()
+
+
+def _name_of(event: Mapping[str, Any]) -> str:
+    name = event.get("name")
+    if not isinstance(name, str):
+        raise DamagedEvent("without a name")
+    return name
+
+
+def _span_of(event: Mapping[str, Any]) -> tuple[int, int]:
+    """Return start and length."""
+    return _start_of(event), _length_of(event)
+
+
+def _start_of(event: Mapping[str, Any]) -> int:
+    start_us = _time_in(event, "ts")
+    if start_us is None:
+        raise DamagedEvent("without a start")
+    # A start times 1,000 may have more digits than a float.
+    return int(start_us) * 1000 + round(start_us % 1 * 1e3)
+
+
+def _length_of(event: Mapping[str, Any]) -> int:
+    length_us = _time_in(event, "dur")
+    if length_us is None:
+        raise DamagedEvent("without a duration")
+    if length_us < 0:
+        raise DamagedEvent("with a negative duration")
+    return round(length_us * 1e3)
+
+
+def _time_in(event: Mapping[str, Any], field_name: str) -> float | None:
+    """Return a time of ``event`` in microseconds; None where it has none that is possible."""
+    microseconds = event.get(field_name)
+    if not isinstance(microseconds, (int, float)) or isinstance(microseconds, bool):
+        return None
+    if not isfinite(microseconds) or abs(microseconds) >= _LONGEST_US:
+        return None
+    return microseconds
+
+
+def _number_in(correlation: Any) -> int:
+    """Return a correlation or the number of a link, signed in 64 bits; -1 where it is none. Some tools write text."""
+    if isinstance(correlation, str) and correlation.isdecimal():
+        correlation = int(correlation)
+    if not isinstance(correlation, int) or isinstance(correlation, bool) or not -(2**63) <= correlation < 2**64:
+        return NONE
+    if correlation >= 2**63:
+        return correlation - 2**64
+    return correlation
