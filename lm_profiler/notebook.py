@@ -12,8 +12,7 @@ from typing import Any
 
 from lm_profiler.analysis.compare import comparison
 from lm_profiler.cli.verbs.shared import runs_below
-from lm_profiler.record.entry import Entry, machine_of
-from lm_profiler.record.process_spread import known_spread
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.steps import StepTable
 from lm_profiler.report.run.comparison_table import comparison_table
@@ -94,7 +93,7 @@ def table(*folders: str | Path, columns: Sequence[str] = ()) -> Shown:
 def compare(a: str | Path, b: str | Path) -> Shown:
     """Return the comparison of the runs at or below ``b`` with those of ``a``: several on a side are repeats."""
     side_a, side_b = (runs_below([Path(side)], "compare").entries for side in (a, b))
-    compared = comparison.compare(side_a, side_b, known_spread(machine_of(side_a)))
+    compared = comparison.compare(side_a, side_b)
     return Shown(compared, [comparison_table(compared)])
 
 

@@ -150,20 +150,32 @@ def read_evidence(folder: Path) -> Evidence:
         RecordError: there is none, or a file of it is damaged or foreign.
     """
     path = folder / EVIDENCE_FILE
+    evidence = _read_file(path)
+    if tuple(evidence.parts) != PARTS:
+        raise RecordError(f"{path}: is of a version with other phases: {', '.join(evidence.parts)}")
+    kernels, traced = read_trace(folder / "trace" / "rank0.pt.trace.json.gz")
+    return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)
+
+
+def read_counters(folder: Path) -> Sequence[StepCounters]:
+    """Return the counters of each measured step of all ranks; none if the run left no evidence that can be read."""
+    try:
+        return _read_file(folder / EVIDENCE_FILE).counters
+    except RecordError:
+        return ()
+
+
+def _read_file(path: Path) -> Evidence:
     try:
         with gzip.open(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
-        evidence = _adapter().validate_json(content)
+        return _adapter().validate_json(content)
     except FileNotFoundError:
         raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None
     except (OSError, EOFError, zlib.error, ValidationError) as error:
         raise RecordError(f"{path}: is no evidence of a run: {str(error).splitlines()[0]}") from None
-    if tuple(evidence.parts) != PARTS:
-        raise RecordError(f"{path}: is of a version with other phases: {', '.join(evidence.parts)}")
-    kernels, traced = read_trace(folder / "trace" / "rank0.pt.trace.json.gz")
-    return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:

@@ -35,7 +35,7 @@ VERBS = {
     "selftest": "how far this machine's figures can be trusted",
 }
 
-_SHARED = {"ab": "compare", "numerics": "selftest", "trace": "watch"}
+_SHARED = {"numerics": "selftest", "trace": "watch"}
 
 # the verbs of the module ``trainer``; their options are those of the Trainer, the module and the data
 TRAINER_VERBS = ("fit", "validate", "test", "predict")

@@ -29,10 +29,21 @@ class ProcessSpread:
 
     std: float
     freedom: float = math.inf  # number of processes beyond the first that have shown it; infinite if it is assumed
+    is_given: bool = False  # whether the user says so
 
     @property
     def learned(self) -> bool:
         return math.isfinite(self.freedom)
+
+    @property
+    def text(self) -> str:
+        """How far equal processes differ, and how that is known."""
+        differ = f"equal processes differ by {self.std:.1%} (std)"
+        if self.is_given:
+            return f"{differ}, as --spread says"
+        if self.learned:
+            return f"{differ}, as selftest has seen on this machine; --spread overrides it"
+        return f"{differ}, which is assumed: lm_profiler selftest measures it here, --spread overrides it"
 
 
 # used until equal runs on this machine have shown it (``selftest``): single runs then detect no change below 15 %

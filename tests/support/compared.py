@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
+    Contention,
     Environment,
     MemoryFacts,
     MemoryReading,
     ModelFacts,
     RunRecord,
+    StepCounters,
     Throughput,
 )
 from lm_profiler.record.steps import StepRow, StepTable, write_steps
@@ -86,3 +89,27 @@ def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
 def counts(steps: Sequence[StepRow]) -> dict[str, int]:
     """How many steps each stage finished."""
     return dict(Counter(row.stage for row in steps))
+
+
+def busy_entry(
+    folder: str, work_s: Sequence[float], missed: float, asleep_s: float = 0.0, stretch: float = 1.0, **changes: Any
+) -> Entry:
+    """Return a run whose thread computes ``work_s`` in each step, and gets that CPU time only with waits in between.
+
+    Others take the share ``missed`` of the CPU time that it needs. ``stretch`` is what their use of the caches does to
+    its CPU time.
+    """
+    ran_s = [stretch * seconds for seconds in work_s]
+    walls_s = [seconds / (1.0 - missed) + asleep_s for seconds in ran_s]
+    counters = StepCounters(
+        rank=0,
+        wall_s=fmean(walls_s),
+        cpu_wait_s=fmean(walls_s) - fmean(ran_s) - asleep_s,
+        asleep_s=asleep_s,
+        cpu_s=fmean(ran_s),
+    )
+    contention = Contention(
+        not_had=missed, had_s=1.0, others_s=1.0, stolen_s=0.0, throttled_s=0.0, waited_s=1.0, pressure=None,
+        involuntary_switches=0, wall_s=2.0, cpus=2,
+    )  # fmt: skip
+    return entry_of_steps(folder, walls_s, mean_counters=counters, contention=contention, **changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -12,8 +12,10 @@ from xml.etree import ElementTree
 from lm_profiler.analysis.compare.comparison import Comparison, MemoryChange, PartChange, RateChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
+from lm_profiler.analysis.compare.sides import CPU_TIME, WITHOUT_CPU_WAITS
 from lm_profiler.analysis.conclude import Change
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import Figure
 from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity, counted
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.formats import render
@@ -24,96 +26,165 @@ HEADER = ("mean (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interv
 _STYLES = {"FASTER": "green", "LESS": "green", "SLOWER": "red", "MORE": "red", "UNCLEAR": "yellow"}
 _SHOWN = 3  # phases that a verdict names
 
+# what decides on a busy machine
+_WORK = {
+    WITHOUT_CPU_WAITS: Figure("step without CPU waits", "ms", "the thread ran or slept", "step_without_cpu_waits_s"),
+    CPU_TIME: Figure("CPU time", "ms", "of the process, in all threads", "cpu_time_s"),
+}
+_DECIDING = {"step": "step time", WITHOUT_CPU_WAITS: "step without waits for a CPU", CPU_TIME: "CPU time of a step"}
+
+_ADVICE = "repeat both more often, in turns, or measure longer (--stages.until_ci=0.005)"
+
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table with a row for each of ``rows``, differences of the settings above, verdict and notes below."""
-    small = {TIMES[row.part].title for row in comparison.phases if _small(row)}
+    small_titles = {TIMES[row.part].title for row in comparison.phases if _is_small(row)}
     body = []
     for texts in rows(comparison):
-        style = "bold" if texts[0] == "step" else "dim" if texts[0] in small else ""
-        cells = [TableCell(text, text, style=style) for text in texts]
-        body.append([*cells[:-1], replace(cells[-1], style=_STYLES.get(texts[-1], style))])
-    headings = [Heading(title, title, 0 < at < len(HEADER) - 1) for at, title in enumerate(HEADER)]
+        style = ""
+        if texts[0] == "step":
+            style = "bold"
+        elif texts[0] in small_titles:
+            style = "dim"
+        cells = [TableCell(text, text, style=style) for text in texts[:-1]]
+        word = texts[-1]
+        cells.append(TableCell(word, word, style=_STYLES.get(word, style)))
+        body.append(cells)
+    headings = []
+    for number, title in enumerate(HEADER):
+        is_figure = 0 < number < len(HEADER) - 1
+        headings.append(Heading(title, title, is_figure))
     return Table(headings, body, [*opening(comparison), ""], ["", *closing(comparison)])
 
 
 def opening(comparison: Comparison) -> list[str]:
     """Return lines on what is compared, and on the differences of the two sides' settings."""
-    lines = []
-    for label, of in (("A", comparison.a), ("B", comparison.b)):
-        lines.append(f"{label}: {of[0] if len(of) == 1 else f'{len(of)} runs: ' + ', '.join(of)}")
+    lines = [_side_line("A", comparison.a), _side_line("B", comparison.b)]
     if comparison.unlike:
-        lines += ["not the same work on the same device (A → B):", *_listed(comparison.unlike)]
-    for what, differences in (("configs", comparison.config), ("environments", comparison.environment)):
+        lines += ["not the same work on the same device (A → B):", *_difference_lines(comparison.unlike)]
+    for name, differences in (("configs", comparison.config), ("environments", comparison.environment)):
         if differences:
-            lines += [f"{what} differ (A → B):", *_listed(differences)]
+            lines += [f"{name} differ (A → B):", *_difference_lines(differences)]
+        elif differences is None:
+            lines.append(f"{name}: of A or B unknown")
         else:
-            lines.append(f"{what}: the same" if differences is not None else f"{what}: of A or B unknown")
+            lines.append(f"{name}: the same")
     return lines
 
 
-def _listed(differences: Sequence[Difference]) -> list[str]:
-    values = ((x if isinstance(x, str) else json.dumps(x) for x in (row.a, row.b)) for row in differences)
-    return [f"  {row.path}: {' → '.join(each)}" for row, each in zip(differences, values, strict=True)]
+def _side_line(label: str, folders: Sequence[str]) -> str:
+    if len(folders) == 1:
+        return f"{label}: {folders[0]}"
+    return f"{label}: {len(folders)} runs: {', '.join(folders)}"
+
+
+def _difference_lines(differences: Sequence[Difference]) -> list[str]:
+    return [f"  {row.path}: {_option_text(row.a)} → {_option_text(row.b)}" for row in differences]
+
+
+def _option_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """Return a row of texts for the step, each part, work and waiting, tokens/s, each peak, as ``HEADER`` has them."""
-    parts = (comparison.step, comparison.forward_backward, *comparison.phases)
-    texts = [_cells(TIMES[part.part], part.a_s, part.b_s, part) for part in parts]
-    texts += [_cells(QUANTITIES[of.part], of.a_s, of.b_s, of) for of in comparison.ranks]
-    if (rate := comparison.tokens) is not None:
+    """Return the table's rows as texts, as ``HEADER`` has them.
+
+    They are of the step and what decides on a busy machine, each part, work and waiting of ranks, tokens/s, each peak.
+    """
+    step = comparison.step
+    texts = [_cells(TIMES["step"], step.a_s, step.b_s, step)]
+    texts += [_cells(_WORK[row.part], row.a_s, row.b_s, row) for row in comparison.work]
+    for row in (comparison.forward_backward, *comparison.phases):
+        texts.append(_cells(TIMES[row.part], row.a_s, row.b_s, row))
+    texts += [_cells(QUANTITIES[row.part], row.a_s, row.b_s, row) for row in comparison.ranks]
+    rate = comparison.tokens
+    if rate is not None:
         texts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate))
-    return texts + [_cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak) for peak in comparison.memory]
+    texts += [_cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak) for peak in comparison.memory]
+    return texts
 
 
-def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | MemoryChange) -> list[str]:
-    shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
-    title = of.title if of.unit == "s" else of.heading
-    share = change.of_step if isinstance(change, PartChange) else None
-    of_step = "" if share is None else f"{share:+.1%}"
-    return [title, shown_a, shown_b, "+" * (a <= b) + more, of_step, _ratio(change.interval, a, b), change.verdict]
+def _cells(quantity: Quantity, a: float, b: float, row: PartChange | RateChange | MemoryChange) -> list[str]:
+    title = quantity.title if quantity.unit == "s" else quantity.heading
+    difference = quantity.show(b - a, unit=False)
+    if a <= b:
+        difference = f"+{difference}"
+    of_step = ""
+    if isinstance(row, PartChange) and row.of_step is not None:
+        of_step = f"{row.of_step:+.1%}"
+    shown_a, shown_b = quantity.show(a, unit=False), quantity.show(b, unit=False)
+    return [title, shown_a, shown_b, difference, of_step, _ratio_text(row.interval, a, b), row.verdict]
 
 
 def closing(comparison: Comparison) -> list[str]:
     """Return lines on the verdict, what to be careful with, and how to be surer."""
     lines = [f"verdict: {verdict_line(comparison)}"]
+    if comparison.flops is not None and abs(comparison.flops - 1.0) >= MARGIN:
+        lines.append(f"note: a step of B computes {comparison.flops:.3g} times the FLOPs of A's")
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
-        f"note: {_SURE} confidence for the step's interval, and for those of all its parts together; "
+        f"note: {_SURE} confidence for what decides, and for the intervals of all parts together; "
         f"a change of less than {MARGIN:.0%} counts as none"
     )
-    if comparison.step.verdict == "UNCLEAR":
-        least = comparison.detectable
-        told = "" if least is None or least >= 1.0 else f"runs like these can detect a change of {least:.1%} or more; "
-        more = "repeat both more often, alternating A and B, or measure longer (--stages.until_ci=0.005)"
-        lines.append(f"next: {told}to be surer, {more}")
+    if comparison.verdict == "UNCLEAR":
+        lines.append(f"next: {_how_to_be_surer(comparison)}")
     return lines
 
 
+def _how_to_be_surer(comparison: Comparison) -> str:
+    advice = comparison.advice or _ADVICE
+    if comparison.assumption is not None:
+        advice += "; three runs a side need no assumption on how far processes differ"
+    least = comparison.detectable
+    if least is None or least >= 1.0:
+        return f"to be surer, {advice}"
+    return f"runs like these can detect a change of {least:.1%} or more; to be surer, {advice}"
+
+
 def verdict_line(comparison: Comparison) -> str:
-    """Return the verdict on the step with its figures, and the phases that made the difference."""
-    step = comparison.step
-    if step.interval is None:
-        return f"{step.verdict}: too few or too unlike steps to tell; repeat"
-    change, low, high = (f"{x - 1.0:+.1%}" for x in (step.interval.ratio, step.interval.low, step.interval.high))
-    line = f"{step.verdict}: step time {change} [{low}, {high}] from A to B"
-    if step.verdict not in ("FASTER", "SLOWER"):
-        return line
-    causes = [row for row in comparison.phases if not _small(row)][:_SHOWN]
-    named = ", ".join(f"{TIMES[row.part].title} {row.of_step:+.1%}" for row in causes)
-    return f"{line}, of which {named}" if named else line
+    """Return the verdict with its figures, the phases that made the difference, and what it takes for granted."""
+    decision = comparison.decision
+    if decision.interval is None:
+        return f"{decision.verdict}: too few or too unlike steps to tell; repeat"
+    interval = decision.interval
+    line = f"{decision.verdict}: {_DECIDING[decision.part]} {_change_text(interval)} from A to B"
+    if decision.verdict == "SAME":
+        line += f": any difference is below {interval.furthest:.1%}"
+    if decision.verdict in ("FASTER", "SLOWER"):
+        causes = _causes(comparison)
+        if causes:
+            line += f", of which {', '.join(causes)}"
+    if comparison.assumption is not None:
+        line += f"; one run a side: {comparison.assumption}"
+    return line
 
 
-def _small(row: PartChange) -> bool:
+def _change_text(interval: RatioInterval) -> str:
+    change, low, high = interval.ratio - 1.0, interval.low - 1.0, interval.high - 1.0
+    return f"{change:+.1%} [{low:+.1%}, {high:+.1%}]"
+
+
+def _causes(comparison: Comparison) -> list[str]:
+    """Return the phases that changed most with their shares of A's step; as far as they decide."""
+    phases = comparison.phases
+    if comparison.decision.part != "step":
+        phases = comparison.work_phases
+    large = [row for row in phases if not _is_small(row)]
+    return [f"{TIMES[row.part].title} {row.of_step:+.1%}" for row in large[:_SHOWN]]
+
+
+def _is_small(row: PartChange) -> bool:
     return row.of_step is not None and abs(row.of_step) < MARGIN
 
 
-def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
+def _ratio_text(interval: RatioInterval | None, a: float, b: float) -> str:
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
-    ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))
-    return f"{ratio} [{low}, {high}]"
+    return f"{_number(interval.ratio)} [{_number(interval.low)}, {_number(interval.high)}]"
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.3g}"
 
 
 # -- for CI services ---------------------------------------------------------------------------------------------------
@@ -130,7 +201,7 @@ class CiFigure:
     """A figure of ``subject`` in SI units with the ends of its interval, and why a check of it fails, if it does."""
 
     subject: str
-    of: Quantity
+    quantity: Quantity
     value: float
     low: float | None = None
     high: float | None = None
@@ -139,15 +210,30 @@ class CiFigure:
 
 def measured_in(comparison: Comparison) -> list[CiFigure]:
     """Return B's figures of ``comparison``. An interval is that of the ratio, applied to A's figure."""
-    parts = [comparison.step, *comparison.phases]
-    times = [(TIMES[row.part], row.a_s, row.b_s, row.interval, row.verdict) for row in parts]
-    peaks = [(MEMORY[row.reading], row.a_bytes, row.b_bytes, row.interval, row.verdict) for row in comparison.memory]
     figures = []
-    for of, a, b, interval, verdict in [*times, *peaks]:
-        low, high = (None, None) if interval is None else (a * interval.low, a * interval.high)
-        failure = verdict if verdict in ("SLOWER", "MORE") else None
-        figures.append(CiFigure("B", of, b, low, high, failure))
+    for row in (comparison.step, *comparison.phases):
+        figures.append(_compared(TIMES[row.part], row.a_s, row.b_s, row, comparison))
+    for row in comparison.work:
+        figures.append(_compared(_WORK[row.part], row.a_s, row.b_s, row, comparison))
+    for peak in comparison.memory:
+        figures.append(_compared(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak, comparison))
     return figures
+
+
+def _compared(
+    quantity: Quantity, a: float, b: float, row: PartChange | MemoryChange, comparison: Comparison
+) -> CiFigure:
+    low, high = None, None
+    if row.interval is not None:
+        low, high = a * row.interval.low, a * row.interval.high
+    failure = None
+    if row is comparison.decision and row.verdict == "SLOWER":
+        failure = verdict_line(comparison)
+    elif row.verdict in ("SLOWER", "MORE"):
+        failure = f"{row.verdict}: {quantity.title} {quantity.show(a)} in A, {quantity.show(b)} in B"
+        if row.interval is not None:
+            failure += f", {_change_text(row.interval)}"
+    return CiFigure("B", quantity, b, low, high, failure)
 
 
 def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
@@ -157,13 +243,16 @@ def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
         name, record = str(entry.folder), entry.record
         step = None if record is None else record.time.get("step")
         if record is None or step is None or step.mean is None:
-            figures.append(CiFigure(name, TIMES["step"], 0.0, failure=entry.status))
+            why = f"{entry.status}: {entry.reason}" if entry.reason else entry.status
+            figures.append(CiFigure(name, TIMES["step"], 0.0, failure=why))
             continue
-        for part, of in record.time.items():
-            if of.mean is not None and part in TIMES:
-                figures.append(CiFigure(name, TIMES[part], of.mean, of.mean_low, of.mean_high))
-        known = [(of, of.get(record)) for of in (TOKENS_PER_S, *MEMORY.values())]
-        figures += [CiFigure(name, of, float(value)) for of, value in known if isinstance(value, (int, float))]
+        for part, summary in record.time.items():
+            if summary.mean is not None and part in TIMES:
+                figures.append(CiFigure(name, TIMES[part], summary.mean, summary.mean_low, summary.mean_high))
+        for quantity in (TOKENS_PER_S, *MEMORY.values()):
+            value = quantity.get(record)
+            if isinstance(value, (int, float)):
+                figures.append(CiFigure(name, quantity, float(value)))
     return figures
 
 
@@ -171,41 +260,49 @@ def ci_text(figures: Sequence[CiFigure], kind: CiFormat) -> str:
     """Return ``figures`` in a format of CI services; figures without a value are tests that fail, and nothing else."""
     if kind == "junit":
         return _junit(figures)
-    figures = [each for each in figures if each.value]
-    content = _bmf(figures) if kind == "bmf" else _action_benchmark(figures)
+    valued = [figure for figure in figures if figure.value]
+    content = _bmf(valued) if kind == "bmf" else _action_benchmark(valued)
     return json.dumps(content, indent=1) + "\n"
 
 
 def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]]]:
     measures = {"s": ("latency", 1e9), "1/s": ("throughput", 1.0), "bytes": ("memory", 1.0)}
     content: dict[str, dict[str, Mapping[str, float]]] = {}
-    for each in figures:
-        measure, scale = measures[each.of.unit]
-        ends = {"value": each.value, "lower_value": each.low, "upper_value": each.high}
+    for figure in figures:
+        measure, scale = measures[figure.quantity.unit]
+        ends = {"value": figure.value, "lower_value": figure.low, "upper_value": figure.high}
         metric = {name: scale * end for name, end in ends.items() if end is not None}
-        content[f"{each.subject} {each.of.title}"] = {measure: metric}
+        content[f"{figure.subject} {figure.quantity.title}"] = {measure: metric}
     return content
 
 
 def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float]]:
     content = []
-    for each in (each for each in figures if each.of.unit != "1/s"):  # of which more is better
-        of, ends = each.of, (each.low, each.high)
-        row: dict[str, str | float] = {"name": f"{each.subject} {of.title}", "value": each.value * of.scale}
-        around = [f"{end * of.scale:.6g}" for end in ends if end is not None]
-        content.append(row | {"unit": of.shown_unit} | ({"range": f"[{', '.join(around)}]"} if around else {}))
+    for figure in figures:
+        quantity = figure.quantity
+        if quantity.unit == "1/s":  # of which more is better
+            continue
+        row: dict[str, str | float] = {
+            "name": f"{figure.subject} {quantity.title}",
+            "value": figure.value * quantity.scale,
+            "unit": quantity.shown_unit,
+        }
+        if figure.low is not None and figure.high is not None:
+            row["range"] = f"[{figure.low * quantity.scale:.6g}, {figure.high * quantity.scale:.6g}]"
+        content.append(row)
     return content
 
 
 def _junit(figures: Sequence[CiFigure]) -> str:
-    failures = str(sum(each.failure is not None for each in figures))
-    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=failures)
-    for each in figures:
-        seconds = each.value if each.of.unit == "s" else 0.0
-        about = {"classname": printable(each.subject), "name": each.of.title, "time": f"{seconds:.9f}"}
+    failures = sum(figure.failure is not None for figure in figures)
+    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures))
+    for figure in figures:
+        seconds = figure.value if figure.quantity.unit == "s" else 0.0
+        about = {"classname": printable(figure.subject), "name": figure.quantity.title, "time": f"{seconds:.9f}"}
         case = ElementTree.SubElement(suite, "testcase", about)
-        if each.failure is not None:
-            ElementTree.SubElement(case, "failure", message=each.failure)
+        if figure.failure is not None:
+            failure = ElementTree.SubElement(case, "failure", message=printable(figure.failure))
+            failure.text = printable(figure.failure)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -218,30 +315,38 @@ def github_summary(comparison: Comparison) -> str:
     body = "\n".join([_chart(comparison), render([table], "markdown")])
     end = "\n<details><summary>What was compared</summary>\n\n{}\n</details>\n"
     whole = head + body + end.format(folded)
-    long = len(whole.encode()) > SUMMARY_BYTES
-    return head + body + end.format("Left out: it is too long for a summary.") if long else whole
+    if len(whole.encode()) <= SUMMARY_BYTES:
+        return whole
+    return head + body + end.format("Left out: it is too long for a summary.")
 
 
 def _chart(comparison: Comparison) -> str:
-    parts = [row for row in comparison.phases if max(row.a_s, row.b_s) >= 0.01 * comparison.step.a_s]
+    least_s = 0.01 * comparison.step.a_s
+    parts = [row for row in comparison.phases if max(row.a_s, row.b_s) >= least_s]
     names = ", ".join(f'"{TIMES[row.part].title}"' for row in parts)
-    sides = [row.a_s for row in parts], [row.b_s for row in parts]
-    a, b = (", ".join(f"{1e3 * seconds:.4g}" for seconds in side) for side in sides)
+    bars = ", ".join(f"{1e3 * row.a_s:.4g}" for row in parts)
+    points = ", ".join(f"{1e3 * row.b_s:.4g}" for row in parts)
     title = 'title "ms a step: bars are A, the line is B"'
-    lines = ["xychart-beta", title, f"x-axis [{names}]", f"bar [{a}]", f"line [{b}]"]
+    lines = ["xychart-beta", title, f"x-axis [{names}]", f"bar [{bars}]", f"line [{points}]"]
     return "\n".join(["```mermaid", *lines, "```", ""])
 
 
 def github_outputs(comparison: Comparison) -> dict[str, Any]:
-    """Return the verdict on the step, and B over A with its interval where that is known."""
-    interval, verdict = comparison.step.interval, comparison.step.verdict
-    ends = {} if interval is None else {"ratio": interval.ratio, "low": interval.low, "high": interval.high}
-    return {"verdict": verdict, **ends}
+    """Return the verdict, and B over A with its interval where that is known."""
+    interval = comparison.decision.interval
+    outputs: dict[str, Any] = {"verdict": comparison.verdict}
+    if interval is not None:
+        outputs |= {"ratio": interval.ratio, "low": interval.low, "high": interval.high}
+    return outputs
 
 
 def github_annotation(comparison: Comparison, fails: bool) -> str:
     """Return the line from which GitHub makes an annotation: an error where the job ``fails`` for it."""
-    level = "error" if fails else "warning" if comparison.step.verdict in ("SLOWER", "UNCLEAR") else "notice"
+    level = "notice"
+    if fails:
+        level = "error"
+    elif comparison.verdict in ("SLOWER", "UNCLEAR"):
+        level = "warning"
     line = printable(verdict_line(comparison)).replace("%", "%25")  # a workflow command decodes percent signs
     return f"::{level} title=lm_profiler::{line}\n"
 
@@ -253,13 +358,17 @@ def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
     """Return a row for each field that differs; one line where none does."""
     if not changes:
         return Table(above=[f"{folder}: this version says the same"])
-    rows = [[of.field, _changed(of.before), _changed(of.now)] for of in changes[:_MOST_CHANGES]]
+    rows = [[change.field, _value_text(change.before), _value_text(change.now)] for change in changes[:_MOST_CHANGES]]
+    below = []
     more = len(changes) - _MOST_CHANGES
-    below = [f"and {counted(more, 'more field')}"] if more > 0 else []
+    if more > 0:
+        below.append(f"and {counted(more, 'more field')}")
     titles = ("changed", "the record", "by this version")
     return text_table(titles, rows, left=3, above=[f"{folder}: by this version's rules"], below=below)
 
 
-def _changed(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -23,9 +23,8 @@ from werkzeug.wrappers import Request, Response
 from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
-from lm_profiler.record.entry import Entry, collect, machine_of
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.files import RecordError, only_below
-from lm_profiler.record.process_spread import known_spread
 from lm_profiler.report.page import views
 from lm_profiler.report.page.page import STATIC, digests
 from lm_profiler.report.page.views import TRACE_SUFFIX, Json
@@ -145,7 +144,7 @@ def _entry(logdir: Path, name: str) -> Entry:
 def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
     """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them."""
     side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
-    compared = compare(side_a, side_b, known_spread(machine_of(side_a)))
+    compared = compare(side_a, side_b)
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
     return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
 

@@ -72,7 +72,7 @@ def test_what_differs_comes_first_then_the_table_then_the_verdict(
     step = lines[places[3]].split()
     assert step[:6] == ["step", "10.000", "12.000", "+2.000", "+20.0%", "1.200"]
     assert step[-1] == "SLOWER"
-    assert lines[places[-1]].endswith("forward +20.0%")
+    assert "forward +20.0%; one run a side: equal processes differ by 5.0% (std)" in lines[places[-1]]
 
 
 def test_where_it_is_unclear_it_says_what_could_be_told_and_how(
@@ -187,6 +187,28 @@ def test_what_selftest_has_shown_of_the_machine_decides(
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "UNCLEAR"
     keep_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
+    assert json.loads(_printed(capsys, [*sides, "--spread=0.05"]))["step"]["verdict"] == "UNCLEAR"
+
+
+def test_the_verdict_names_what_it_takes_for_granted(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assumed = _printed(capsys, list(pair))
+    assert "5.0% (std), which is assumed" in assumed
+    assert "3.0% (std), as --spread says" in _printed(capsys, [*pair, "--spread=0.03"])
+
+
+def test_unclear_fails_only_where_asked(tmp_path: Path) -> None:
+    sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.05)]
+    assert main(["compare", *sides, "--fail_on", "slower"]) == 0
+    assert main(["compare", *sides, "--fail_on", "unclear"]) == 1
+    assert main(["compare", *sides, "--fail_on", "unclear", "--spread=0.001"]) == 1  # slower
+    assert main(["compare", sides[1], sides[0], "--fail_on", "unclear", "--spread=0.001"]) == 0  # faster
+
+
+def test_same_is_reached_with_a_bound_and_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.001), "--spread=0.01"]
+    assert "SAME: step time" in _printed(capsys, sides)
+    assert "any difference is below" in _printed(capsys, sides)
+    assert "UNCLEAR" in _printed(capsys, [*sides, "--same_within=0.01"])
 
 
 def test_a_folder_with_a_search_and_no_run_is_refused_in_a_line(

@@ -1,0 +1,336 @@
+"""The runs of one side of a comparison: their measured steps, what those took, and what a reader must know of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, geometric_mean
+from typing import Any
+
+import numpy as np
+
+from lm_profiler.analysis.compare.differences import SEEDS, in_config, in_environment, unlike
+from lm_profiler.analysis.evidence import read_counters
+from lm_profiler.analysis.hardware.roofline import contention_lines
+from lm_profiler.analysis.steps.statistics import Interval, Series, mean_interval
+from lm_profiler.analysis.steps.step_model import StepModel
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import ms_text
+from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.run_record import Ranks, RunRecord, StepCounters
+from lm_profiler.record.steps import StepRow
+from lm_profiler.usage_error import UsageError
+
+WITHOUT_CPU_WAITS, CPU_TIME = "without_cpu_waits", "cpu_time"  # names of what waiting for a CPU does not stretch
+
+_NORMAL_95 = 1.96
+
+# from this share of the measured steps on, a reader must know that they count as warm-up
+_MUCH_WARM_UP = 0.2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its measured steps, at least one, one row per step."""
+
+    folder: Path
+    record: RunRecord
+    steps: list[StepRow]
+    model: StepModel  # of the steps
+    # what the mean rank waits for others in each part, where that is not the part's own
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+    counters: Sequence[StepCounters] = ()  # of the compared steps, of all ranks; empty if unknown
+
+    def mean(self, part: str) -> Interval:
+        """Return the mean of ``part`` over all measured steps after the warm-up, whatever levels they have.
+
+        With fewer than three steps the interval is unbounded.
+        """
+        seconds = np.array([row.time(part) for row in self.steps])
+        mean_s = float(seconds[self.model.cut :].mean())
+        interval = mean_over_levels(self.model, seconds) or Interval(mean_s, -math.inf, math.inf)
+        own_s = max(interval.mean - self.waits_s.get(part, 0.0), 0.0)
+        # As uncertain as with the waiting, whose scatter from step to step is not recorded.
+        shift_s = own_s - interval.mean
+        return Interval(own_s, interval.low + shift_s, interval.high + shift_s, interval.lag1)
+
+    @property
+    def without_cpu_waits(self) -> Interval | None:
+        """Mean seconds of a step in which the training thread ran or slept, without waits for a CPU; None: unknown."""
+        return self._mean_of_counters(_without_cpu_wait_s)
+
+    @property
+    def cpu_time(self) -> Interval | None:
+        """Mean CPU time of the process per step; None is unknown."""
+        return self._mean_of_counters(_cpu_s)
+
+    def _mean_of_counters(self, figure: Callable[[StepCounters], float | None]) -> Interval | None:
+        """Return the mean over steps of the figure's mean over ranks; None if a step of a rank does not know it."""
+        if not self.counters and self.record.mean_counters is not None:  # the run left no counters of single steps
+            mean = figure(self.record.mean_counters)
+            return None if mean is None else self._as_uncertain_as_the_step(mean)
+        by_step: dict[int, list[float]] = {}
+        for reading in self.counters:
+            value = figure(reading)
+            if value is None or reading.step is None:
+                return None
+            by_step.setdefault(reading.step, []).append(value)
+        means = [fmean(values) for _, values in sorted(by_step.items())]
+        if not means:
+            return None
+        mean = fmean(means)
+        return mean_interval(means) or Interval(mean, -math.inf, math.inf)
+
+    def _as_uncertain_as_the_step(self, mean_s: float) -> Interval:
+        """Return an interval around ``mean_s``: a step's time scatters more than what waiting does not stretch."""
+        step = self.mean("step")
+        if step.mean <= 0.0:
+            return Interval(mean_s, -math.inf, math.inf)
+        scale = mean_s / step.mean
+        return Interval(mean_s, scale * step.low, scale * step.high, step.lag1)
+
+    @property
+    def cpu_share_missed(self) -> float:
+        """The share of the CPU time that the run needed and that others took; 0 if unknown."""
+        contention = self.record.contention
+        return 0.0 if contention is None else contention.not_had or 0.0
+
+
+def _without_cpu_wait_s(counters: StepCounters) -> float | None:
+    if counters.wall_s is None or counters.cpu_wait_s is None:
+        return None
+    return max(counters.wall_s - counters.cpu_wait_s, 0.0)
+
+
+def _cpu_s(counters: StepCounters) -> float | None:
+    return counters.cpu_s
+
+
+def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
+    """Return the mean of a series of the model's steps after the warm-up; None if a level has hardly any steps.
+
+    Each level adds its own uncertainty. One change of level counts as it is: the run took that long. Levels that change
+    twice or more would have been others in the next run, so how far they differ counts as uncertainty too.
+    """
+    levels = [(begin, end) for begin, end in pairwise(model.edges) if end > begin]
+    if len(levels) <= 1:
+        return model.interval_of(seconds)
+    intervals = [replace(model, first=begin, end=end).interval_of(seconds) for begin, end in levels]
+    known = [interval for interval in intervals if interval is not None]
+    if len(known) < len(levels):
+        return None
+    steps = sum(end - begin for begin, end in levels)
+    shares = [(end - begin) / steps for begin, end in levels]
+    mean_s = sum(share * interval.mean for share, interval in zip(shares, known, strict=True))
+    squares = 0.0
+    for share, interval in zip(shares, known, strict=True):
+        half_s = interval.high - interval.mean
+        squares += (share * half_s) ** 2
+        if len(levels) > 2:
+            squares += (_NORMAL_95 * share * (interval.mean - mean_s)) ** 2
+    half_s = math.sqrt(squares)
+    lag1 = max(interval.lag1 for interval in known)
+    if mean_s <= 0.0:
+        return Interval(mean_s, mean_s - half_s, mean_s + half_s, lag1)
+    factor = 1.0 + half_s / mean_s
+    return Interval(mean_s, mean_s / factor, mean_s * factor, lag1)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run or its repeats. ``notes`` say what a reader must know of them."""
+
+    runs: list[Run]
+    notes: list[str]
+
+    def means(self, part: str) -> list[Interval]:
+        return [run.mean(part) for run in self.runs]
+
+    def figures(self, name: str) -> list[Interval] | None:
+        """Return the means of a part, or of what a load does not stretch, of each run; None if a run lacks them."""
+        intervals: list[Interval | None] = []
+        for run in self.runs:
+            if name == WITHOUT_CPU_WAITS:
+                intervals.append(run.without_cpu_waits)
+            elif name == CPU_TIME:
+                intervals.append(run.cpu_time)
+            else:
+                intervals.append(run.mean(name))
+        known = [interval for interval in intervals if interval is not None]
+        return known if len(known) == len(intervals) else None
+
+    def typical_s(self, part: str) -> float:
+        """Return the mean step; for repeats the geometric mean of their means, which their ratio compares."""
+        return typical([interval.mean for interval in self.means(part)])
+
+    def occurs(self, part: str) -> bool:
+        return any(row.time(part) > 0.0 for run in self.runs for row in run.steps)
+
+    def values(self, quantity: Quantity) -> list[Any] | None:
+        """Return a figure of each run; None if a run does not know it."""
+        values = [quantity.get(run.record) for run in self.runs]
+        return None if None in values else values
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether other programs took CPU time or the GPU from a run: its times are then upper bounds."""
+        return any(run.record.contended for run in self.runs)
+
+
+def typical(values: Sequence[float]) -> float:
+    """Return the geometric mean, or the mean if one of ``values`` is 0."""
+    return geometric_mean(values) if min(values) > 0.0 else fmean(values)
+
+
+def without_waiting(*sides: Side) -> list[Side]:
+    """Return phases without waiting, if all runs know it: a phase that ends in a collective contains waiting."""
+    ranks = [run.record.ranks for side in sides for run in side.runs]
+    if None in ranks:
+        return list(sides)
+    stripped = []
+    for side in sides:
+        runs = [replace(run, waits_s=_waits_s(run.record.ranks)) for run in side.runs]
+        stripped.append(Side(runs, side.notes))
+    return stripped
+
+
+def _waits_s(ranks: Ranks | None) -> dict[str, float]:
+    """Return the waiting seconds of the mean rank by part; of the median rank if not every rank's is known."""
+    if ranks is None:
+        return {}
+    waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
+    if len(ranks.by_rank) == ranks.heard:
+        for part in waits_s:
+            waits_s[part] = fmean(rank.waiting_s.get(part, 0.0) for rank in ranks.by_rank)
+    both_s = waits_s.get("forward", 0.0) + waits_s.get("backward", 0.0)
+    return {**waits_s, "forward_backward": both_s}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_side(label: str, entries: Sequence[Entry]) -> Side:
+    """Return the runs that measured something; ``label`` is A or B."""
+    runs: list[Run] = []
+    left_out: list[tuple[Path, str]] = []
+    doubts: list[tuple[Path, str]] = []
+    for entry in entries:
+        steps = _measured_steps(entry)
+        if entry.record is None or not steps:
+            left_out.append((entry.folder, f"it has no measured step ({_how_it_ended(entry)})"))
+            continue
+        model = model_of(steps)
+        compared = {row.step for row in steps[model.cut :]}
+        counters = [reading for reading in read_counters(entry.folder) if reading.step in compared]
+        run = Run(entry.folder, entry.record, steps, model, counters=counters)
+        runs.append(run)
+        doubts += [(entry.folder, doubt) for doubt in _doubts(entry, run)]
+    if not runs:
+        why = "expected runs, given none"
+        if left_out:
+            folder, reason = left_out[0]
+            why = f"{folder}: {reason}"
+        raise UsageError(f"{label}: {why}")
+    statements = [(folder, f"is left out: {reason}") for folder, reason in left_out]
+    notes = [f"{label}: {note}" for note in _grouped([*statements, *doubts], len(entries))]
+    differing: dict[str, None] = {}
+    for run in runs[1:]:
+        differing.update(dict.fromkeys(_as_repeat(runs[0], run)))
+    if differing:
+        notes.append(f"{label}: its runs differ in {', '.join(differing)}")
+    return Side(runs, notes)
+
+
+def _how_it_ended(entry: Entry) -> str:
+    if not entry.reason:
+        return entry.status
+    return f"{entry.status}, {_short_reason(entry)}"
+
+
+def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
+    """Return one note for each kind of statement about runs, with its first run: twenty equal notes help nobody."""
+    alike: dict[str, list[tuple[Path, str]]] = {}
+    for folder, text in statements:
+        kind = re.split("[:(]", text)[0]
+        alike.setdefault(kind, []).append((folder, text))
+    notes = []
+    for group in alike.values():
+        folder, text = group[0]
+        note = f"{folder} {text}"
+        others = len({other for other, _ in group}) - 1
+        if others:
+            note += f"; likewise {others} more of {runs} runs"
+        notes.append(note)
+    return notes
+
+
+def _measured_steps(entry: Entry) -> list[StepRow]:
+    """Return measured steps, the mean over the ranks, with the device's time."""
+    has_steps_file = entry.record is not None and entry.record.steps
+    if not has_steps_file:  # the run ended before its first step
+        return []
+    steps = mean_over_ranks(entry.rows.of_stages("measure"))
+    return [row for row in steps if row.seconds is not None]
+
+
+def _doubts(entry: Entry, run: Run) -> list[str]:
+    record = run.record
+    doubts = []
+    if entry.status != "ok":
+        doubts.append(f"ended {entry.status} ({_short_reason(entry)}); the steps that it measured count")
+    if record.steadiness is not None and record.steadiness.word != "steady":
+        words = ", ".join(record.steadiness.words) or "too short to call steady"
+        doubts.append(f"was {words}{_course(run)}")
+    steps = len(run.steps)
+    if run.model.cut >= _MUCH_WARM_UP * steps:
+        doubts.append(f"has warm-up among its measured steps: the first {run.model.cut} of {steps} do not count")
+    doubts += [f"was disturbed: {line}" for line in contention_lines(record.contention)]
+    if record.ranks is not None and record.ranks.finding.saves_s is not None:
+        doubts.append(f"has ranks that wait {record.ranks.waiting_share:.0%} of a step for {_waited_for(record.ranks)}")
+    if record.telemetry is not None and record.telemetry.throttle_reasons:
+        doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
+    return doubts
+
+
+def _course(run: Run) -> str:
+    """Return the levels of a run in words; empty if it has only one."""
+    model = run.model
+    if len(model.levels) < 2:
+        return ""
+    texts = [f"{ms_text(model.levels[0])} ms"]
+    for edge, level_s in zip(model.edges[1:-1], model.levels[1:], strict=True):
+        texts.append(f"{ms_text(level_s)} ms from step {run.steps[edge].step} on")
+    return f" (it took {', '.join(texts)}; the mean of all of it is compared)"
+
+
+def _waited_for(ranks: Ranks) -> str:
+    finding = ranks.finding
+    if finding.rank is not None:
+        return f"rank {finding.rank}"
+    if finding.kind == "turns":
+        return "one after another"
+    return "several"
+
+
+def _short_reason(entry: Entry) -> str:
+    """Return why the run failed, without the further lines, which are remedies."""
+    reason = entry.reason or "no reason given"
+    return reason.partition("\n")[0]
+
+
+def _as_repeat(first: Run, other: Run) -> list[str]:
+    """Return what differs in the environments of two repeats; nothing else may differ."""
+    ignored = SEEDS | {"program"}  # the program's own arguments may hold a seed too
+    config = [difference for difference in in_config(first.record, other.record) if difference.path not in ignored]
+    for difference in (*unlike(first.record, other.record), *config):
+        raise UsageError(
+            f"{other.folder}: expected a repeat of {first.folder}, "
+            f"given {difference.path} {difference.b} instead of {difference.a}\n"
+            "the runs of a side are repeats of one another; of a sweep, give one cell's folder"
+        )
+    return [difference.path for difference in in_environment(first.record, other.record) or ()]

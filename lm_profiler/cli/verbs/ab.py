@@ -1,0 +1,307 @@
+"""The verb ``ab``: run two versions of a program in turns until it is clear which is faster."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from lm_profiler.analysis.compare.comparison import PartChange, compare, decide
+from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, minimum_detectable_effect
+from lm_profiler.cli.verbs.compare import ComparisonOptions, write_comparison
+from lm_profiler.improve.candidates import seconds_of
+from lm_profiler.improve.decision import LOOKS
+from lm_profiler.improve.pairs import paired_changes
+from lm_profiler.measure.boundary import say
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.entry import Entry, collect, machine_of
+from lm_profiler.record.process_spread import ProcessSpread, known_spread
+from lm_profiler.usage_error import UsageError, expect
+
+# The share of calls of ``ab`` whose interval may miss the true ratio at any look, and the pairs after which it is
+# checked. If processes differ by twice the assumed spread, 4.2 % of 1,000 calls are wrong; with LOOKS and 5 % it was
+# 10 % (benchmarks/README.md).
+ERROR, AB_LOOKS = 0.03, LOOKS[1:]
+_FEWEST_PAIRS = 2  # pairs that run whatever the budget
+
+_SET_BY_AB = ("--name", "--log_dir")
+_VERBS = ("fit", "validate", "test", "predict", "run")
+
+EXAMPLES = """\
+for example:
+  lm_profiler ab --a git:main --b . -- fit --config demo
+  lm_profiler ab --a git:main --b . --budget 10m --fail_on slower -- run -- python train.py
+  lm_profiler ab --b_options="--model.compile=true" -- fit --config demo"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ComparisonOptions):
+    """Run a verb in trees A and B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
+
+    A tree is a folder, or `git:REF` for a commit of this repository, in a worktree that is removed afterwards. After
+    -- comes a call of lm_profiler: `fit`, `validate`, or `run` with your own program.
+
+    Args:
+        a: The tree of A.
+        b: The tree of B.
+        a_options: Additional options of A's call.
+        b_options: Additional options of B's call.
+        budget: Time for all runs, such as 90s, 10m or 1h.
+        log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 if logs/ab exists already.
+    """
+
+    AFTER: ClassVar[str] = "fit --config demo"
+
+    a: str = "."
+    b: str = "."
+    a_options: str = ""
+    b_options: str = ""
+    budget: str = "10m"
+    log_dir: Path = Path("logs/ab")
+    program: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        seconds_of(self.budget)
+        try:
+            _ = shlex.split(self.a_options), shlex.split(self.b_options)
+        except ValueError as error:
+            raise UsageError(f"a_options, b_options: expected words as a shell has them ({error})") from None
+        can_write = self.output is None or self.output.absolute().parent.is_dir()
+        expect(can_write, "output", "a file in a folder that is there", self.output)
+        expect(self.program[0] in _VERBS, "ab", f"one of {', '.join(_VERBS)} after --", self.program[0])
+        given = [word for word in self.program if word.partition("=")[0] in _SET_BY_AB]
+        if given:
+            raise UsageError(f"ab: expected a call without {' and '.join(_SET_BY_AB)}, which ab sets; given {given[0]}")
+        if (self.a, self.a_options) == (self.b, self.b_options):
+            raise UsageError(f"ab: expected two sides that differ, given {self.a} for both; name --a git:main, say")
+
+
+def run(options: Options) -> int:
+    """Run the pairs, print the comparison and return the exit code."""
+    folder = _new_folder(options.log_dir.absolute())
+    with _tree("a", options.a) as tree_a, _tree("b", options.b) as tree_b:
+
+        def run_side(side: str) -> Entry:
+            if side == "a":
+                return _run(options.program, shlex.split(options.a_options), tree_a, folder / "a")
+            return _run(options.program, shlex.split(options.b_options), tree_b, folder / "b")
+
+        try:
+            pairs = run_in_turns(run_side, seconds_of(options.budget), time.monotonic, options.process_spread)
+        except _RunFailed as error:
+            say(str(error))
+            return FAILED
+    spread = pairs.spread
+    comparison = compare(pairs.a, pairs.b, spread, options.same_within)
+    decision = pairs.decision(is_last=True, same_within=options.same_within)
+    step, work = comparison.step, comparison.work
+    if decision.part == "step":
+        step = decision
+    else:
+        work = [decision if row.part == decision.part else row for row in work]
+    notes = [*comparison.notes, f"{pairs.why_ended}; the interval of what decides holds at all looks together"]
+    notes.append(f"{spread.text}; the pairs themselves count for more")
+    comparison = replace(
+        comparison,
+        step=step,
+        work=work,
+        decision=decision,
+        detectable=None if decision.interval is None else minimum_detectable_effect(decision.interval),
+        notes=notes,
+        assumption=None,
+        advice=_advice(decision, len(pairs.a)),
+    )
+    return write_comparison(comparison, options, "ab")
+
+
+def _new_folder(wanted: Path) -> Path:
+    """Return ``wanted``, or a name like it that is free: earlier calls are not mixed in."""
+    folder, number = wanted, 1
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}_{number}")
+    return folder
+
+
+def _advice(decision: PartChange, pairs: int) -> str:
+    if decision.interval is None:
+        return "give it a larger --budget"
+    needed = pairs_needed(decision.interval, pairs)
+    if needed > AB_LOOKS[-1]:
+        return f"about {needed:,} pairs like these would make it clear: measure longer (--stages.until_ci=0.005)"
+    return f"about {needed} pairs would make it clear: give it a larger --budget"
+
+
+@dataclass
+class Pairs:
+    """The runs of both sides so far, and why no more pairs ran."""
+
+    a: list[Entry]
+    b: list[Entry]
+    given_spread: ProcessSpread | None = None
+    why_ended: str = ""
+
+    @property
+    def spread(self) -> ProcessSpread:
+        """How far equal processes differ: as the user says, else as is known of the machine."""
+        return self.given_spread or known_spread(machine_of(self.a))
+
+    def decision(self, is_last: bool = False, same_within: float = MARGIN) -> PartChange:
+        """Return the row that decides, with an interval that holds at all looks together.
+
+        If the pairs are the last ones, this is the last look, whenever it comes: the looks that were planned after it
+        do not widen the interval.
+        """
+        looks: tuple[int, ...] = AB_LOOKS
+        if is_last:
+            pairs = len(self.a)
+            looks = (*[look for look in AB_LOOKS if look < pairs], pairs)
+        return decide(paired_changes(self.a, self.b, ERROR, self.spread, looks, same_within))
+
+
+def run_in_turns(
+    run_side: Callable[[str], Entry],
+    budget_s: float,
+    clock: Callable[[], float],
+    spread: ProcessSpread | None = None,
+) -> Pairs:
+    """Return the runs of both sides, a or b, which take turns to be first; two pairs run whatever the budget."""
+    pairs = Pairs([], [], spread)
+    began_s = clock()
+    for number in range(AB_LOOKS[-1]):
+        spent_s = clock() - began_s
+        if number >= _FEWEST_PAIRS and spent_s + spent_s / number > budget_s:
+            pairs.why_ended = f"the budget ended it after {number} pairs"
+            return pairs
+        order = "ab" if number % 2 else "ba"
+        for side in order:
+            runs = pairs.a if side == "a" else pairs.b
+            runs.append(_measured(run_side(side)))
+        if number + 1 in AB_LOOKS and pairs.decision().verdict != "UNCLEAR":
+            pairs.why_ended = f"clear after {number + 1} pairs"
+            return pairs
+    pairs.why_ended = f"not clear after {AB_LOOKS[-1]} pairs"
+    return pairs
+
+
+def pairs_needed(interval: RatioInterval, pairs: int) -> int:
+    """Return about how many pairs like the ``pairs`` of an UNCLEAR interval would make its verdict clear."""
+    distance = abs(math.log(interval.ratio))
+    half_width = math.log(interval.high / interval.ratio)
+    # the interval must exclude 1, or lie within the margin around it
+    gap = max(MARGIN - distance, 1e-3)
+    if distance > MARGIN:
+        gap = max(gap, distance)
+    return max(pairs + 1, math.ceil(pairs * (half_width / gap) ** 2))
+
+
+def _measured(entry: Entry) -> Entry:
+    """Return ``entry``, which must have a measured step."""
+    step = None if entry.record is None else entry.record.time.get("step")
+    if step is None or step.mean is None:
+        raise _RunFailed(f"ab: {entry.folder}: {entry.reason or 'no step was measured'}")
+    return entry
+
+
+class _RunFailed(Exception):
+    """A run failed; the message says which and why."""
+
+
+def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Path) -> Entry:
+    """Run the call in ``tree`` in a fresh process, and return its run."""
+    verb, *words = program
+    end = words.index("--") if "--" in words else len(words)
+    added = [f"--log_dir={folder.parent}", f"--name={folder.name}", *options]
+    call = [sys.executable, "-m", "lm_profiler", verb, *words[:end], *added, *words[end:]]
+    paths = os.pathsep.join(_python_paths(tree))
+    environment = {**os.environ, "PYTHONPATH": paths} if paths else None
+    runs_before = {*folder.glob("version_*")}  # a program that fails may leave no run
+    done = subprocess.run(
+        call, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
+    runs = []
+    if folder.is_dir():
+        runs = [entry for entry in collect([folder]).entries if entry.folder not in runs_before]
+    has_failed = verb != "run" and done.returncode != OK
+    if runs and not has_failed:
+        return runs[-1]
+    lines = (done.stderr.strip() or "nothing was profiled").splitlines()
+    last = "; ".join(lines[-2:])
+    no_such_program = 127
+    kind = UsageError if done.returncode in (WRONG_CALL, no_such_program) else _RunFailed
+    raise kind(f"ab: {folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
+
+
+def _python_paths(tree: Path) -> list[str]:
+    """Return ``PYTHONPATH`` for ``tree``: imports from this repository, editable ones too, then come from there."""
+    current = Path.cwd()
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    given_absolute = {str(Path(path).absolute()) for path in given}
+    repository = Path(_git("rev-parse", "--show-toplevel") or current)
+    searched = [path for path in dict.fromkeys([*given, *sys.path, *_editable_paths()]) if path]
+    paths: dict[str, None] = {}
+    for path in (Path(path).absolute() for path in searched):
+        in_tree = Path(os.path.normpath(tree / os.path.relpath(path, current)))
+        is_ours = path.is_relative_to(repository) and not path.is_relative_to(sys.prefix)
+        if is_ours and in_tree.is_dir():
+            paths[str(in_tree)] = None
+        elif str(path) in given_absolute:
+            paths[str(path)] = None
+    return list(paths)
+
+
+def _editable_paths() -> list[str]:
+    """Return the folders of packages that setuptools installed by a finder of modules, which comes after all paths."""
+    paths = []
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("__editable__"):
+            packages = getattr(module, "MAPPING", {})
+            paths += [str(Path(path).parent) for path in packages.values()]
+    return paths
+
+
+@contextmanager
+def _tree(side: str, given: str) -> Iterator[Path]:
+    """Yield the folder of a tree; a worktree for ``git:REF``, which is removed afterwards."""
+    if not given.startswith("git:"):
+        if not Path(given).is_dir():
+            raise UsageError(f"{side}: expected a folder or git:REF, given {given}")
+        if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(given)):
+            say(f"ab: {side.upper()} has changes that are not committed: they are measured too")
+        yield Path(given).absolute()
+        return
+    ref = given.removeprefix("git:")
+    if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
+        raise UsageError(f"{side}: expected a state of this repository, such as git:main, given {given}")
+    below = Path.cwd().relative_to(_git("rev-parse", "--show-toplevel") or Path.cwd())
+    folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
+    try:
+        if _git("worktree", "add", "--detach", str(folder / "tree"), ref) is None:
+            raise UsageError(f"{side}: git could not make a worktree of {ref}")
+        yield folder / "tree" / below
+    finally:
+        _git("worktree", "remove", "--force", str(folder / "tree"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _git(*words: str, cwd: Path | None = None) -> str | None:
+    """Return what git prints; None if git fails or is not installed."""
+    try:
+        done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
+VERBS = {"ab": (Options, EXAMPLES, run)}

@@ -1,0 +1,53 @@
+"""Pairs of runs that took turns: what changed from A to B, with intervals that hold at every look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lm_profiler.analysis.compare.comparison import PartChange, SidePair
+from lm_profiler.analysis.compare.ratio import CONFIDENCE, change
+from lm_profiler.analysis.compare.sides import Side, read_side
+from lm_profiler.analysis.steps.statistics import Interval
+from lm_profiler.improve.decision import repeated_interval, spread
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
+
+
+def paired_changes(
+    a: Sequence[Entry],
+    b: Sequence[Entry],
+    error: float,
+    known: ProcessSpread,
+    looks: tuple[int, ...],
+    same_within: float,
+) -> list[PartChange]:
+    """Return the rows that may decide, with intervals that miss the truth at any of ``looks`` in a share ``error``.
+
+    On a calm machine it is the step; on a busy one what waiting for a CPU does not stretch, as ``compare`` has it. The
+    step itself is added there: a neighbour is as likely beside A as beside B, so pairs that take turns are fair.
+    """
+    side_a, side_b = read_side("A", a), read_side("B", b)
+    sides = SidePair(side_a, side_b, known, same_within)
+    rows = [sides.part_change("step", CONFIDENCE)]
+    if sides.is_busy:
+        rows = [*sides.work_changes(CONFIDENCE), *rows]
+        if known.std < ASSUMED_SPREAD.std:  # what a calm machine has shown says too little
+            known = ASSUMED_SPREAD
+    share = error / len(rows)
+    return [_with_interval(row, sides, share, known, looks) for row in rows]
+
+
+def _with_interval(
+    row: PartChange, sides: SidePair, error: float, known: ProcessSpread, looks: tuple[int, ...]
+) -> PartChange:
+    """Return ``row`` with the interval of its pairs' ratios, in place of the one that takes no account of turns."""
+    means_a, means_b = _means(sides.a, row.part), _means(sides.b, row.part)
+    ratios = [b_s / a_s for a_s, b_s in zip(means_a, means_b, strict=True)]
+    interval = repeated_interval(ratios, error, spread([means_a, means_b], known), looks)
+    return replace(row, interval=interval, verdict=change(interval, sides.same_within))
+
+
+def _means(side: Side, part: str) -> list[float]:
+    intervals: list[Interval] = side.figures(part) or []
+    return [interval.mean for interval in intervals]

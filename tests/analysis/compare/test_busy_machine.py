@@ -1,0 +1,137 @@
+"""On a busy machine times are upper bounds: what waiting for a CPU does not stretch decides, or nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compared import busy_entry, entry_of_steps
+
+from lm_profiler.analysis.compare.comparison import Comparison, compare
+from lm_profiler.analysis.compare.sides import CPU_TIME, WITHOUT_CPU_WAITS
+from lm_profiler.analysis.evidence import Evidence, write_evidence
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.process_spread import ProcessSpread
+from lm_profiler.record.run_record import GpuSharing, StepCounters
+
+STEPS = 20
+
+
+def work_of(rng: np.random.Generator, scale: float = 1.0) -> list[float]:
+    """Steps of 16 ms of one process; processes differ by 2 %."""
+    process = float(np.exp(0.02 * rng.standard_normal()))
+    return list(0.016 * scale * process * np.exp(0.02 * rng.standard_normal(STEPS)))
+
+
+def busy_runs(rng: np.random.Generator, name: str, runs: int, scale: float, most_missed: float) -> list[Entry]:
+    """Others take between nothing and ``most_missed``, as chance has it, and stretch CPU time by up to a tenth."""
+    entries = []
+    for number in range(runs):
+        missed = most_missed * float(rng.random())
+        stretch = 1.0 + 0.1 * missed * float(rng.random())
+        entries.append(busy_entry(f"{name}{number}", work_of(rng, scale), missed, stretch=stretch))
+    return entries
+
+
+@pytest.mark.parametrize("most_missed", [0.3, 0.8])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_runs_that_differ_in_load_alone_are_seldom_called_different(most_missed: float, runs: int) -> None:
+    rng = np.random.default_rng(39)
+    words = []
+    for _ in range(100):
+        a = busy_runs(rng, "a", runs, 1.0, most_missed)
+        b = busy_runs(rng, "b", runs, 1.0, most_missed)
+        words.append(compare(a, b).verdict)
+    assert sum(word in ("FASTER", "SLOWER") for word in words) <= 5
+
+
+def test_a_run_on_a_busy_machine_is_not_slower_than_one_on_a_calm_machine() -> None:
+    rng = np.random.default_rng(1)
+    calm, busy = entry_of_steps("a", work_of(rng)), busy_entry("b", work_of(rng), 0.3)
+    found = compare([calm], [busy])
+    assert found.step.b_s / found.step.a_s > 1.35
+    assert (found.verdict, found.step.verdict) == ("UNCLEAR", "UNCLEAR")
+
+
+def test_one_more_layer_is_found_by_its_cpu_time_in_five_runs_a_side() -> None:
+    rng = np.random.default_rng(2)
+    found = 0
+    for _ in range(40):
+        a, b = busy_runs(rng, "a", 5, 1.0, 0.8), busy_runs(rng, "b", 5, 1.12, 0.8)
+        found += compare(a, b).verdict == "SLOWER"
+    assert found >= 32
+
+
+def both_ways(changes_b: dict[str, Any], work_b: float = 1.0) -> Comparison:
+    a = [busy_entry(f"a{number}", [0.016 + number * 1e-5] * STEPS, 0.4) for number in range(3)]
+    b = [busy_entry(f"b{number}", [(0.016 + number * 1e-5) * work_b] * STEPS, 0.4, **changes_b) for number in range(3)]
+    return compare(a, b)
+
+
+def test_sleeping_more_is_slower_though_it_takes_no_cpu_time() -> None:
+    found = both_ways({"asleep_s": 0.01})
+    assert (found.verdict, found.decision.part) == ("SLOWER", WITHOUT_CPU_WAITS)
+    assert [row.verdict for row in found.work if row.part == CPU_TIME] == ["SAME"]
+
+
+def test_sleeping_in_place_of_computing_is_not_faster() -> None:
+    found = both_ways({"asleep_s": 0.008}, work_b=0.5)
+    assert [row.verdict for row in found.work if row.part == CPU_TIME] == ["FASTER"]
+    assert found.verdict != "FASTER"
+
+
+def test_cpu_time_is_not_compared_where_other_processes_share_the_work() -> None:
+    entries = both_ways({}).work
+    assert [row.part for row in entries] == [WITHOUT_CPU_WAITS, CPU_TIME]
+    fewer_threads = busy_entry("b", [0.016] * STEPS, 0.4)
+    assert fewer_threads.record is not None
+    environment = fewer_threads.record.environment
+    assert environment is not None
+    record = fewer_threads.record.model_copy(update={"environment": environment.model_copy(update={"threads": 1})})
+    other = replace(fewer_threads, record=record)
+    other.__dict__["rows"] = fewer_threads.rows
+    assert [row.part for row in compare([busy_entry("a", [0.016] * STEPS, 0.4)], [other]).work] == [WITHOUT_CPU_WAITS]
+
+
+def test_nothing_is_decided_where_others_used_the_gpu() -> None:
+    a, b = busy_entry("a", [0.016] * STEPS, 0.4), busy_entry("b", [0.032] * STEPS, 0.4)
+    assert compare([a], [b]).verdict == "SLOWER"
+    assert b.record is not None
+    assert b.record.contention is not None
+    gpu = GpuSharing(processes=1, utilisation=0.5, memory_bytes=None)
+    contention = b.record.contention.model_copy(update={"gpu": gpu})
+    b = replace(b, record=b.record.model_copy(update={"contention": contention}))
+    b.__dict__["rows"] = a.rows
+    found = compare([a], [b])
+    assert (found.verdict, found.work) == ("UNCLEAR", [])
+
+
+def test_a_calm_machines_spread_is_not_believed_on_a_busy_one() -> None:
+    rng = np.random.default_rng(3)
+    words = []
+    for _ in range(100):
+        a, b = busy_runs(rng, "a", 1, 1.0, 0.8), busy_runs(rng, "b", 1, 1.0, 0.8)
+        words.append(compare(a, b, ProcessSpread(0.005, 4)).verdict)
+    assert sum(word in ("FASTER", "SLOWER") for word in words) <= 5
+
+
+def test_counters_of_single_steps_count_after_the_warm_up_only(tmp_path: Path) -> None:
+    """The first three measured steps are warm-up, and took ten times the CPU time."""
+    work = [0.1] * 3 + [0.01, 0.0101, 0.0099] * 6
+    made = busy_entry(str(tmp_path), work, 0.5)
+    write_evidence(tmp_path, Evidence(counters=counters_of(work)))
+    found = compare([made], [busy_entry("b", [0.01] * STEPS, 0.5)])
+    by_part = {row.part: row for row in found.work}
+    assert by_part[CPU_TIME].a_s == pytest.approx(0.01)
+    assert by_part[WITHOUT_CPU_WAITS].a_s == pytest.approx(0.01)
+
+
+def counters_of(work: Sequence[float]) -> list[StepCounters]:
+    return [
+        StepCounters(step=step, rank=0, wall_s=2 * seconds, cpu_wait_s=seconds, asleep_s=0.0, cpu_s=seconds)
+        for step, seconds in enumerate(work, 1)
+    ]
