@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_profiler.analysis.savings import Known
+from lm_profiler.analysis.savings import StepCosts
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
@@ -23,11 +23,14 @@ _IDLE = 0.30  # share of the traced steps in which the device was idle
 _BUSY = 0.40  # share of the ceiling: a device that reaches it computes and does not wait
 _WORKING = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
-_CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation")  # findings about the program's own code
+# findings about the program's own code, and about what passes between its steps
+_CODE = ("sleep", "python", "owner", "logging", "garbage", "compilation", "pattern")
+_LOADER = ("worker_start", "reload")
+_BETWEEN = ("validation", "checkpoint", "epoch", *_LOADER)
 
 
 @dataclass(frozen=True)
-class RunFacts(Known):
+class RunFacts(StepCosts):
     """What a run's record, its steps and its trace show."""
 
     rows: Sequence[StepRow]  # the measured steps, each the mean over the ranks, with the device's time
@@ -73,11 +76,39 @@ def binding(seen: RunFacts) -> Verdict | None:
     """
     if not seen.rows or seen.step_s <= 0.0:
         return None
-    for ask in (_straggler, _input, _communication, _program, _host, _memory, _compute):
+    for ask in (_straggler, _largest_cost, _input, _communication, _program, _host, _memory, _compute):
         verdict = ask(seen)
         if verdict is not None:
             return _certain(verdict, seen)
     return _certain(_nothing(seen), seen)
+
+
+def _largest_cost(seen: RunFacts) -> Verdict | None:
+    """Judge what passes between steps, and code of the program that takes longer than the wait for batches.
+
+    So the verdict is about what the first finding proposes to change.
+    """
+    passed = _between(seen)
+    if passed is not None:
+        return passed
+    code = _program(seen)
+    if code is None or code.share is None or code.share <= seen.share(*INPUT_PHASES):
+        return None
+    return code
+
+
+def _between(seen: RunFacts) -> Verdict | None:
+    findings = seen.record.findings
+    if not findings or findings[0].name not in _BETWEEN or findings[0].share < OTHER:
+        return None
+    longest = findings[0]
+    facts = {}
+    seconds = sum(passed.seconds for passed in seen.record.outside if passed.what == longest.name)
+    if seconds and seen.record.stages_s:
+        facts = {"seconds": seconds, "run_s": seen.record.stages_s}
+    because = f"between steps: {longest.name}"
+    bound_by: Bound = "input" if longest.name in _LOADER else "between steps"
+    return Verdict(bound_by=bound_by, share=longest.share, because=because, facts=facts)
 
 
 def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
@@ -131,10 +162,11 @@ def _communication(seen: RunFacts) -> Verdict | None:
 
 def _program(seen: RunFacts) -> Verdict | None:
     """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
-    code = [of for of in seen.record.findings if of.name in _CODE and not of.may]
-    longest = max(code, key=lambda of: of.share, default=None)
-    if longest is None or longest.share < OTHER:
+    code = [finding for finding in seen.record.findings if finding.name in _CODE and not finding.may]
+    binding_code = [finding for finding in code if finding.share >= OTHER]
+    if not binding_code:
         return None
+    longest = binding_code[0]  # the likeliest saving, which the advice is about too
     return Verdict(bound_by="program code", share=longest.share, because=f"program code: {longest.name}")
 
 

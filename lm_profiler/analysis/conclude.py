@@ -41,6 +41,8 @@ from lm_profiler.analysis.steps.summaries import (
     mean_over_ranks,
     model_of,
     rank_medians,
+    short_steps,
+    slower_throughput,
     step_figures,
     world_of,
 )
@@ -53,11 +55,12 @@ from lm_profiler.record.rank_ends import first_end, read_ends
 from lm_profiler.record.run_record import (
     Environment,
     Flops,
-    LoaderFacts,
     MemoryFacts,
     MemoryReading,
+    OddStep,
     Rates,
     RunRecord,
+    Steadiness,
     Waterfall,
     if_readable,
 )
@@ -105,6 +108,11 @@ class RunSteps:
     def batches(self) -> float | None:
         """Batches of a measured step of rank 0; None is unknown."""
         return mean_counts(self.evidence.batch_counts[:1], self.timed.step.tolist()).batches
+
+    @cached_property
+    def short_steps(self) -> dict[int, int]:
+        """The measured steps of rank 0 with fewer samples than most, and their samples: the last of an epoch."""
+        return short_steps(self.evidence.batch_counts[:1], self.timed.step.tolist())
 
     @property
     def workers(self) -> int | None:
@@ -195,31 +203,78 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found
         **step_figures(run.steps, run.model, samples),
         "mean_counters": mean_counters([each for each in run.evidence.counters if each.step in figured]),
         "rank_step_s": rank_medians(run.timed),
-        "steadiness": steadiness(run.model, run.evidence.recompilations, parts_s) if run.steps else None,
+        "steadiness": _steadiness(run, parts_s) if run.steps else None,
     }
+
+
+def _steadiness(run: RunSteps, parts_s: Mapping[str, Any]) -> Steadiness:
+    """Return the course of the steps; a pattern whose slow or fast steps have a shorter batch is marked as that."""
+    steady = steadiness(run.model, run.evidence.recompilations, parts_s)
+    pattern = steady.pattern
+    if pattern is None:
+        return steady
+    places = {place - 1 for place in pattern.slow}
+    differing = [row.step for index, row in enumerate(run.steps) if index % pattern.every in places]
+    if not differing or not set(differing) <= run.short_steps.keys():
+        return steady
+    return steady.model_copy(update={"pattern": pattern.model_copy(update={"short_batch": True})})
 
 
 def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     odd, counters = with_causes(record.odd_steps, run.timed, run.evidence.counters, run.workers)
+    odd = [_with_short_batch(step, run.short_steps) for step in odd]
     return {"odd_steps": odd, "step_counters": counters}
 
 
+def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """Return the loader with the share of the time in which its workers were awake; unknown of several ranks.
+
+    What the processes of this run used beyond the one that trains is the workers'.
+    """
+    evidence = run.evidence
+    loader, contention = evidence.loader, evidence.contention
+    if loader is None or not loader.workers or contention is None or evidence.world_size > 1 or not contention.wall_s:
+        return {}
+    trained_s = sum(counters.cpu_s or 0.0 for counters in evidence.counters)
+    trainer_waited_s = sum(counters.cpu_wait_s or 0.0 for counters in evidence.counters)
+    awake_s = max(contention.had_s - trained_s, 0.0) + max((contention.waited_s or 0.0) - trainer_waited_s, 0.0)
+    awake_share = min(awake_s / (contention.wall_s * loader.workers), 1.0)
+    return {"loader": loader.model_copy(update={"awake_share": awake_share})}
+
+
+def _with_short_batch(odd: OddStep, short: Mapping[int, int]) -> OddStep:
+    """Return ``odd`` with its shorter batch as the cause, if it took less time for that."""
+    if odd.ratio >= 1.0 or odd.step not in short:
+        return odd
+    cause = f"a shorter batch ({counted(short[odd.step], 'sample')})"
+    return odd.model_copy(update={"cause": cause, "cause_s": odd.step_s / odd.ratio - odd.step_s})
+
+
 def _made_ahead(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    notes += made_ahead_notes(run.evidence.loader, run.steps, run.batches or run.evidence.accumulate_grad_batches)
-    return {}
+    """Return the step in the long run, and its throughput, where the measured steps lived on prefetched batches.
 
-
-def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: float) -> list[str]:
-    """Return a note where the measured steps lived on prefetched batches; one per worker is usual."""
-    if loader is None or not steps or (loader.used_up or 0) <= (loader.workers or 0):
-        return []
+    One batch per worker is usual.
+    """
+    loader, steps, step = run.evidence.loader, run.steps, record.time.get("step")
+    if loader is None or not steps or step is None or (loader.used_up or 0) <= (loader.workers or 0):
+        return {}
+    batches = run.batches or run.evidence.accumulate_grad_batches
     mean_s = fmean(row.time("step") for row in steps)
     lasting_s = lasting_step_s(mean_s, len(steps), batches, loader)
-    lasting = "what it takes in the long run is unknown, for those that were made meanwhile are too few"
-    if lasting_s is not None:
-        lasting = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(mean_s)}"
-    before = f"{loader.used_up} of the {len(steps) * batches} batches that were measured had been made before"
-    return [f"{before} by the loader's workers: {lasting}"]
+    taken = round(len(steps) * batches)
+    before = f"{loader.used_up} of the {taken} batches that were measured had been made before by the loader's workers"
+    if lasting_s is None:
+        notes.append(f"{before}: how long a step takes in the long run is unknown, too few batches were made meanwhile")
+        return {}
+    measured_s = step.mean or mean_s
+    if lasting_s <= measured_s:
+        return {}
+    longer = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(measured_s)}"
+    notes.append(f"{before}: {longer}; throughput, verdict and advice are of the long run")
+    figures: Found = {"lasting_step_s": lasting_s}
+    if record.throughput is not None:
+        figures["throughput"] = slower_throughput(record.throughput, measured_s / lasting_s)
+    return figures
 
 
 def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
@@ -361,6 +416,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("figures", _times_of_steps),
     ("causes of odd steps", _causes),
     ("batches made ahead", _made_ahead),
+    ("the loader's workers", _loader),
     ("memory", _memory),
     ("energy", _energy),
     ("owners of other", _owners),

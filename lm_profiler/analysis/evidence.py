@@ -39,6 +39,7 @@ from lm_profiler.record.run_record import (
     ModelFacts,
     NumericsFacts,
     OtherByOwner,
+    OutsideSteps,
     PlannedMemory,
     PythonTime,
     RecordError,
@@ -84,6 +85,8 @@ class Evidence:
     batch_counts: Sequence[Sequence[BatchCount]] = ()  # the steps at which the number of batches changes, for each rank
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
+    outside: Sequence[OutsideSteps] = ()
+    stages_s: float | None = None
     # share of the measured phases at whose beginning the device had nothing left to do
     device_idle: float | None = None
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)

@@ -203,6 +203,7 @@ def switches(trainer: Trainer) -> Settings:
         half_precision=units.half_precision,
         compiled=is_compiled_in(trainer.lightning_module),
         num_workers=getattr(loader, "num_workers", None),
+        persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if device.type == "cuda" else None,

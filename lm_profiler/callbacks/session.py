@@ -10,6 +10,7 @@ from typing import Any
 
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH, VALIDATION, NamedSpan, passed
+from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
@@ -22,7 +23,7 @@ from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.tape import OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
-from lm_profiler.record.run_record import BetweenSteps, StepCounters
+from lm_profiler.record.run_record import BetweenSteps, OutsideSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG = 4  # steps to wait before the marks of a step are read: by then the device has usually reached them
@@ -108,6 +109,8 @@ class Session:
     _count: tuple[int, int | None] | None = None
     _measured_ns: tuple[int, int] | None = None  # between which steps were measured
     _outside: list[tuple[int, int]] = field(default_factory=list)  # spans in which the loop was in no step
+    _run_steps: list[RunStep] = field(default_factory=list)  # the steps of all stages
+    _own_spans: list[tuple[int, int]] = field(default_factory=list)  # in which this session worked between steps
     _asked: int = 0
     _idle: int = 0
     _finished: bool = False
@@ -142,13 +145,16 @@ class Session:
         due = now - self._kept_ns >= _KEEP_NS
         if due:
             self.keep()
-        if schedule.advance() or (look and self._measured_enough()):
+        is_over = schedule.advance() or (look and self._measured_enough())
+        if is_over:
             self._end_stage(stage)
             self._begin_stage()
         elif stage == "trace":
             self.instruments.tracer.part.run(self.instruments.tracer.step)
         if due:
             self._draw()
+        if due or is_over:
+            self._own_spans.append((now, self.timeline.clock()))
         return schedule.left
 
     def _look_around(self, stage: str) -> None:
@@ -201,6 +207,8 @@ class Session:
             batch_counts=[self._counts],
             between_steps_s=sum(end - begin for begin, end in self._outside) * 1e-9 if self._measured_ns else None,
             between=self._between(),
+            outside=self._outside_steps(),
+            stages_s=self._stages_s(),
             device_idle=self._idle / self._asked if self._asked else None,
             notes=(*self.notes, *_notes(facts.get("counters", ()), graph_pools)),
             **facts,
@@ -254,12 +262,14 @@ class Session:
         self.rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         ns = marks.host_ns
         self.instants_ns.append((ns[0], ns[-1]))
+        away_ns = [span for code, span in zip(marks.codes, pairwise(ns), strict=False) if code == OUTSIDE]
+        self._run_steps.append(RunStep(stage, ns[0], ns[-1], self.rows[-1].time("data", "host"), away_ns))
         if stage == "measure":
             self.instruments.counters.reader.place(step, ns[0], ns[-1])
             if self._measured_ns is not None:
                 self._outside.append((self._measured_ns[1], ns[0]))
             self._measured_ns = (self._measured_ns or ns)[0], ns[-1]
-            self._outside += [each for code, each in zip(marks.codes, pairwise(ns), strict=False) if code == OUTSIDE]
+            self._outside += away_ns
             self._asked += marks.asked
             self._idle += marks.idle
 
@@ -268,6 +278,19 @@ class Session:
             return []
         events = passed(self.timeline.went_outside, self.timeline.saved)
         return between_steps(self._outside, self._measured_ns, events)
+
+    def _outside_steps(self) -> list[OutsideSteps]:
+        events = passed(self.timeline.went_outside, self.timeline.saved)
+        events += [NamedSpan(*hook) for hook in self.timeline.hooks]
+        return outside_steps(self._run_steps, events, self._own_spans)
+
+    def _stages_s(self) -> float | None:
+        """Return the seconds from the first step's beginning to the last one's end, without this session's work."""
+        if not self._run_steps:
+            return None
+        begin_ns, end_ns = self._run_steps[0].begin_ns, self._run_steps[-1].end_ns
+        own_ns = sum(end - begin for begin, end in self._own_spans if end <= end_ns)
+        return (end_ns - begin_ns - own_ns) * 1e-9
 
 
 def between_steps(

@@ -76,7 +76,9 @@ class NumericsFacts(Part):
 
 
 # What can bind a run. ``straggler``: most ranks wait for one rank, for one host's ranks, or for ranks in turns.
-Bound = Literal["straggler", "input", "host", "program code", "compute", "memory bandwidth", "communication"]
+Bound = Literal[
+    "straggler", "input", "between steps", "host", "program code", "compute", "memory bandwidth", "communication"
+]
 
 
 class Verdict(Part):
@@ -102,9 +104,9 @@ class Verdict(Part):
 
 # What takes time that could be saved. ``analysis.savings`` decides when; ``analysis.remedies`` says what to do.
 FindingName = Literal[
-    "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "owner", "logging", "sleep", "python",
-    "pattern", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch", "optimizer", "clip",
-    "compile", "double", "precision", "tf32", "recomputation", "communication",
+    "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
+    "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
+    "optimizer", "clip", "compile", "double", "precision", "tf32", "recomputation", "communication",
 ]  # fmt: skip
 
 

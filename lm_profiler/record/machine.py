@@ -37,6 +37,7 @@ class Settings(Part):
     half_precision: str | None = None
     compiled: bool | None = None
     num_workers: int | None = None
+    persistent_workers: bool | None = None  # whether the loader keeps its workers from epoch to epoch
     cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
     fused_optimizer: bool | None = None  # None also if there is no fused kernel

@@ -64,6 +64,7 @@ class StepPattern(Part):
     slow: list[int] = figure("slow step", "count", "its place in the pattern", "pattern_slow")
     extra: float = figure("slower by", "%", "how far the slowest steps of the pattern are above the level")
     part: str | None = None  # the part of the step that differs most
+    short_batch: bool = False  # whether the steps at ``slow`` are those whose batch is shorter: the last of an epoch
 
 
 class Steadiness(Part):
@@ -157,6 +158,9 @@ class LoaderFacts(Part):
     ahead: int | None = figure("batches prefetched at most", "count", "by its workers if none is taken", "loader_ahead")
     ready_before: int | None = figure("batches ready at first", "count", "made and not taken as measuring began")
     ready_after: int | None = figure("batches ready at last", "count", "made and not taken as measuring ended")
+    awake_share: float | None = figure(
+        "workers awake", "%", "share of the time in which a worker computed, or was ready to", default=None
+    )
 
     @property
     def used_up(self) -> int | None:
@@ -209,6 +213,23 @@ class BetweenSteps(Part):
     what: str = figure("what passed", "text", "between measured steps")
     seconds: float = figure("time", "ms", "total time")
     times: int = figure("times", "count", "how often")
+
+
+# What may pass beside the phases, beside the hooks that are named after their class.
+VALIDATION, EPOCH, CHECKPOINT = "validation", "epoch", "checkpoint"
+FIRST_BATCH = "first batch"  # what the first batch of an epoch takes longer than others; it is part of that step's data
+TRAIN_DATALOADER = "train_dataloader"
+
+
+class OutsideSteps(Part):
+    """What passed beside the phases from the first step of the run to its last one, in all stages."""
+
+    what: str = figure("beside the phases", "text", "what passed, in all stages")
+    seconds: float = figure("time", "ms", "total time")
+    times: int = figure("times", "count", "how often")
+    per_step_s: float = figure("per step", "ms", "of a mean step, by how often it comes in the long run")
+    in_step: bool = False  # whether the step's time includes it
+    owner: str | None = figure("owner", "text", "the class and hook that took the time", default=None)
 
 
 ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for something other than a CPU")
@@ -278,6 +299,15 @@ class RunRecord(Part):
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
     between_steps_s: float | None = figure("between steps", "ms", "in no step: validation, epoch ends", default=None)
     between: list[BetweenSteps] = Field(default_factory=list)  # where that time went, the longest first
+    # the same over all stages, validation between later steps included, the longest first
+    outside: list[OutsideSteps] = Field(default_factory=list)
+    stages_s: float | None = figure(
+        "all stages", "s", "from the first step's beginning to the last one's end", default=None
+    )
+    # None if the measured steps lived on no prefetched batches, or if it is unknown
+    lasting_step_s: float | None = figure(
+        "step in the long run", "ms", "once no prefetched batches are left", default=None
+    )
     # by part, step and forward_backward, all or none: on the device's stream, or the host's clock without a device
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)

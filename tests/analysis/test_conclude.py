@@ -12,14 +12,14 @@ from cuda_trace import cuda_step, kernel_table
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.conclude import FINDINGS, conclude, made_ahead_notes
+from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
+from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, StepCounters, Telemetry
+from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, RunRecord, StepCounters, Telemetry
 from lm_profiler.report.tables.table_columns import COLUMNS
-from tests.support.made_runs import made_rows
 
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
 
@@ -404,16 +404,64 @@ def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> 
 
 # -- batches made ahead --
 
-STEPS = [row for row in made_rows() if row.stage == "measure"]  # of 10 ms each
+
+def with_loader(workers: int | None, before: int | None) -> RunRecord:
+    """20 measured steps of 10 ms, whose loader had ``before`` batches ready as they began, and none at the end."""
+    loader = LoaderFacts(workers=workers, ahead=before, ready_before=before, ready_after=before and 0)
+    counts = [[BatchCount(1, 1, 8)]]
+    return conclude(replace(evidence_of(LEVEL), loader=loader, batch_counts=counts))
 
 
 def test_steps_that_lived_on_batches_made_before_are_told() -> None:
     said = {}
     for workers, before in ((4, 4), (4, 8), (4, 16), (0, 0), (None, None)):  # each of four may just have made one
-        loader = LoaderFacts(workers=workers, ahead=before, ready_before=before, ready_after=before and 0)
-        said[f"{workers} workers, {before} before"] = made_ahead_notes(loader, STEPS, 1)
+        said[f"{workers} workers, {before} before"] = with_loader(workers, before).notes
     assert_stored("analysis/notes: batches made before", said)
-    assert made_ahead_notes(None, STEPS, 1) == []
+
+
+def test_throughput_verdict_and_advice_are_of_the_long_run_where_a_queue_hid_the_loader() -> None:
+    """Six of sixteen batches were made meanwhile, and four more by half: a step takes twice as long as measured."""
+    hidden, usual = with_loader(4, 10), with_loader(4, 4)
+    assert usual.lasting_step_s is None
+    assert hidden.lasting_step_s == pytest.approx(2.0 * MEAN_S, rel=0.01)
+    assert hidden.throughput is not None
+    assert hidden.throughput.samples_per_s == pytest.approx(8 / hidden.lasting_step_s, rel=1e-6)
+    (found,) = [finding for finding in hidden.findings if finding.name == "input"]
+    assert found.saves_s == pytest.approx(hidden.lasting_step_s - MEAN_S, rel=0.2)
+    assert hidden.verdict is not None
+    assert hidden.verdict.bound_by == "input"
+
+
+# -- the last batch of an epoch --
+
+
+def test_a_shorter_last_batch_is_no_pattern_that_is_to_be_found() -> None:
+    """Epochs of four steps, of which the last has three samples of eight, and takes half of the time."""
+    noise = np.random.default_rng(0).normal(1.0, 0.01, 40)
+    step_ms, counts = [], []
+    for number in range(40):
+        is_last = number % 4 == 3
+        step_ms.append(float(noise[number]) * (5.0 if is_last else 10.0))
+        counts.append(BatchCount(number + 1, 1, 3 if is_last else 8))
+    record = conclude(replace(evidence_of(step_ms), batch_counts=[counts]))
+    steady = record.steadiness
+    assert steady is not None
+    assert steady.pattern is not None
+    assert steady.pattern.short_batch
+    assert not {finding.name for finding in record.findings} & {"pattern", "odd_steps"}
+    alike = conclude(replace(evidence_of(step_ms), batch_counts=[[BatchCount(1, 1, 8)]])).steadiness
+    assert alike is not None
+    assert alike.pattern is not None
+    assert not alike.pattern.short_batch
+
+
+def test_one_short_step_says_that_its_batch_was_shorter() -> None:
+    step_ms = [10.0 + 0.05 * (number % 3) for number in range(20)]
+    step_ms[12] = 2.0
+    counts = [BatchCount(1, 1, 8), BatchCount(13, 1, 1), BatchCount(14, 1, 8)]
+    (odd,) = conclude(replace(evidence_of(step_ms), batch_counts=[counts])).odd_steps
+    assert odd.step == 13
+    assert odd.cause == "a shorter batch (1 sample)"
 
 
 # -- a finding that fails --

@@ -30,7 +30,7 @@ from lm_profiler.analysis.remedies.remedy import (
     faster,
     smaller,
 )
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run_record import RANK_PARTS, Finding, RankFinding, RunRecord, Settings
 
 ATTENTION = "model.attention"
@@ -40,7 +40,7 @@ _CHECKPOINTING, _CHECKPOINTS = "model.activation_checkpointing", "model.checkpoi
 _PRECISION = "trainer.precision"
 _FULL = (None, "32-true", "32", 32)
 _PRODUCTS = ("forward", "backward")
-_WORKERS_OF_A_CORE = 4
+WORKERS_PER_CORE = 4  # if they wait for files: such workers do not each need a core
 _HANDED_OVER_S = 1e-3  # what a worker's batch takes to arrive: measured 1.0 to 1.7 ms, of 256 B to 2 MB
 # number of smaller batches that a plan tries: the largest may not fit once gradients stay from batch to batch
 _DIVISORS = 2
@@ -167,7 +167,7 @@ def workers(run: FirstRun) -> Iterator[Candidate]:
         if count > (now or 0):
             cores = run.settings.cores or count
             # Workers that wait for files do not each need a core.
-            why = "" if count <= _WORKERS_OF_A_CORE * cores else f"there are {cores} cores for them"
+            why = "" if count <= WORKERS_PER_CORE * cores else f"there are {cores} cores for them"
             yield faster({name: str(count)}, "num_workers", run.phases_s("data"), BY_WORKERS, refused=why)
 
 
@@ -231,13 +231,24 @@ def _input_text(of: Finding, s: Settings) -> str:
     prepare = "prepare (tokenize, pack) the data before training"
     if s.num_workers is None:
         return f"Give the DataLoader more workers, or {prepare}."
-    more = min(2 * s.num_workers or 2, s.cores or 1 << 30)
+    cores = s.cores or 1 << 30
+    wanted = min(2 * s.num_workers or 2, cores)
+    if "workers" in of.facts:
+        wanted = int(of.facts["workers"])
+    is_beyond_cores = wanted > cores
     if of.saves_s < _HANDED_OVER_S:
         why = "a worker takes as long to hand a batch over"
-    elif more <= s.num_workers:
+    elif wanted > s.num_workers:
+        waits = (
+            f" (more than the {counted(cores, 'core')}: they wait more than they compute)" if is_beyond_cores else ""
+        )
+        return f"Raise num_workers from {s.num_workers} to {wanted}{waits}, or {prepare}."
+    elif s.num_workers >= cores:
         why = f"there are as many workers ({s.num_workers}) as CPU cores for them"
+        if of.facts.get("waits"):
+            why = f"there are {s.num_workers} workers, and each of them waits most of the time"
     else:
-        return f"Raise num_workers from {s.num_workers} to {more}, or {prepare}."
+        why = f"more than {counted(s.num_workers, 'worker')} would not help"
     return f"Make {_place(of) or 'the loader'} faster, or {prepare}: {why}."
 
 
@@ -247,10 +258,18 @@ def _transfer_text(of: Finding, s: Settings) -> str:
     return "Send less: token ids as int32 instead of int64, and only what the step uses."
 
 
-def _epoch_text(of: Finding, s: Settings) -> str:
-    if s.num_workers:
-        return "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer."
-    return "Make epochs longer: their end and beginning take time."
+def _reload_text(of: Finding, s: Settings) -> str:
+    maker = of.owner or "train_dataloader"
+    return f"Make the loader once: {maker} is called at each new epoch (reload_dataloaders_every_n_epochs)."
+
+
+def _odd_steps_text(of: Finding, s: Settings) -> str:
+    count, step = int(of.facts.get("steps", 0.0)), int(of.facts.get("step", 0.0))
+    longest = f"step {step} took {duration_text(of.facts.get('seconds', 0.0))}"
+    why = f", {of.what}" if of.what else ""
+    if count == 1:
+        return f"Find what {of.phase} did in one slow step: {longest}{why}."
+    return f"Find what {of.phase} does in {counted(count, 'slow step')}: {longest}{why}."
 
 
 def _sleep_text(of: Finding, s: Settings) -> str:
@@ -347,12 +366,19 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("ranks", likely=0.9),  # the record's own finding about ranks has the sentence
     Remedy("validation", "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)."),
     Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
-    Remedy("epoch", _epoch_text),
+    Remedy("epoch", "Make epochs longer: their end and beginning take time."),
+    Remedy(
+        "worker_start",
+        "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer: new workers "
+        "start at each epoch.",
+    ),
+    Remedy("reload", _reload_text),
     Remedy("owner", lambda of, s: f"Do less in {_place(of)}, or do it in fewer steps.", likely=0.95),
     Remedy("logging", lambda of, s: f"Log in fewer steps, as by `if batch_idx % 50 == 0`: {_place(of)}.", likely=0.9),
     Remedy("sleep", _sleep_text),
     Remedy("python", _python_text, likely=0.8),
     Remedy("pattern", _pattern_text, likely=0.7),
+    Remedy("odd_steps", _odd_steps_text, likely=0.7),
     Remedy(
         "garbage",
         "Collect garbage less often: gc.freeze() after set-up, or gc.disable() with a gc.collect() now and then.",

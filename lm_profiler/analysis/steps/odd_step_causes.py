@@ -34,6 +34,10 @@ _SECONDS = {
     "system_s": "in the kernel",
 }
 
+NO_CPU = "waiting for a CPU"  # the cause that is another program's
+_EMPTY_QUEUE, _LOADER, _CHECKPOINT = "the loader's queue was empty", "the loader", "a checkpoint"
+_GARBAGE, _COMPILING = "garbage collection", ("compilation", "recompilation")
+
 _FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
 
 
@@ -129,6 +133,11 @@ def _of_all(rank: int, counters: Sequence[StepCounters], of: Callable[[list[Any]
     return StepCounters(rank=rank, **figures)
 
 
+def has_own_finding(cause: str | None) -> bool:
+    """Return whether a finding of its own is about ``cause``, or it is another program's."""
+    return cause is not None and cause.startswith((NO_CPU, _EMPTY_QUEUE, _LOADER, _CHECKPOINT, _GARBAGE, *_COMPILING))
+
+
 def _explained(odd: OddStep, ranks: dict[int, _Rank], workers: int | None) -> OddStep:
     excess_s = odd.step_s - odd.step_s / odd.ratio if odd.ratio else 0.0
     ranks = {number: rank for number, rank in ranks.items() if odd.step in rank.counters}
@@ -147,18 +156,18 @@ def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[tuple[str, f
     """Return what may have held ``odd`` up, each with the seconds that it explains."""
     step, counters = odd.step, rank.counters[odd.step]
     causes = [
-        (f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
+        (f"{_GARBAGE} of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
         (_compilation(counters.compiled), rank.beyond("compile_s", step)),
-        ("waiting for a CPU", rank.inside("cpu_wait_s", step)),
+        (NO_CPU, rank.inside("cpu_wait_s", step)),
         (counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
         (_throttled(counters), _by_clock(rank, odd)),
-        ("a checkpoint", rank.beyond("checkpoint_s", step)),
+        (_CHECKPOINT, rank.beyond("checkpoint_s", step)),
     ]
     data_s = rank.data_beyond(step)
     if workers and counters.asleep_s is not None:
-        return [*causes, ("the loader's queue was empty", min(data_s, rank.inside("asleep_s", step)))]
+        return [*causes, (_EMPTY_QUEUE, min(data_s, rank.inside("asleep_s", step)))]
     rest_s = data_s - sum(seconds for _, seconds in causes)
-    return [*causes, ("the loader" + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
+    return [*causes, (_LOADER + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
 
 
 def _compilation(what: str | None) -> str:

@@ -27,8 +27,9 @@ from lm_profiler.record.steps import StepRow, StepTable
 
 WARMUPS = (0, 1, 2, 5)  # the settings that reports in this field compare
 
-# batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter
-_FEWEST_MADE = 2
+# batches of each worker that must have been made meanwhile for anything to be said: with two workers it is then known
+# to about a half, and to a quarter with twice as many
+_FEWEST_MADE = 1
 
 
 def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
@@ -163,6 +164,28 @@ def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> 
         batches += float(np.mean([count.batches or np.nan for count in own]))
         samples += float(np.mean([np.nan if count.samples is None else count.samples for count in own]))
     return MeanCounts(*(None if np.isnan(mean) else mean for mean in (batches, samples)))
+
+
+def short_steps(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> dict[int, int]:
+    """Return those of ``steps`` in which the first of ``ranks`` had fewer samples than in most, and how many."""
+    if not ranks or not ranks[0] or not steps:
+        return {}
+    counts = ranks[0]
+    places = np.searchsorted([count.step for count in counts], steps, "right") - 1
+    samples = {step: counts[place].samples for step, place in zip(steps, places, strict=True)}
+    numbers = [count for count in samples.values() if count is not None]
+    if len(numbers) < len(samples):
+        return {}
+    usual = float(np.median(numbers))
+    return {step: count for step, count in samples.items() if count is not None and count < usual}
+
+
+def slower_throughput(rate: Throughput, share: float) -> Throughput:
+    """Return ``rate`` where the time per step makes only ``share`` of it possible."""
+    per_s = {
+        name: value * share for name in ("tokens_per_s", "samples_per_s") if (value := getattr(rate, name)) is not None
+    }
+    return rate.model_copy(update=per_s)
 
 
 def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | None) -> list[str]:

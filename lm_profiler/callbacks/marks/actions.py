@@ -20,6 +20,9 @@ Marked = AbstractContextManager[None]
 # Hooks that Lightning calls inside a phase but that are not its work: a user's gradient norm is not the backward pass.
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
 
+# Hooks that Lightning calls as an epoch begins or ends, between steps: their own time is noted by their names.
+_EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end")
+
 # matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
 
@@ -76,6 +79,24 @@ class Saved(Nothing):
 
     def _note(self) -> None:
         self.timeline.saved.append(self.timeline.clock())
+
+
+@dataclass(eq=False)
+class EpochHook(Nothing):
+    """A hook of the program as an epoch begins or ends: adds its start, its end and its name to the timeline."""
+
+    timeline: Timeline
+    name: str
+    _began_ns: int = 0
+
+    def __enter__(self) -> None:  # type: ignore[override]
+        self._began_ns = self.timeline.part.run(self.timeline.clock, otherwise=0)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        self.timeline.part.run(self._note)
+
+    def _note(self) -> None:
+        self.timeline.hooks.append((self._began_ns, self.timeline.clock(), self.name))
 
 
 class LastSpan(Span):
@@ -221,6 +242,9 @@ class Actions(dict[str, Marked]):
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
+        if hook in _EPOCH_HOOKS and self._is_users(owner, action_name, hook):
+            named = candidates(self._trainer, owner, action_name, hook)[0]
+            return EpochHook(self._timeline, f"{type(named).__name__}.{hook}")
         return self._spans.get(kind)
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:

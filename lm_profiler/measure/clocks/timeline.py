@@ -35,6 +35,7 @@ class Timeline:
         self._outside = self._stopped = False
         self.went_outside: list[tuple[int, str]] = []  # when the loop left the step (ns), and for what
         self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
+        self.hooks: list[tuple[int, int, str]] = []  # when each hook at an epoch's turn began and ended (ns), its name
         self.observers = ()
 
     @property

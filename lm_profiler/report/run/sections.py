@@ -74,7 +74,7 @@ def floor_texts(floor: Floor | None) -> list[str]:
 
 _LISTS_OF = {
     "Other, by its owner": ("other_by_owner.actions",),
-    "Steps": ("odd_steps", "step_counters", "between"),
+    "Steps": ("odd_steps", "step_counters", "between", "outside"),
     "Use of the CPU": ("python_times",),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow"),
     "Use of the hardware": ("rates.flops",),

@@ -29,6 +29,12 @@ _BECAUSE = {
     "program code: logging": "{share} of the step is logging",
     "program code: garbage": "{share} of the step is Python's garbage collection",
     "program code: compilation": "{share} of the step is compilation",
+    "program code: pattern": "{share} of the step is what every n-th step takes longer than the others",
+    "between steps: validation": "{share} of the time is validation",
+    "between steps: checkpoint": "{share} of the time is saving checkpoints",
+    "between steps: epoch": "{share} of the time is the end and the beginning of epochs",
+    "between steps: reload": "{share} of the time is making the loader anew at each epoch",
+    "between steps: worker_start": "{share} of the time is the start of the loader's workers at each epoch",
     "small operators": "a step reaches {reached} of what the machine can; its time may go to small operators or memory",
     "shared": "{working:.0%} of the step is work, from forward to optimizer; how well it uses the machine cannot be "
     "told while others use it",
@@ -64,6 +70,8 @@ def _bound(verdict: Verdict) -> str:
     text = _BECAUSE.get(verdict.because, verdict.because).format_map(defaultdict(float, known))
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
+    if "run_s" in facts:
+        text += f": of the {duration_text(facts['run_s'])} of this run, {duration_text(facts['seconds'])}"
     if verdict.because == "host" and "marks" in facts:
         text = f"at {facts['marks']:.0%} of the phase boundaries the device had already run out of work"
     if verdict.because == "host" and "idle" in facts:
@@ -91,8 +99,7 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 def _what_to_do(finding: Finding, record: RunRecord) -> str:
     could = "could save" if finding.may else "saves"
-    of_step = f"({finding.share:.0%}) of a step{' at its fastest' * record.contended}"
-    saves = f"It {could} at most {duration_text(finding.saves_s)} {of_step}."
+    saves = f"It {could} at most {duration_text(finding.saves_s)} ({finding.share:.0%}) of a step."
     return f"{remedy_of(finding, record)} {saves}"
 
 
@@ -124,6 +131,8 @@ def _parts(of: Steadiness) -> str:
     parts = [(of.level_s or 0.0, "level")]
     if (pattern := of.pattern) is not None and of.pattern_s:
         which = f"{len(pattern.slow)} of {pattern.every} steps"
+        if pattern.short_batch:
+            which = "the last, shorter batch of each epoch"
         parts.append((of.pattern_s, f"in {which} ({pattern.extra:+.0%})"))
     if of.odd_s:
         parts.append((of.odd_s, "odd steps"))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from made_runs import made_record
 from made_waterfall import made_waterfall
 
-from lm_profiler.record.run_record import Contention, Finding, Floor, RunRecord
+from lm_profiler.record.run_record import Contention, Floor, RunRecord
 from lm_profiler.report.run.run_page import end_lines, time_table
 from lm_profiler.report.run.sections import sections
-from lm_profiler.report.run.verdict import next_text
 from lm_profiler.report.run.waterfall_text import why_lines
 
 SHARED = Contention(
@@ -41,13 +40,6 @@ def test_its_throughput_is_said_as_a_lower_bound() -> None:
     for record, least in ((run(SHARED), True), (run(None), False)):
         (value,) = [row[1].text for table in sections(record) for row in table.rows if row[0].text == "tokens/s"]
         assert value.startswith("at least ") == least
-
-
-def test_what_can_be_saved_is_said_to_be_a_share_of_its_fastest_steps() -> None:
-    """The table's shares are of its mean step, which others delay."""
-    found = [Finding(name="optimizer", saves_s=1e-3, share=0.2)]
-    texts = [next_text(run(of).model_copy(update={"findings": found})) for of in (SHARED, None)]
-    assert [text.rpartition(" of a step")[2] for text in texts] == [" at its fastest.", "."]
 
 
 def test_its_times_are_there() -> None:

@@ -1,0 +1,149 @@
+"""What passes beside the phases of a run's steps, and what it costs a mean step in the long run.
+
+A few measured steps may hold no validation, or two starts of an epoch in place of one and a half. So it is counted from
+the first step of the run to its last one, in all stages, and how often it comes is taken from when it came last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan
+from lm_profiler.record.run_record import CHECKPOINT, EPOCH, FIRST_BATCH, TRAIN_DATALOADER, VALIDATION, OutsideSteps
+
+TIMED_STAGES = ("warmup", "measure")  # in later stages what passes is traced or timed, and takes longer
+
+_OWN = "instruments"
+
+
+class RunStep(NamedTuple):
+    """One step of any stage."""
+
+    stage: str
+    begin_ns: int
+    end_ns: int
+    data_s: float  # how long it waited for its batches, on the host
+    away_ns: Sequence[tuple[int, int]] = ()  # spans within the step in which the loop had left it
+
+
+class _Kind(NamedTuple):
+    what: str
+    owner: str | None = None
+    in_step: bool = False
+
+
+class _Event(NamedTuple):
+    seconds: float
+    steps_before: int
+    is_timed: bool  # whether it came in a stage whose times count
+
+
+def outside_steps(
+    steps: Sequence[RunStep], events: Sequence[NamedSpan], own_spans: Sequence[tuple[int, int]]
+) -> list[OutsideSteps]:
+    """Return what passed beside the phases of ``steps``, what costs a mean step most first.
+
+    ``events`` are the moments at which the loop left its steps, and the spans of checkpoints and hooks. ``own_spans``
+    are those in which our instruments worked between steps.
+    """
+    kinds: defaultdict[_Kind, list[_Event]] = defaultdict(list)
+    first_steps = _first_steps_of_epochs(steps, events)
+    usual_data_s = _usual_data_s(steps, first_steps)
+    for number, step in enumerate(steps):
+        is_timed = step.stage in TIMED_STAGES
+        gaps = list(step.away_ns)
+        if number:
+            gaps.insert(0, (steps[number - 1].end_ns, step.begin_ns))
+        for gap in gaps:
+            for kind, seconds in _within(gap, events, own_spans).items():
+                kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
+        for span in events:
+            if span.what == CHECKPOINTS and _is_within_step(span, step):
+                kinds[_Kind(CHECKPOINT, in_step=True)].append(_Event(span.ns * 1e-9, number + 1, is_timed))
+        if number in first_steps:
+            excess_s = max(step.data_s - usual_data_s, 0.0)
+            kinds[_Kind(FIRST_BATCH, in_step=True)].append(_Event(excess_s, number, is_timed))
+    passed = [_summed(kind, seen, len(steps)) for kind, seen in kinds.items() if kind.what != _OWN]
+    return sorted(passed, key=lambda each: -each.per_step_s)
+
+
+def _within(
+    gap: tuple[int, int], events: Sequence[NamedSpan], own_spans: Sequence[tuple[int, int]]
+) -> Mapping[_Kind, float]:
+    """Return the seconds of each kind in a gap between steps; a span's own are those without spans inside of it."""
+    begin_ns, end_ns = gap
+    inside = [event for event in events if begin_ns <= event.begin_ns <= end_ns]
+    spans = [event for event in inside if event.ns]
+    seconds: defaultdict[_Kind, float] = defaultdict(float)
+    rest_ns = end_ns - begin_ns - sum(_overlap_ns(gap, own) for own in own_spans)
+    for span in spans:
+        inner_ns = sum(other.ns for other in spans if other is not span and _holds(span, other))
+        own_ns = max(span.ns - inner_ns, 0)
+        seconds[_kind_of(span)] += own_ns * 1e-9
+        rest_ns -= own_ns
+    moments = {event.what for event in inside if not event.ns}
+    rest = _OWN
+    if VALIDATION in moments:
+        rest = VALIDATION
+    elif EPOCH in moments:
+        rest = EPOCH
+    seconds[_Kind(rest)] += max(rest_ns, 0) * 1e-9
+    return seconds
+
+
+def _kind_of(span: NamedSpan) -> _Kind:
+    if span.what == CHECKPOINTS:
+        return _Kind(CHECKPOINT)
+    if span.what.endswith(f".{TRAIN_DATALOADER}"):
+        return _Kind(TRAIN_DATALOADER, owner=span.what)
+    return _Kind(span.what, owner=span.what)
+
+
+def _overlap_ns(one: tuple[int, int], other: tuple[int, int]) -> int:
+    return max(min(one[1], other[1]) - max(one[0], other[0]), 0)
+
+
+def _holds(outer: NamedSpan, inner: NamedSpan) -> bool:
+    return outer.begin_ns <= inner.begin_ns and inner.end_ns <= outer.end_ns
+
+
+def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
+    is_away = any(begin_ns <= span.begin_ns < end_ns for begin_ns, end_ns in step.away_ns)
+    return step.begin_ns <= span.begin_ns < step.end_ns and not is_away
+
+
+def _first_steps_of_epochs(steps: Sequence[RunStep], events: Sequence[NamedSpan]) -> set[int]:
+    """Return the indices of steps that begin an epoch; not the run's first one, of which it is not known."""
+    began_ns = [event.begin_ns for event in events if event.what == EPOCH]
+    first_steps = set()
+    for number in range(1, len(steps)):
+        gap_begin_ns, gap_end_ns = steps[number - 1].end_ns, steps[number].begin_ns
+        if any(gap_begin_ns <= instant_ns <= gap_end_ns for instant_ns in began_ns):
+            first_steps.add(number)
+    return first_steps
+
+
+def _usual_data_s(steps: Sequence[RunStep], first_steps: set[int]) -> float:
+    waits_s = [step.data_s for number, step in enumerate(steps) if number not in first_steps]
+    return median(waits_s) if waits_s else 0.0
+
+
+def _summed(kind: _Kind, seen: Sequence[_Event], steps: int) -> OutsideSteps:
+    seconds = [event.seconds for event in seen]
+    timed_s = [event.seconds for event in seen if event.is_timed]
+    # It came so often up to the last time; and after that, for as long as the run went on, not again.
+    last = seen[-1].steps_before
+    per_step = min(len(seen) / max(last, 1), 1.0 / max(steps - last, 1))
+    if len(seen) > steps:  # several in each step
+        per_step = len(seen) / steps
+    return OutsideSteps(
+        what=kind.what,
+        owner=kind.owner,
+        in_step=kind.in_step,
+        seconds=sum(seconds),
+        times=len(seconds),
+        per_step_s=per_step * fmean(timed_s or seconds),
+    )

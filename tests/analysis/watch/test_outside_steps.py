@@ -1,0 +1,129 @@
+"""What passes beside the phases: whose time it is, and how much of it a mean step has in the long run."""
+
+from __future__ import annotations
+
+import pytest
+
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan
+from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
+from lm_profiler.record.run_record import EPOCH, VALIDATION
+
+MS = 1_000_000
+STEP_MS = 10
+USUAL_DATA_S, FIRST_DATA_S = 0.001, 0.3
+
+
+class Loop:
+    """A loop that is run by hand, in whole milliseconds."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.steps: list[RunStep] = []
+        self.events: list[NamedSpan] = []
+        self.own_spans: list[tuple[int, int]] = []
+
+    def step(self, stage: str = "measure", data_s: float = USUAL_DATA_S) -> None:
+        began_ns = self.now_ns
+        self.now_ns += STEP_MS * MS
+        self.steps.append(RunStep(stage, began_ns, self.now_ns, data_s))
+
+    def passes(self, ms: float, what: str = "") -> None:
+        began_ns = self.now_ns
+        self.now_ns += round(ms * MS)
+        if what:
+            self.events.append(NamedSpan(began_ns, self.now_ns, what))
+
+    def moment(self, what: str) -> None:
+        self.events.append(NamedSpan(self.now_ns, self.now_ns, what))
+
+    def result(self) -> dict[str, tuple[float, int, float]]:
+        passed = outside_steps(self.steps, self.events, self.own_spans)
+        return {each.what: (each.seconds, each.times, each.per_step_s) for each in passed}
+
+
+@pytest.mark.parametrize("steps", [7, 11, 12, 13, 30])
+def test_epochs_of_six_steps_cost_a_sixth_of_their_start_whatever_the_window_holds(steps: int) -> None:
+    loop = Loop()
+    for number in range(steps):
+        is_first = number > 0 and number % 6 == 0
+        if is_first:
+            loop.passes(30)
+            loop.moment(EPOCH)
+            loop.passes(30)
+        loop.step(data_s=FIRST_DATA_S if is_first else USUAL_DATA_S)
+    turns = (steps - 1) // 6
+    result = loop.result()
+    assert result["epoch"] == pytest.approx((0.06 * turns, turns, 0.06 / 6))
+    excess_s = FIRST_DATA_S - USUAL_DATA_S
+    assert result["first batch"] == pytest.approx((excess_s * turns, turns, excess_s / 6))
+
+
+def test_what_comes_once_early_and_then_never_again_costs_little() -> None:
+    """A run that resumes in the middle of an epoch."""
+    loop = Loop()
+    loop.step()
+    loop.moment(EPOCH)
+    loop.passes(100)
+    for _ in range(50):
+        loop.step()
+    assert loop.result()["epoch"] == pytest.approx((0.1, 1, 0.1 / 50))
+
+
+def test_validation_after_the_measured_steps_counts_without_our_own_work() -> None:
+    """Every 25 steps; the first one comes as the measure stage has ended, and so does our own work of two seconds."""
+    loop = Loop()
+    for number in range(30):
+        if number == 25:
+            loop.moment(VALIDATION)
+            loop.passes(1000)
+            own_began_ns = loop.now_ns
+            loop.passes(2000)
+            loop.own_spans.append((own_began_ns, loop.now_ns))
+        loop.step("measure" if number < 25 else "trace")
+    assert loop.result()["validation"] == pytest.approx((1.0, 1, 1.0 / 25))
+
+
+def test_where_measured_ones_are_known_slower_ones_of_later_stages_are_not_used() -> None:
+    loop = Loop()
+    for number in range(31):
+        if number and number % 10 == 0:
+            loop.moment(VALIDATION)
+            loop.passes(100 if number < 30 else 500)
+        loop.step("measure" if number < 25 else "trace")
+    assert loop.result()["validation"] == pytest.approx((0.7, 3, 0.1 / 10))
+
+
+def test_hooks_and_checkpoints_within_them_have_their_own_time_and_name() -> None:
+    loop = Loop()
+    loop.step()
+    loop.moment(EPOCH)
+    began_ns = loop.now_ns
+    loop.passes(20)
+    loop.passes(50, CHECKPOINTS)
+    loop.events.append(NamedSpan(began_ns, loop.now_ns, "Saves.on_train_epoch_end"))
+    loop.passes(200, "M.train_dataloader")
+    loop.passes(7)
+    loop.step()
+    passed = {each.what: each for each in outside_steps(loop.steps, loop.events, loop.own_spans)}
+    expected_s = {
+        "Saves.on_train_epoch_end": 0.020,
+        "checkpoint": 0.050,
+        "train_dataloader": 0.200,
+        "epoch": 0.007,
+        "first batch": 0.0,
+    }
+    assert {what: each.seconds for what, each in passed.items()} == pytest.approx(expected_s)
+    assert passed["train_dataloader"].owner == "M.train_dataloader"
+    assert not passed["checkpoint"].in_step
+
+
+def test_a_checkpoint_within_a_step_is_part_of_its_time() -> None:
+    loop = Loop()
+    for number in range(12):
+        began_ns = loop.now_ns
+        loop.step()
+        if number % 4 == 3:
+            loop.events.append(NamedSpan(began_ns + 2 * MS, began_ns + 8 * MS, CHECKPOINTS))
+    (saved,) = outside_steps(loop.steps, loop.events, [])
+    assert (saved.what, saved.in_step, saved.times) == ("checkpoint", True, 3)
+    assert saved.per_step_s == pytest.approx(0.006 / 4)
