@@ -68,6 +68,7 @@ class SlowRank(Part):
     high_s: float | None = figure("longer by, high", "ms", "an end of its 95 % interval")
     certain: bool
     """Whether neither chance nor, on a shared machine, other programs explain it."""
+    cause: str | None = figure("cause", "text", "what its counters show that it does meanwhile", default=None)
     first_step: int = figure("from step", "count", "the first step in which it is slow")
     last_step: int = figure("to step", "count", "the last step in which it is slow")
 
@@ -88,6 +89,7 @@ class RankFinding(Part):
         "slow host", "text", "its host, or the host whose ranks the others wait for", "slow_host", default=None
     )
     phase: str | None = figure("slow phase", "text", "the phase that takes longer there", "slow_phase", default=None)
+    cause: str | None = figure("cause", "text", "what the slow ranks do meanwhile", "slow_rank_cause", default=None)
     excess_s: float | None = figure(
         "longer by", "ms", "excess time of that phase over the other ranks", "slow_by_s", default=None
     )

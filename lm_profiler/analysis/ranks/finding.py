@@ -11,29 +11,36 @@ from statistics import fmean
 import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
+from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank, RankCause
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
 from lm_profiler.analysis.ranks.waiting import RanksWork
-from lm_profiler.record.run_record import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
+from lm_profiler.record.run_record import (
+    RANK_PARTS,
+    Contention,
+    FindingKind,
+    RankDoubt,
+    RankFinding,
+    SlowRank,
+    StepCounters,
+)
 
-_MOST = 0.5  # the largest share of a rank's lateness that other programs may cause for the rank to be blamed
+_MOST_BY_OTHERS = 0.5  # the largest share of a rank's lateness that other programs may cause for the rank to be blamed
 
-_WORTH = 0.02  # the least share of the step that mending must save to be reported
+_LEAST_SAVING = 0.02  # the least share of the step that fixing must save to be reported
 
-_JITTER = 0.05  # the least share of the step that evening a part must save, if no single rank is slow
+_LEAST_JITTER = 0.05  # the least share of the step that evening a part must save, if no single rank is slow
 
-# a rank's part is named if mending all ranks without it saves less by this share
-_MATTERS = 0.1
+# a rank's part is named if fixing all ranks without it saves less by this share
+_LEAST_LOSS = 0.1
 
-_ALONE = 4  # more ranks than this that are slow in one part are mended together or not at all
+_SINGLE_RANKS = 4  # more ranks than this that are slow in one part are fixed together or not at all
 
 # standard deviation over mean of a rank's part relative to the others' in the same step: below this it is plain noise
 _UNEVEN = 0.20
 
-_CHANCE = 2.33  # the normal quantile of one in a hundred
+_CHANCE_QUANTILE = 2.33  # the normal quantile of one in a hundred
 
-_ONE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
-
-_COUNTED = ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
+_SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
 
 _LEAST_STEPS = 3
 _MOST_KEPT = 64
@@ -48,48 +55,72 @@ class Contended:
     added_s: Sequence[float | None]
     # how long its other threads may have waited for a CPU: not counted, but the training thread slept meanwhile
     threads_s: Sequence[float]
+    taken: float = 0.0  # the share of the CPU time that other programs used
 
-    def is_sure(self, slow: Slow) -> bool:
-        """Return whether other programs can cause at most half of its lateness; they cannot cause a sleep or a late
-        batch."""
-        mine = self.added_s[slow.rank]
-        theirs = [seconds for rank in slow.fast if rank != slow.rank and (seconds := self.added_s[rank]) is not None]
-        if mine is None or not theirs:
+    def is_sure(self, slow: Slow, cause: RankCause | None) -> bool:
+        """Return whether other programs can cause at most half of its lateness.
+
+        They cannot cause a sleep, a late batch, or a ``cause`` of its own, which they only make longer.
+        """
+        if cause is not None and cause.seconds * (1.0 - self.taken) >= _MOST_BY_OTHERS * slow.seconds:
+            return True
+        own_s = self.added_s[slow.rank]
+        others_s = [self.added_s[rank] for rank in slow.fast if rank != slow.rank]
+        seconds = [other_s for other_s in others_s if other_s is not None]
+        if own_s is None or not seconds:
             return False
-        return max(mine - fmean(theirs), 0.0) + self.threads_s[slow.rank] <= _MOST * slow.seconds
+        added_s = max(own_s - fmean(seconds), 0.0) + self.threads_s[slow.rank]
+        return added_s <= _MOST_BY_OTHERS * slow.seconds
 
 
 def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]) -> Contended | None:
-    """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps; None where
-    nothing else used the machine."""
+    """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps.
+
+    None if nothing else used the machine.
+    """
     if shared is None or not shared.shared:
         return None
     taken = min(shared.not_had or 0.0, 0.95)
-    by_rank = defaultdict[int, list[StepCounters]](list)
-    for one in counters:
-        if one.step is not None:
-            by_rank[one.rank].append(one)
-    lost = [_lost_s(by_rank[rank], taken) for rank in ranks]
-    return Contended([added for added, _ in lost], [threads for _, threads in lost])
+    counters_by_rank = CountersByRank(counters)
+    added_s: list[float | None] = []
+    threads_s: list[float] = []
+    for rank in ranks:
+        by_thread_s, by_others_s = _lost_s(counters_by_rank, rank, taken)
+        added_s.append(by_thread_s)
+        threads_s.append(by_others_s)
+    return Contended(added_s, threads_s, taken)
 
 
-def _lost_s(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
+def _lost_s(counters: CountersByRank, rank: int, taken: float) -> tuple[float | None, float]:
     """Return what the training thread, None if unknown, and the other threads may have lost in the mean step."""
-    known = {name: [v for one in steps if (v := getattr(one, name)) is not None] for name in _COUNTED}
-    if not all(known[name] for name in _COUNTED[:3]):
+    wall_s = counters.mean_s(rank, "wall_s")
+    asleep_s = counters.mean_s(rank, "asleep_s")
+    waited_s = counters.mean_s(rank, "cpu_wait_s")
+    if wall_s is None or asleep_s is None or waited_s is None:
         return None, 0.0
-    wall_s, asleep_s, waited_s, cpu_s = (fmean(values or [0.0]) for values in known.values())
+    cpu_s = counters.mean_s(rank, "cpu_s") or 0.0
     ran_s = max(wall_s - asleep_s - waited_s, 0.0)
-    return waited_s + taken * ran_s, max(cpu_s - ran_s, 0.0) * taken / (1.0 - taken)
+    threads_ran_s = max(cpu_s - ran_s, 0.0)
+    return waited_s + taken * ran_s, threads_ran_s * taken / (1.0 - taken)
 
 
 @dataclass(frozen=True)
 class HeardRanks:
     """The ranks that reported their arrivals."""
 
-    named: Sequence[int]  # the number of each
+    numbers: Sequence[int]  # the number of each
     hosts: Sequence[str]
+    counters: CountersByRank
     contended: Contended | None = None  # the delay that other programs may have caused, if any used the machine
+
+    def cause_of(self, slow: Slow) -> RankCause | None:
+        """Return what explains the excess time of ``slow``."""
+        fast = [self.numbers[rank] for rank in slow.fast]
+        return self.counters.cause_of(self.numbers[slow.rank], fast, slow.seconds)
+
+    def is_sure(self, slow: Slow) -> bool:
+        """Return whether other programs cannot have made the rank slow."""
+        return self.contended is None or self.contended.is_sure(slow, self.cause_of(slow))
 
 
 def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
@@ -98,119 +129,172 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
     if steps < _LEAST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
     slow = slow_ranks(work.own_s, work.step_s)
-    certain = [one for one in slow if one.certain]
-    sure = certain if group.contended is None else [one for one in certain if group.contended.is_sure(one)]
-    if (told := _told(sure, work, group)) is not None:
-        return told
-    doubt: RankDoubt = "shared machine" if certain != sure else "few steps"
-    doubted = certain if certain != sure else [one for one in slow if one.seconds > one.half_s][:_ALONE]
-    if work.saves_s(doubted) >= _JITTER * work.step_s:
-        kept = [_slow_rank(replace(one, certain=False), work, group) for one in doubted[:_MOST_KEPT]]
-        return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
-    return _nobody(work, group)
+    certain = [candidate for candidate in slow if candidate.certain]
+    sure = [candidate for candidate in certain if group.is_sure(candidate)]
+    certain_finding = _finding_of(sure, work, group)
+    if certain_finding is not None:
+        return certain_finding
+
+    doubt: RankDoubt = "few steps"
+    doubtful = [candidate for candidate in slow if candidate.seconds > candidate.half_s][:_SINGLE_RANKS]
+    if len(sure) < len(certain):
+        doubt, doubtful = "shared machine", certain
+    if work.saves_s(doubtful) < _LEAST_JITTER * work.step_s:
+        return _nobody(work, group)
+    kept = []
+    for candidate in doubtful[:_MOST_KEPT]:
+        kept.append(_slow_rank(replace(candidate, certain=False), work, group))
+    return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
 
 
-def _told(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
-    """Return the finding about those of ``slow`` that must be mended, if that saves enough to be reported."""
-    mended = _that_matter(slow, work)
-    saves_s = work.saves_s(mended)
-    if saves_s < _WORTH * work.step_s:
+def _finding_of(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
+    """Return the finding about those of ``slow`` that must be fixed, if that saves enough to be reported."""
+    to_fix = _that_matter(slow, work)
+    saves_s = work.saves_s(to_fix)
+    if saves_s < _LEAST_SAVING * work.step_s:
         return None
-    ranks = sorted({one.rank for one in mended})
-    excess_s = sum(one.seconds for one in mended) / len(ranks)
+    ranks = sorted({candidate.rank for candidate in to_fix})
+    excess_s = sum(candidate.seconds for candidate in to_fix) / len(ranks)
+
     # The saving is as uncertain as the excess time; of equally slow ranks, one comes last.
-    longest = {part: max(one.half_s for one in mended if one.part == part) for part in {one.part for one in mended}}
-    half_s = math.hypot(*longest.values()) * min(saves_s / excess_s, 1.0)
+    half_by_part: dict[int, float] = {}
+    for candidate in to_fix:
+        half_by_part[candidate.part] = max(candidate.half_s, half_by_part.get(candidate.part, 0.0))
+    half_s = math.hypot(*half_by_part.values()) * min(saves_s / excess_s, 1.0)
     if half_s >= saves_s:
         return None
+
     hosts = {group.hosts[rank] for rank in ranks}
-    there = [rank for rank, host in enumerate(group.hosts) if host in hosts]
-    is_host = len(hosts) == 1 and ranks == there and len(there) < len(group.hosts)
-    caused_s = work.caused_s[ranks].sum(axis=0)
+    is_one_rank, is_one_host, is_one_part = len(ranks) == 1, len(hosts) == 1, len(half_by_part) == 1
+    causes = {cause.words for candidate in to_fix if (cause := group.cause_of(candidate)) is not None}
     return RankFinding(
-        kind="straggler" if len(ranks) == 1 else "host" if is_host else "several",
-        rank=group.named[ranks[0]] if len(ranks) == 1 else None,
-        host=hosts.pop() if len(hosts) == 1 else None,
-        phase=RANK_PARTS[mended[0].part] if len(longest) == 1 else None,
+        kind=_kind_of(ranks, group),
+        rank=group.numbers[ranks[0]] if is_one_rank else None,
+        host=hosts.pop() if is_one_host else None,
+        phase=RANK_PARTS[to_fix[0].part] if is_one_part else None,
+        cause=causes.pop() if len(causes) == 1 else None,
         excess_s=excess_s,
         saves_s=saves_s,
         low_s=saves_s - half_s,
         high_s=saves_s + half_s,
-        last_in=int(np.count_nonzero(caused_s > np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0))),
+        last_in=_steps_in_which_last(work, ranks),
         others_wait_s=_others_wait_s(work, ranks),
-        slow=[_slow_rank(one, work, group) for one in mended[:_MOST_KEPT]],
+        slow=[_slow_rank(candidate, work, group) for candidate in to_fix[:_MOST_KEPT]],
         slow_ranks=len(ranks),
         steps=len(work.steps),
     )
 
 
+def _kind_of(ranks: Sequence[int], group: HeardRanks) -> FindingKind:
+    """Return the kind of a finding about ``ranks``, which are sorted."""
+    if len(ranks) == 1:
+        return "straggler"
+    hosts = {group.hosts[rank] for rank in ranks}
+    ranks_of_hosts = [rank for rank, host in enumerate(group.hosts) if host in hosts]
+    is_whole_host = len(hosts) == 1 and list(ranks) == ranks_of_hosts and len(ranks) < len(group.hosts)
+    return "host" if is_whole_host else "several"
+
+
+def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
+    """Return the number of steps in which the others waited longest for ``ranks``."""
+    by_these_s = work.caused_s[ranks].sum(axis=0)
+    by_others_s = np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0)
+    return int(np.count_nonzero(by_these_s > by_others_s))
+
+
 def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
-    """Return those whose mending adds to the saving, the slowest first; mending the others may save nothing."""
-    parts = [[one for one in slow if one.part == part] for part in {one.part for one in slow}]
-    units = [unit for some in parts for unit in ([some] if len(some) > _ALONE else [[one] for one in some])]
+    """Return those whose fixing adds to the saving, the slowest first; fixing the others may save nothing."""
     kept = list(slow)
-    saved_s = all_s = work.saves_s(kept)
-    for unit in sorted(units, key=lambda unit: unit[0].seconds):
-        without = [one for one in kept if one not in unit]
-        less_s = work.saves_s(without)
-        if without and saved_s - less_s < max(_MATTERS * all_s, _WORTH * work.step_s):
-            kept, saved_s = without, less_s
+    all_s = work.saves_s(kept)
+    saved_s = all_s
+    for unit in sorted(_units_of(slow), key=lambda unit: unit[0].seconds):
+        without = [candidate for candidate in kept if candidate not in unit]
+        if not without:
+            continue
+        loss_s = saved_s - work.saves_s(without)
+        if loss_s < max(_LEAST_LOSS * all_s, _LEAST_SAVING * work.step_s):
+            kept, saved_s = without, saved_s - loss_s
     return kept
 
 
-def _slow_rank(one: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
+def _units_of(slow: Sequence[Slow]) -> list[list[Slow]]:
+    """Return what is fixed together: each rank by itself, or all ranks of a part where they are many."""
+    by_part = defaultdict[int, list[Slow]](list)
+    for candidate in slow:
+        by_part[candidate.part].append(candidate)
+    units = []
+    for same_part in by_part.values():
+        if len(same_part) > _SINGLE_RANKS:
+            units.append(same_part)
+        else:
+            units.extend([candidate] for candidate in same_part)
+    return units
+
+
+def _slow_rank(candidate: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
+    has_interval = math.isfinite(candidate.half_s)
+    cause = group.cause_of(candidate)
     return SlowRank(
-        rank=group.named[one.rank],
-        host=group.hosts[one.rank],
-        phase=RANK_PARTS[one.part],
-        excess_s=one.seconds,
-        low_s=one.seconds - one.half_s if math.isfinite(one.half_s) else None,
-        high_s=one.seconds + one.half_s if math.isfinite(one.half_s) else None,
-        certain=one.certain,
-        first_step=int(work.steps[one.first]),
-        last_step=int(work.steps[one.end - 1]),
+        rank=group.numbers[candidate.rank],
+        host=group.hosts[candidate.rank],
+        phase=RANK_PARTS[candidate.part],
+        excess_s=candidate.seconds,
+        low_s=candidate.seconds - candidate.half_s if has_interval else None,
+        high_s=candidate.seconds + candidate.half_s if has_interval else None,
+        certain=candidate.certain,
+        cause=None if cause is None else cause.words,
+        first_step=int(work.steps[candidate.first]),
+        last_step=int(work.steps[candidate.end - 1]),
     )
 
 
 def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     """Return how long ranks outside of ``ranks`` wait for them on average; for all ranks, how long each waits."""
-    waiting_s, everyone = work.waiting_s.sum(axis=2), len(work.own_s)
-    if len(ranks) == everyone:
+    waiting_s = work.waiting_s.sum(axis=2)
+    all_ranks = len(work.own_s)
+    if len(ranks) == all_ranks:
         return float(waiting_s.mean())
-    by_all = float(work.caused_s[ranks].sum(axis=0).mean()) * (everyone - 1)  # slow ranks wait for each other, too
-    return min(by_all / (everyone - len(ranks)), float(np.delete(waiting_s, ranks, axis=0).mean()))
+    by_all_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)  # slow ranks wait for each other, too
+    others_waiting_s = float(np.delete(waiting_s, ranks, axis=0).mean())
+    return min(by_all_s / (all_ranks - len(ranks)), others_waiting_s)
 
 
 def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
     """Return the finding without a slow rank: ranks take turns, perhaps because of other programs, or do not differ."""
     steps = len(work.steps)
-    uneven = [part for part, own_s in enumerate(np.moveaxis(work.own_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]
-    saved = {part: work.evened_s(part) for part in uneven}
-    part = max(saved, key=lambda each: saved[each], default=None)
     waits_s = float(work.waiting_s.sum(axis=2).mean())
-    if part is None or saved[part] < _JITTER * work.step_s:
+    saved_s: dict[int, float] = {}
+    for part in range(work.own_s.shape[2]):
+        if _unevenness(work.own_s[:, :, part]) >= _UNEVEN:
+            saved_s[part] = work.evened_s(part)
+    uneven_part = max(saved_s, key=lambda part: saved_s[part], default=None)
+    if uneven_part is None or saved_s[uneven_part] < _LEAST_JITTER * work.step_s:
         return RankFinding(kind="equal", others_wait_s=waits_s, steps=steps)
-    caused = work.caused_s.sum(axis=1)
-    worst = int(caused.argmax())
-    known = RankFinding(kind="unsure", phase=RANK_PARTS[part], others_wait_s=waits_s, steps=steps)
-    if caused[worst] > _ONE * caused.sum():
-        return known.model_copy(update={"rank": group.named[worst], "doubt": "chance"})
+
+    unsure = RankFinding(kind="unsure", phase=RANK_PARTS[uneven_part], others_wait_s=waits_s, steps=steps)
+    caused_s = work.caused_s.sum(axis=1)
+    worst = int(caused_s.argmax())
+    if caused_s[worst] > _SINGLE_CAUSE * caused_s.sum():
+        return unsure.model_copy(update={"rank": group.numbers[worst], "doubt": "chance"})
     if group.contended is not None:
-        return known.model_copy(update={"doubt": "shared machine"})
-    return known.model_copy(update={"kind": "turns", "saves_s": saved[part]})
+        return unsure.model_copy(update={"doubt": "shared machine"})
+    return unsure.model_copy(update={"kind": "turns", "saves_s": saved_s[uneven_part]})
 
 
-def _unevenness(own: Seconds) -> float:
+def _unevenness(own_s: Seconds) -> float:
     """Return a lower bound of std over mean of a rank's time relative to the other ranks' in the same step.
 
     Plain noise exceeds the bound in one of a hundred tries (chi-square approximation of Wilson and Hilferty 1931).
     """
-    mean = float(own.mean())
-    if mean <= 0.0:
+    mean_s = float(own_s.mean())
+    if mean_s <= 0.0:
         return 0.0
-    ranks, steps = own.shape
+    ranks, steps = own_s.shape
     freedom = (ranks - 1) * (steps - 1)
     # A rank's own level is not jitter.
-    apart = own - own.mean(axis=0) - (own.mean(axis=1) - mean)[:, None]
-    by_chance = (1.0 - 2.0 / (9.0 * freedom) + _CHANCE * math.sqrt(2.0 / (9.0 * freedom))) ** 3
-    return math.sqrt(float((apart**2).sum()) / freedom / by_chance) / mean
+    level_s = own_s.mean(axis=1) - mean_s
+    jitter_s = own_s - own_s.mean(axis=0) - level_s[:, None]
+    ninth = 2.0 / (9.0 * freedom)
+    by_chance = (1.0 - ninth + _CHANCE_QUANTILE * math.sqrt(ninth)) ** 3
+    variance = float((jitter_s**2).sum()) / freedom
+    return math.sqrt(variance / by_chance) / mean_s

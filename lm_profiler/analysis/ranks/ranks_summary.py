@@ -11,6 +11,7 @@ import numpy as np
 
 from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, RankTimeline, Seconds
+from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank
 from lm_profiler.analysis.ranks.waiting import work_of
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
@@ -64,7 +65,7 @@ def ranks_of(
     own_s, waiting_s, common = work.own_s[:, kept, :OUTSIDE], work.waiting_s[:, kept], common[kept]
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    group = HeardRanks(named, hosts, contended(contention, counters, named))
+    group = HeardRanks(named, hosts, CountersByRank(counters), contended(contention, counters, named))
     concluded = finding(work, group)
     missing = world - len(timelines)
     unseen = f"{missing} of {world} ranks did not report their arrivals, or used another clock"

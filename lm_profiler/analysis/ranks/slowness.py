@@ -15,6 +15,7 @@ import numpy as np
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means, student
 from lm_profiler.analysis.steps.step_model import fit
+from lm_profiler.record.steps import Counts
 
 SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are equal
 
@@ -28,6 +29,9 @@ _TESTED = 8  # up to this many ranks of a part are tested each; of more, only th
 _HALF = 0.5  # levels above this share of the highest level belong to the slow stretch
 
 _LOWEST = 0.05  # the least value of the model, as a share of the step
+
+# in a part that happens now and then, the other steps have less than this share of the shortest of these
+_IDLE = 0.25
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,11 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
     ranks, steps, parts = own_s.shape
     if ranks < 2 or steps < FEWEST_VALUES:
         return []
-    busy = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
-    slower = [slow for part in range(parts) for slow in _in_part(own_s[:, :, part], part, step_s, ranks * busy)]
+    parts_with_work = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
+    tests = ranks * parts_with_work
+    slower = []
+    for part in range(parts):
+        slower += _in_part(own_s[:, :, part], part, step_s, tests)
     return sorted(slower, key=lambda slow: -slow.seconds)
 
 
@@ -62,43 +69,92 @@ def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
     """Return those below the largest gap between ranks if it is a clear one, even if they are the fewer; else all."""
     order = np.argsort(means_s, kind="stable")
     gaps = np.diff(means_s[order])
-    at = int(gaps.argmax())
-    clear = gaps[at] > 0.0 and gaps[at] >= _CLEAR * np.ptp(means_s)
-    return tuple(sorted((order[: at + 1] if clear else order).tolist()))
+    widest = int(gaps.argmax())
+    is_clear = gaps[widest] > 0.0 and gaps[widest] >= _CLEAR * np.ptp(means_s)
+    fast = order[: widest + 1] if is_clear else order
+    return tuple(sorted(fast.tolist()))
 
 
 def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]:
+    """Return the ranks that are slow in one part; ``own_s`` is [rank, step]."""
     means = own_s.mean(axis=1)
     fast = fast_ranks(means)
-    held = np.isin(np.arange(means.size), fast)
+    is_fast = np.isin(np.arange(means.size), fast)
     # No rank is compared with itself.
-    above = means - (means[held].sum() - held * means) / np.maximum(len(fast) - held, 1)
-    slow = [rank for rank in np.argsort(-above).tolist() if above[rank] >= _LEAST * step_s and fast != (rank,)]
+    others = len(fast) - is_fast
+    others_means = (means[is_fast].sum() - is_fast * means) / np.maximum(others, 1)
+    excess_s = means - others_means
+    slow = []
+    for rank in np.argsort(-excess_s).tolist():
+        is_only_fast_rank = fast == (rank,)
+        if excess_s[rank] >= _LEAST * step_s and not is_only_fast_rank:
+            slow.append(rank)
+
     # Each test fits a model: with many slow ranks, the two extremes stand for all.
     tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
-    known = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
-    return [
-        known[rank] if rank in known else replace(known[slow[-1]], rank=rank, seconds=float(above[rank]))
-        for rank in slow
-    ]
+    slow_by_rank = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
+    slow_in_part = []
+    for rank in slow:
+        if rank in slow_by_rank:
+            slow_in_part.append(slow_by_rank[rank])
+        else:
+            least_slow = slow_by_rank[slow[-1]]
+            slow_in_part.append(replace(least_slow, rank=rank, seconds=float(excess_s[rank])))
+    return slow_in_part
 
 
 def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s: float, tests: int) -> Slow:
-    apart = own_s[rank] - own_s[[other for other in fast if other != rank]].mean(axis=0)
-    seconds = float(apart.mean())
+    """Return how much slower ``rank`` is than the fast ranks, with its interval, and whether that is certain."""
+    others = [other for other in fast if other != rank]
+    others_s = own_s[others].mean(axis=0)
+    active = _active_steps(others_s)
+    share = active.size / others_s.size
+    excess_s = own_s[rank, active] - others_s[active]
+
     # The model is of positive times: a mean step is added to the differences, which may be negative.
-    x = np.maximum(step_s + apart, _LOWEST * step_s)
-    model = fit(x, warms_up=False)
-    rest, even = (x - model.expected) / step_s, ~model.odd
-    fitted = len(model.levels) + (0 if model.pattern is None else model.pattern.every - 1)
-    freedom = max(int(even.sum()) - fitted, 1)
-    odd = math.sqrt(float((rest[~even] ** 2).sum())) / apart.size  # as uncertain as a compound Poisson process
-    error_s = math.hypot(_standard_error(rest[even], freedom), odd) * step_s
-    certain = seconds > student(freedom, 1.0 - 2.0 * SIGNIFICANCE / tests) * error_s
-    levels = [float(apart[a:b].mean()) for a, b in pairwise(model.edges)]
-    stretches = zip(pairwise(model.edges), levels, strict=True)
-    high = [stretch for stretch, level in stretches if level >= _HALF * max(levels)]
-    return Slow(rank, part, fast, seconds, student(freedom, 0.95) * error_s, certain, high[0][0], high[-1][1])
+    series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
+    model = fit(series_s, warms_up=False)
+    residuals = (series_s - model.expected) / step_s
+    pattern_length = 1 if model.pattern is None else model.pattern.every
+    fitted = len(model.levels) + pattern_length - 1
+    freedom = max(int(np.count_nonzero(~model.odd)) - fitted, 1)
+    odd_error = math.sqrt(float((residuals[model.odd] ** 2).sum())) / excess_s.size  # of a compound Poisson process
+    error_s = math.hypot(_standard_error(residuals[~model.odd], freedom), odd_error) * step_s
+    mean_s = float(excess_s.mean())
+    is_certain = mean_s > student(freedom, 1.0 - 2.0 * SIGNIFICANCE / tests) * error_s
+
+    stretches = list(pairwise(model.edges))
+    levels_s = [float(excess_s[begin:end].mean()) for begin, end in stretches]
+    high_stretches = []
+    for stretch, level_s in zip(stretches, levels_s, strict=True):
+        if level_s >= _HALF * max(levels_s):
+            high_stretches.append(stretch)
+    first, last = high_stretches[0][0], high_stretches[-1][1] - 1
+    return Slow(
+        rank=rank,
+        part=part,
+        fast=fast,
+        seconds=mean_s * share,
+        half_s=student(freedom, 0.95) * error_s * share,
+        certain=is_certain,
+        first=int(active[first]),
+        end=int(active[last]) + 1,
+    )
+
+
+def _active_steps(others_s: Seconds) -> Counts:
+    """Return the indices of the steps to judge by: those in which the fast ranks do what they do now and then.
+
+    A validation or a checkpoint happens in few steps, in the same ones on all ranks. Which steps these are is no
+    chance: only the differences within them are. Other parts are judged by all steps.
+    """
+    all_steps = np.arange(others_s.size)
+    active = np.flatnonzero(others_s > _HALF * others_s.max(initial=0.0))
+    rest_s = np.delete(others_s, active)
+    is_now_and_then = FEWEST_VALUES <= active.size <= _HALF * others_s.size
+    if is_now_and_then and rest_s.max(initial=0.0) < _IDLE * others_s[active].min():
+        return active
+    return all_steps
 
 
 def _standard_error(noise: Seconds, freedom: int) -> float:
@@ -107,4 +163,5 @@ def _standard_error(noise: Seconds, freedom: int) -> float:
         return math.inf
     score, _, errors = ar1_means(noise - noise.mean())
     weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)  # ten steps could show nothing without this prior
-    return math.sqrt(float(weights @ errors**2) / float(weights.sum()) * (noise.size - 1) / freedom)
+    mean_square = float(weights @ errors**2) / float(weights.sum())
+    return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -172,10 +172,10 @@ class PackedTrace:
 def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
     """Return the ranges that are phases of the instruments, by their start, with the phases' names."""
     phases = []
-    for found in ranges:
-        phase = phase_in(found.name, is_marked)
+    for annotation in ranges:
+        phase = phase_in(annotation.name, is_marked)
         if phase is not None:
-            phases.append(Range(found.start, found.end, phase))
+            phases.append(Range(annotation.start, annotation.end, phase))
     return sorted(phases)
 
 
@@ -290,18 +290,18 @@ class _Packing:
             return
 
         start, length = _span_of(event)
-        found = Range(start, start + length, name)
+        annotation = Range(start, start + length, name)
         gather = _GATHER.fullmatch(name)
         if name.startswith(STEP_PREFIX):
-            self.steps.append(found)
+            self.steps.append(annotation)
             self.step_processes.add(str(event.get("pid")))
         elif name.startswith(_BACKENDS):
-            self.collectives.append(found)
+            self.collectives.append(annotation)
         elif gather is not None:
             module_path = gather[1] or "the root"
-            self.gathers.append(Range(found.start, found.end, module_path))
+            self.gathers.append(Range(annotation.start, annotation.end, module_path))
         else:
-            self.ranges.append(found)
+            self.ranges.append(annotation)
 
     def _inputs_number(self, arguments: Mapping[str, Any], is_attention: bool) -> int:
         """Return the number of what an operator was given; equal inputs are kept once."""

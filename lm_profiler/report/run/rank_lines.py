@@ -87,6 +87,8 @@ def who_waits(ranks: Ranks) -> str:
         return f"another rank is slow in {of.phase} each time; {waits}; {even}"
     it = "it" if of.kind == "straggler" else "them"
     said = [_slow(ranks)]
+    if of.cause is not None:
+        said.append(f"it spends that time {of.cause}" if of.kind == "straggler" else f"they spend it {of.cause}")
     if of.others_wait_s is not None and (of.slow_ranks or 1) < ranks.heard:
         said.append(f"the others wait {_ms(of.others_wait_s)} a step for {it}")
     interval = "" if of.low_s is None or of.high_s is None else f" [{of.low_s * 1e3:.1f}, {of.high_s * 1e3:.1f}]"

@@ -92,3 +92,29 @@ def test_who_is_fast() -> None:
 @pytest.mark.parametrize("shape", [(1, 20, 3), (4, 2, 3)])
 def test_of_one_rank_or_two_steps_nothing_is_said(shape: tuple[int, ...]) -> None:
     assert slow_ranks(np.ones(shape), STEP_S) == []
+
+
+def validations(rng: Any, ranks: int, steps: int, every: int) -> Any:
+    """[rank, step, part]: equal ranks, whose last part is 20 ms of validation each ``every`` steps, else 0.1 ms."""
+    own_s = own_work(rng, ranks, steps)
+    own_s[:, :, 3] = 1e-4
+    own_s[:, every - 1 :: every, 3] = 0.02 * (1.0 + 0.05 * rng.standard_normal((ranks, steps // every)))
+    return own_s
+
+
+def test_a_rank_whose_validation_takes_longer_is_certain_after_five_of_them() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        own_s = validations(rng, ranks=2, steps=25, every=5)
+        own_s[1, 4::5, 3] += 0.06
+        certain = [slow for slow in slow_ranks(own_s, STEP_S) if slow.certain]
+        assert [(slow.rank, slow.part) for slow in certain] == [(1, 3)]
+        assert certain[0].seconds == pytest.approx(0.012, rel=0.1)
+
+
+def test_equal_validations_name_nobody() -> None:
+    rng = np.random.default_rng(4)
+    wrong = 0
+    for _ in range(100):
+        wrong += any(slow.certain for slow in slow_ranks(validations(rng, ranks=2, steps=25, every=5), STEP_S))
+    assert wrong <= 3
