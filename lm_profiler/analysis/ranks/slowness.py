@@ -107,9 +107,12 @@ def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s:
     """Return how much slower ``rank`` is than the fast ranks, with its interval, and whether that is certain."""
     others = [other for other in fast if other != rank]
     others_s = own_s[others].mean(axis=0)
-    active = _active_steps(others_s)
-    share = active.size / others_s.size
-    excess_s = own_s[rank, active] - others_s[active]
+    all_excess_s = own_s[rank] - others_s
+    judged = _active_steps(others_s)
+    if all_excess_s[judged].sum() < _HALF * all_excess_s.sum():  # the rank is slow in the other steps
+        judged = np.arange(others_s.size)
+    share = judged.size / others_s.size
+    excess_s = all_excess_s[judged]
 
     # The model is of positive times: a mean step is added to the differences, which may be negative.
     series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
@@ -137,8 +140,8 @@ def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s:
         seconds=mean_s * share,
         half_s=student(freedom, 0.95) * error_s * share,
         certain=is_certain,
-        first=int(active[first]),
-        end=int(active[last]) + 1,
+        first=int(judged[first]),
+        end=int(judged[last]) + 1,
     )
 
 

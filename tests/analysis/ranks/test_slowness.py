@@ -118,3 +118,13 @@ def test_equal_validations_name_nobody() -> None:
     for _ in range(100):
         wrong += any(slow.certain for slow in slow_ranks(validations(rng, ranks=2, steps=25, every=5), STEP_S))
     assert wrong <= 3
+
+
+def test_a_rank_that_is_slow_only_where_the_others_do_little_is_found() -> None:
+    rng = np.random.default_rng(6)
+    own_s = validations(rng, ranks=2, steps=25, every=5)
+    own_s[1, :, 3] += 0.004
+    own_s[1, 4::5, 3] -= 0.005
+    (slow,) = [slow for slow in slow_ranks(own_s, STEP_S) if slow.certain]
+    assert (slow.rank, slow.part) == (1, 3)
+    assert slow.seconds == pytest.approx(0.003, rel=0.1)
