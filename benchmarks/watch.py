@@ -135,8 +135,8 @@ def noise(kind: str, n: int, seed: int, scale: float = 0.02) -> NDArray[np.float
     return np.asarray(lfilter([0.8], [1.0, -0.6], drawn) if kind == "AR(1) 0.6" else drawn)
 
 
-CODES = (at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.CLIPPED,
-         at.OPTIMIZED, at.OPTIMIZED, at.END)  # fmt: skip
+CODES = (at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.LEAVE,
+         at.OPTIMIZER, at.OPTIMIZED, at.END)  # fmt: skip
 
 
 def alarms(steps: int) -> None:

@@ -115,6 +115,7 @@ class Attachment:
             report=self.report,
             keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
             counts=BatchCounts(trainer.lightning_module, combined, self.report),
+            is_manual=options.verb == "fit" and not trainer.lightning_module.automatic_optimization,
         )
         phases = self._replace_profiler(timeline, session)
         phases.mark_optimizers()

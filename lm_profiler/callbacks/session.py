@@ -38,6 +38,11 @@ _NAMED = 3  # number of recompilations that a note names
 
 _CHECKPOINT, _INSTRUMENTS = "checkpoint", "instruments"  # what may pass between steps, beside VALIDATION and EPOCH
 
+_UNSEEN_BACKWARD = (
+    "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). What computes its "
+    "gradients, such as torch.autograd.grad, counts as the phase that calls it, mostly forward"
+)
+
 # number, stage, tokens and memory of a step whose marks were not read yet
 _Pending = tuple[int, str, int | None, Peaks]
 
@@ -96,6 +101,7 @@ class Session:
     # appends rows to the file; called once a second at most
     keep_rows: Callable[[Sequence[StepRow]], None] | None = None
     counts: BatchCounts = field(default_factory=BatchCounts)  # of the running step; the callback adds each batch
+    is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     rows: list[StepRow] = field(default_factory=list)  # rows that were read so far
@@ -210,7 +216,7 @@ class Session:
             outside=self._outside_steps(),
             stages_s=self._stages_s(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(*self.notes, *_notes(facts.get("counters", ()), graph_pools)),
+            notes=(*self.notes, *self._unseen_backward(), *_notes(facts.get("counters", ()), graph_pools)),
             **facts,
         )
 
@@ -272,6 +278,15 @@ class Session:
             self._outside += away_ns
             self._asked += marks.asked
             self._idle += marks.idle
+
+    def _unseen_backward(self) -> list[str]:
+        """Return a note if the user's own steps changed weights, but none of them had a backward pass."""
+        measured = [row for row in self.rows if row.stage == "measure"]
+        has_stepped = any(row.time("optimizer", "host") > 0.0 for row in measured)
+        has_backward = any(row.time("backward", "host") > 0.0 for row in measured)
+        if not self.is_manual or not has_stepped or has_backward:
+            return []
+        return [_UNSEEN_BACKWARD]
 
     def _between(self) -> list[BetweenSteps]:
         if self._measured_ns is None:

@@ -87,7 +87,10 @@ class MemoryTimeline(Part):
     def moments(self) -> dict[str, MemoryCauses]:
         """Return what is held after set-up, and before and after the optimizer's step, if known."""
         held = {} if self.set_up is None else {"set_up": self.set_up}
-        steps = [number for number, (phase, _) in enumerate(self.phases) if phase == "optimizer"]
+        names = [phase for phase, _ in self.phases]
+        # An optimizer may work before its closure too, and so before there are gradients.
+        gradients_from = names.index("backward") if "backward" in names else 0
+        steps = [number for number, phase in enumerate(names) if phase == "optimizer" and number >= gradients_from]
         if steps:
             after = self.phases[steps[-1] + 1 :] or [("", len(self.events))]
             held["before_optimizer"] = self.held_after(self.phases[steps[0]][1])

@@ -195,6 +195,133 @@ def test_an_optimizer_made_of_another_one_is_one_optimizer(tmp_path: Path) -> No
     assert_times(profiler, times(2, ("optimizer",)), measure=5, waits={"optimizer": 2})
 
 
+class PerturbsFirst(SlowSGD):
+    """Like SAM: it works before its closure and after it."""
+
+    def step(self, closure: Any = None) -> Any:
+        spin("optimizer", 6e-3)
+        return super().step(closure)
+
+
+class ClosureInTheMiddle(KnownModule):
+    """The same code under automatic and manual optimization."""
+
+    def __init__(self, automatic: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = automatic
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.automatic_optimization:
+            return self.loss()
+        optimizer = self.optimizers()
+        optimizer.step(lambda: self.gradients(optimizer))
+        return torch.tensor(0.0)
+
+    def gradients(self, optimizer: Any) -> Tensor:
+        loss = self.loss()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        return loss
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """No clipping: under manual optimization Lightning refuses it."""
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return PerturbsFirst(self.parameters())
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+def test_the_optimizers_phase_is_all_that_its_step_does_without_the_closure(tmp_path: Path, automatic: bool) -> None:
+    profiler = profiled_fit(ClosureInTheMiddle(automatic), tmp_path, profiler=instruments(1, 5))
+    truth = {**TRUTH_S, "optimizer": 6e-3 + TRUTH_S["optimizer"], "clip": 0.0}
+    assert_times(profiler, truth, measure=5, waits={"optimizer": 2})
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+def test_hooks_before_the_optimizers_step_are_other(tmp_path: Path, automatic: bool) -> None:
+    class Hooked(ClosureInTheMiddle):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            spin("other", 3e-3)
+
+        def configure_optimizers(self) -> Any:
+            return SlowSGD(self.parameters())
+
+    class Hook(Callback):
+        def on_before_optimizer_step(self, *args: Any) -> None:
+            spin("other", 4e-3)
+
+    profiler = profiled_fit(Hooked(automatic), tmp_path, callbacks=[Hook()], profiler=instruments(1, 5))
+    assert_times(profiler, {**TRUTH_S, "clip": 0.0, "other": 7e-3}, measure=5, waits={"other": 2})
+
+
+@pytest.mark.parametrize("bare", [True, False], ids=["of the tensor", "of torch.autograd"])
+def test_a_backward_pass_that_the_user_calls_himself_is_backward(tmp_path: Path, bare: bool) -> None:
+    plain = torch.autograd.backward
+
+    class Backward(ClosureInTheMiddle):
+        def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            if bare:
+                loss.backward()
+            else:
+                torch.autograd.backward([loss])
+
+    class Unmarked(Backward):
+        """Calls no method of Lightning's: ``manual_backward`` would be marked."""
+
+        def gradients(self, optimizer: Any) -> Tensor:
+            loss = self.loss()
+            optimizer.zero_grad()
+            Backward.manual_backward(self, loss)
+            return loss
+
+    profiler = profiled_fit(Unmarked(automatic=False), tmp_path, profiler=instruments(1, 5))
+    truth = {**TRUTH_S, "optimizer": 6e-3 + TRUTH_S["optimizer"], "clip": 0.0}
+    record = assert_times(profiler, truth, measure=5, waits={"optimizer": 2})
+    assert torch.autograd.backward is plain
+    assert not any("backward" in note for note in record.notes)
+
+
+def test_a_backward_pass_that_nobody_can_see_is_noted(tmp_path: Path) -> None:
+    class ByGradients(ClosureInTheMiddle):
+        def gradients(self, optimizer: Any) -> Tensor:
+            loss = self.loss()
+            (self.weight.grad,) = torch.autograd.grad(loss, [self.weight])
+            return loss
+
+    record = profiled_fit(ByGradients(automatic=False), tmp_path, profiler=instruments(1, 5)).record
+    assert record is not None
+    assert record.time["backward"].max == 0.0
+    (note,) = [note for note in record.notes if "backward" in note]
+    assert "torch.autograd.grad" in note
+
+
+def test_a_step_that_takes_a_module_gets_that_module(tmp_path: Path) -> None:
+    """Only functions are closures, whatever stands at the place of a closure."""
+    given: list[object] = []
+
+    class TakesAnything(SlowSGD):
+        def step(self, closure: Any = None) -> Any:
+            if isinstance(closure, torch.nn.Module):
+                given.append(closure)
+            else:
+                super().step(closure)
+
+    class Module(ClosureInTheMiddle):
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.step(self)
+
+        def configure_optimizers(self) -> Any:
+            return TakesAnything(self.parameters())
+
+    module = Module(automatic=False)
+    profiled_fit(module, tmp_path, profiler=instruments(1, 3))
+    assert given == [module] * 4
+
+
 @pytest.mark.filterwarnings("ignore:.LightningModule.configure_optimizers. returned .None.")
 def test_no_optimizer(tmp_path: Path) -> None:
     class NoOptimizer(KnownModule):

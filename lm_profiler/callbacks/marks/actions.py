@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from lm_profiler.analysis.watch.ledger import VALIDATION
-from lm_profiler.callbacks.marks.namespaces import STEPS, nearest, overrides, verb_of
+from lm_profiler.callbacks.marks.namespaces import STEPS, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -18,7 +18,8 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 Marked = AbstractContextManager[None]
 
 # Hooks that Lightning calls inside a phase but that are not its work: a user's gradient norm is not the backward pass.
-_HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
+# Only under manual optimization is the last one inside a phase: the forward pass.
+_HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer", "on_before_optimizer_step")
 
 # Hooks that Lightning calls as an epoch begins or ends, between steps: their own time is noted by their names.
 _EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end")
@@ -117,21 +118,16 @@ class LastSpan(Span):
 
 @dataclass(eq=False)
 class OptimizerStep(Nothing):
-    """Lightning's whole optimizer step. When it ends, the training step and the optimizer's arithmetic are done."""
+    """Lightning's whole optimizer step, closure included. Where it ends, the step's work is done."""
 
     timeline: Timeline
     loop: Loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self.loop.step_done = True  # first, so that the step counts even if the rest fails
-        timeline = self.timeline
-        try:
-            # The optimizer's post-step hook has marked this already, unless its step was skipped, as by a gradient
-            # scaler.
-            timeline.note((at.OPTIMIZED if kind is None else at.FAIL, timeline.clock()))
-        except BaseException as error:
-            timeline.part.failed(error)
+            self.loop.step_done = True
+            return
+        self.timeline.part.run(self.timeline.mark, at.FAIL)
 
 
 @dataclass(eq=False)
@@ -201,22 +197,15 @@ class Actions(dict[str, Marked]):
         if fitting:
             # Validation during training belongs to no step; the loop resumes when it asks for a batch.
             outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
-            # Lightning's stand-in for an optimizer has no arithmetic.
-            updates = not all(nearest(optimizer) for optimizer in trainer.optimizers)
-            clipped = at.CLIPPED if updates else at.LEAVE
             self._spans |= {
                 "run_training_epoch": Epoch(loop, timeline.part),
                 "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
-                "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, clipped),
+                "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),
                 "[LightningModule].on_validation_model_zero_grad": outside,
                 "[LightningModule].on_validation_model_eval": outside,
             }
-            if not automatic:
-                # Without a clipping hook, this is the last hook after the closure and before the arithmetic.
-                begins = Action(timeline, partial(timeline.mark, at.OPTIMIZER))
-                self._spans["[LightningModule].on_before_optimizer_step"] = begins
 
     def __missing__(self, action_name: str) -> Marked:
         part = self._timeline.part

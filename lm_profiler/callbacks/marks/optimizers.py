@@ -1,8 +1,9 @@
-"""Marks at the optimizers themselves, where Lightning has no actions.
+"""Marks at the optimizers themselves, and under manual optimization at what the user calls in place of Lightning.
 
-An optimizer's post-step hook marks exactly where its phase ends. Under manual optimization the user calls
-``zero_grad``, ``manual_backward``, ``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those
-methods are wrapped on the instances.
+The optimizer's phase is what runs inside of its ``step``, without what its closure does, under automatic and manual
+optimization alike. Under manual optimization the user calls ``zero_grad``, ``clip_gradients`` and ``manual_backward``
+or ``backward``, none of which is an action of Lightning's. These functions are wrapped until the run is over: torch's
+own hooks of an optimizer are not called where its ``step`` raises, nor around a ``step`` that the user put there.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
+from threading import get_ident
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
+from lm_profiler.callbacks.marks.namespaces import nearest
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -25,64 +29,50 @@ class OptimizerMarks:
 
     def __init__(self, timeline: Timeline, undo: ExitStack) -> None:
         self._timeline = timeline
-        self._depth = 0
         self._undo = undo
 
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
-        """Mark every optimizer of ``trainer``, and under manual optimization the methods that the user calls."""
-        manual = not module.automatic_optimization
-        before_step = self._timeline.part.guard(self._before_step)
+        """Mark every optimizer of ``trainer``, and under manual optimization the functions that the user calls."""
         for optimizer in trainer.optimizers:
-            self._undo.callback(optimizer.register_step_post_hook(self._after_step).remove)
-            # Its ``step`` may call that of a base class: torch fires the hooks around each of them.
-            classes = [kind for kind in type(optimizer).__mro__ if kind is not Optimizer and "step" in vars(kind)]
-            if manual or len(classes) > 1:
-                self._undo.callback(optimizer.register_step_pre_hook(before_step).remove)
-        if manual:
-            self._bracket(module, "manual_backward", at.BACKWARD)
-            self._bracket(module, "clip_gradients", at.CLIP)
-            # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner
-            # one.
-            wrapped = LightningModule.optimizers(module)
-            for owner in (*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])):
-                self._bracket(owner, "zero_grad", at.ZERO_GRAD)
+            is_stand_in = nearest(optimizer) != ""  # Lightning's own, where the user has no optimizer
+            if is_stand_in:
+                continue
+            _replace(optimizer, "step", _MarkedStep(optimizer, self._timeline), self._undo)
+        if not module.automatic_optimization:
+            self._mark_what_the_user_calls(trainer, module)
 
-    def _bracket(self, owner: Any, name: str, code: int) -> None:
-        bracket(owner, name, Span(self._timeline, code), self._timeline.part, self._undo)
+    def _mark_what_the_user_calls(self, trainer: Trainer, module: LightningModule) -> None:
+        backward = Span(self._timeline, at.BACKWARD)
+        self._bracket(module, "manual_backward", backward)
+        # ``loss.backward()`` calls this function of torch, and so does ``manual_backward``, inside of which it changes
+        # nothing: both are the same phase.
+        self._bracket(torch.autograd, "backward", OnThisThread(backward))
+        self._bracket(module, "clip_gradients", Span(self._timeline, at.CLIP))
+        # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
+        wrappers = LightningModule.optimizers(module)
+        if not isinstance(wrappers, list):
+            wrappers = [wrappers]
+        for optimizer in (*trainer.optimizers, *wrappers):
+            self._bracket(optimizer, "zero_grad", Span(self._timeline, at.ZERO_GRAD))
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        timeline = self._timeline
-        try:
-            # Torch fires the hooks once for each class whose `step` runs: only the outermost call ends the phase. Where
-            # no pre-hook counts, each call is one.
-            self._depth -= 1
-            if self._depth <= 0:
-                self._depth = 0
-                timeline.note((at.OPTIMIZED, timeline.clock()))
-        except BaseException as error:
-            timeline.part.failed(error)
+    def _bracket(self, owner: Any, name: str, context: AbstractContextManager[None]) -> None:
+        bracket(owner, name, context, self._timeline.part, self._undo)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._depth += 1
-        # ``args`` begins with the optimizer itself.
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._timeline.mark(at.OPTIMIZER)
-            return None
-        around = update_wrapper(partial(self._run_closure, closure), closure)
-        return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
 
-    def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
-        part = self._timeline.part
-        part.run(self._timeline.mark, at.OPTIMIZED)
-        try:
-            result = closure(*args, **kwargs)
-        except BaseException:
-            part.run(self._timeline.mark, at.FAIL)
-            raise
-        part.run(self._timeline.mark, at.OPTIMIZER)
-        return result
+class OnThisThread(AbstractContextManager[None]):
+    """``span`` in the thread that made it: other threads may call the same function, and have no phases."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._thread = get_ident()
+
+    def __enter__(self) -> None:
+        if get_ident() == self._thread:
+            self._span.__enter__()
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if get_ident() == self._thread:
+            self._span.__exit__(kind, value, traceback)
 
 
 def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
@@ -90,25 +80,57 @@ def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: 
 
     Raises AttributeError where ``owner`` has no such method, or does not let it be replaced.
     """
-    own = getattr(owner, "__dict__", {})
-    replaced = own.get(name)
-    setattr(owner, name, _Bracketed(owner, name, context, part))
+    _replace(owner, name, _Bracketed(owner, name, context, part), undo)
+
+
+def _replace(owner: Any, name: str, wrapper: _Wrapper, undo: ExitStack) -> None:
+    attributes = getattr(owner, "__dict__", {})
+    replaced = attributes.get(name)
+    setattr(owner, name, wrapper)
+    undo.callback(_restore, owner, name, replaced, wrapper)
+
+
+def _restore(owner: Any, name: str, replaced: Any, wrapper: _Wrapper) -> None:
+    """Give ``owner`` back what it had in place of ``wrapper``, unless somebody has wrapped that since."""
+    attributes = getattr(owner, "__dict__", {})
+    has_another = name in attributes and attributes[name] is not wrapper
+    if has_another:
+        return
     if replaced is not None:
-        undo.callback(setattr, owner, name, replaced)
-    else:  # delattr only where needed: a Mock would lose the method
-        undo.callback(own.pop, name, None) if name in own else undo.callback(delattr, owner, name)
+        setattr(owner, name, replaced)
+    elif name in attributes:  # delattr only where needed: a Mock would lose the method
+        del attributes[name]
+    else:
+        delattr(owner, name)
 
 
-class _Bracketed:
-    """A method of ``owner`` inside a context. A copy of the owner, or its pickle, has the plain method instead."""
+class _Wrapper:
+    """Stands in for a method of ``owner``. A copy of the owner, or its pickle, has the plain method instead."""
 
-    def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
-        self._owner, self._name, self._context, self._part = owner, name, context, part
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = owner
+        self._name = name
         self._method = getattr(owner, name)
         update_wrapper(self, self._method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        part, context = self._part, self._context
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)
+
+
+class _Bracketed(_Wrapper):
+    """A method inside a context."""
+
+    def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
+        super().__init__(owner, name)
+        self._context = context
+        self._part = part
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        part = self._part
+        context = self._context
         part.run(context.__enter__)
         try:
             result = self._method(*args, **kwargs)
@@ -118,5 +140,63 @@ class _Bracketed:
         part.run(context.__exit__, None, None, None)
         return result
 
-    def __reduce__(self) -> Any:
-        return getattr, (self._owner, self._name)
+
+class _MarkedStep(_Wrapper):
+    """The ``step`` of an optimizer as a phase, without what its closure does."""
+
+    def __init__(self, optimizer: Optimizer, timeline: Timeline) -> None:
+        super().__init__(optimizer, "step")
+        self._timeline = timeline
+        # Torch's own optimizers call their closure before anything else. Their phase begins where it ends, and not also
+        # for a moment before it.
+        self._closure_first = getattr(self._method, "__module__", "").startswith("torch.optim.")
+        self._is_open = False  # whether the phase is running
+
+    @property
+    def __func__(self) -> Any:
+        """The plain function: a scheduler of torch that is made during the run replaces ``step`` by way of it."""
+        return self._method.__func__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        closure: Any = args[0] if args else kwargs.get("closure")
+        # A step of the user's own may take something else at that place, such as a module.
+        has_closure = callable(closure) and not isinstance(closure, torch.nn.Module)
+        if has_closure:
+            apart = partial(self._run_closure, closure)
+            if args:
+                args = (apart, *args[1:])
+            else:
+                kwargs["closure"] = apart
+        if not (has_closure and self._closure_first):
+            self._begin()
+        try:
+            result = self._method(*args, **kwargs)
+        except BaseException:
+            self._mark(at.FAIL)
+            self._end()
+            raise
+        self._end()
+        return result
+
+    def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
+        self._end()
+        result = closure(*args, **kwargs)
+        self._begin()
+        return result
+
+    def _begin(self) -> None:
+        self._is_open = True
+        self._mark(at.OPTIMIZER)
+
+    def _end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._mark(at.OPTIMIZED)
+
+    def _mark(self, code: int) -> None:
+        timeline = self._timeline
+        try:
+            timeline.note((code, timeline.clock()))
+        except BaseException as error:
+            timeline.part.failed(error)

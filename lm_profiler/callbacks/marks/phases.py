@@ -145,8 +145,6 @@ class PhaseProfiler(Profiler):
         try:
             if action_name == self._fetch:
                 timeline.note((at.LEAVE, timeline.clock()))
-            elif action_name == "optimizer_step":  # manual optimization starts and stops it
-                timeline.mark(at.OPTIMIZED)
         except BaseException as error:
             self._part.failed(error)
         if self._user is not None:  # after our mark, for the same reason

@@ -23,9 +23,9 @@ DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len
 # code of a stretch between two marks that is not part of the step, such as validation during accumulation
 OUTSIDE = len(PARTS)
 
-# codes of marks that begin no part: the innermost part ends; clipping ends and the optimizer's arithmetic begins; the
-# optimizer's arithmetic ends, however often it began; an error passed; the step ends
-LEAVE, CLIPPED, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 6)
+# codes of marks that begin no part: the innermost part ends; the optimizer's arithmetic ends, however often it began;
+# an error passed; the step ends
+LEAVE, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 5)
 
 
 @dataclass(slots=True)
@@ -98,8 +98,6 @@ class TapeReading:
         stack = self.stack
         if code <= OUTSIDE:
             stack.append(code)
-        elif code == CLIPPED:
-            stack[-1] = OPTIMIZER
         elif code == OPTIMIZED:
             while stack[-1] == OPTIMIZER:
                 stack.pop()

@@ -147,15 +147,13 @@ class Timeline:
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """A context manager that marks a part, and ``ends`` at its end; reusable and reentrant, so that steps allocate
-    none.
+    """A context manager that marks a part and its end; reusable and reentrant, so that steps allocate none.
 
     It does what ``Timeline.mark`` does, but in one frame.
     """
 
     _timeline: Timeline
     _code: int
-    _ends: int = LEAVE
 
     def __enter__(self) -> None:
         timeline = self._timeline
@@ -169,6 +167,6 @@ class Span:
         try:
             if kind is not None:
                 timeline.mark(FAIL)
-            timeline.note((self._ends, timeline.clock()))
+            timeline.note((LEAVE, timeline.clock()))
         except BaseException as error:
             timeline.part.failed(error)

@@ -143,6 +143,7 @@ class TrafficReader:
     _sparse: bool = False
     _stepping: list[Tensor] = field(default_factory=list)
     _gradient_bytes: int = 0
+    _has_new_gradients: bool = False  # a backward pass has begun since an optimizer's step was last counted
 
     def __call__(self, code: int) -> None:
         before, self._open = self._open, frozenset(self.timeline.stack)
@@ -162,6 +163,7 @@ class TrafficReader:
         if part == FORWARD:
             self._add(FORWARD, 0)
         elif part == BACKWARD:
+            self._has_new_gradients = True
             saved = self._saved()
             self._add(BACKWARD, sum(saved.values()) + self._gradients())
             made = self._made(saved)
@@ -179,7 +181,8 @@ class TrafficReader:
     def _ends(self, part: int) -> None:
         if part in (BACKWARD, ZERO_GRAD):
             self._add(part, self._gradients())
-        elif part == OPTIMIZER:
+        elif part == OPTIMIZER and self._has_new_gradients:  # not before its closure, where it has changed nothing yet
+            self._has_new_gradients = False
             stepped = self._stepping
             states = (each.state.get(parameter, {}) for each in self.optimizers for parameter in stepped)
             self._add(OPTIMIZER, 2 * self._stored([*stepped, *tensors_in(states)]) + self._gradient_bytes)

@@ -12,8 +12,8 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.tape import ChunkReader
 from lm_profiler.measure.clocks.timeline import Timeline
 
-PLAIN = [at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.CLIPPED,
-         at.OPTIMIZED, at.OPTIMIZED]  # fmt: skip
+PLAIN = [at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.LEAVE,
+         at.OPTIMIZER, at.OPTIMIZED]  # fmt: skip
 NESTED = [at.DATA, at.LEAVE, at.FORWARD, at.BACKWARD, at.LEAVE, at.ZERO_GRAD, at.LEAVE, at.LEAVE]
 FAILED = [at.DATA, at.LEAVE, at.FORWARD, at.FAIL, at.LEAVE, at.OTHER, at.LEAVE]
 LEFT = [at.DATA, at.LEAVE, at.FORWARD, at.LEAVE, at.OUTSIDE, at.DATA, at.LEAVE]

@@ -130,12 +130,13 @@ def test_leaving_more_than_was_entered_is_harmless(clock: Clock) -> None:
     assert in_ms(end(timeline).host_seconds()) == {"other": 1, "step": 1}
 
 
-def test_the_optimizer_begins_where_clipping_ends_and_ends_however_often_it_began(clock: Clock) -> None:
+def test_the_optimizer_ends_however_often_it_began(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     timeline.mark(at.LEAVE)
-    with Span(timeline, at.CLIP, at.CLIPPED):
+    with Span(timeline, at.CLIP):
         clock.pass_ms(1)
+    timeline.mark(at.OPTIMIZER)
     clock.pass_ms(2)
     timeline.mark(at.OPTIMIZER)
     clock.pass_ms(4)
@@ -207,7 +208,7 @@ def test_nothing_is_marked_any_more(clock: Clock) -> None:
 def test_it_does_not_matter_when_the_tape_is_read(seed: int) -> None:
     """Ctrl-C anywhere in the reading, and reading again, gives what reading once gives."""
     drawn = random.Random(seed)
-    events = [drawn.choice((*range(OUTSIDE + 1), *[at.LEAVE] * 5, at.CLIPPED, at.OPTIMIZED, at.END)) for _ in range(60)]
+    events = [drawn.choice((*range(OUTSIDE + 1), *[at.LEAVE] * 5, at.OPTIMIZED, at.END)) for _ in range(60)]
     seen = []
     for reads in (0.0, 0.3):
         clock = Clock()
