@@ -10,17 +10,20 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
 
-from lm_profiler.cli.options import Option, is_text, options_in, read_config
-from lm_profiler.record.calls import config_file
+from lm_profiler.cli.call_checks import check_config, check_option
+from lm_profiler.cli.options import Option, check_dashes, is_text, options_in, read_config
+from lm_profiler.record.calls import by_name, config_file
 from lm_profiler.record.text import without
 from lm_profiler.usage_error import UsageError
 
 # the classes that are used where the call names none
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
+_SWEEP_KEYS = {"grid", "list"}  # options that only the file of a sweep has
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,24 @@ class Call:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self.arguments, self.line, self._configs = list(arguments[:1]), list[Option](), list[_Config]()
+        self.arguments = list(arguments[:1])
+        self.line: list[Option] = []
+        self._configs: list[_Config] = []
         for option in options_in(arguments[1:]):
             if not option.name:
-                raise UsageError(
-                    f"expected options, given {option.value!r}; a file of options is --config {option.value}"
-                )
+                check_dashes(option.value)
+                remedy = f"a file of options is --config {option.value}"
+                raise UsageError(f"expected options, given {option.value!r}; {remedy}")
             if option.name == "config":
-                self._configs.append(_config(option.value))
-                self.arguments.append(f"--config={self._configs[-1].word}")
+                config = _config(option.value)
+                self._configs.append(config)
+                self.arguments.append(f"--config={config.word}")
             else:
+                check_option(option)
                 self.line.append(option)
                 self.arguments += option.words
+        for config in self._configs:
+            check_config(config.node, {key: config.class_of(key) for key in OURS})
 
     @property
     def file(self) -> str | None:
@@ -86,6 +95,18 @@ class Call:
         """Return the class of ``model`` or ``data``: the last on the line, else the last in a file, else ours."""
         in_files = [each.class_of(key) for each in self._configs]
         return next(filter(None, (self._named(key), *reversed(in_files))), OURS[key])
+
+    def options_of(self, key: str) -> set[str]:
+        """Return the names of the options that the call gives to the class of ``model`` or ``data``.
+
+        >>> sorted(Call(["fit", "--model.size=large", "--model.init_args.lr", "1e-3"]).options_of("model"))
+        ['lr', 'size']
+        """
+        section = self.content.get(key)
+        if not isinstance(section, Mapping):
+            return set()
+        init_args = section.get("init_args") or {}
+        return ({*section} | {*init_args}) - {"class_path", "init_args"}
 
     def leaves_data_out(self) -> bool:
         """Whether a module that brings its own data gets no other: neither the line nor its file mentions data."""
@@ -137,12 +158,19 @@ def _is_path(value: str) -> bool:
 
 def _config(given: str) -> _Config:
     path = config_file(given)
+    if path == given and given in by_name("sweeps") and not Path(given).exists():
+        raise UsageError(f"config: {given} is a sweep; run `lm_profiler sweep {given}`")
     node, text = read_config(path)
     content = yaml.safe_load(text)
+    if _SWEEP_KEYS & content.keys():
+        raise UsageError(f"config: {path[:200]} is the file of a sweep; run `lm_profiler sweep {quote(path[:200])}`")
     if content.get("config"):
         raise UsageError(f"config: expected no further config, given one in {path[:200]}; leave it out")
-    is_file = not is_text(path) and Path(path).is_file()
-    return _Config(node, content, path if is_file else text if is_text(text) else f"{text}\n")
+    if not is_text(path) and Path(path).is_file():
+        return _Config(node, content, path)
+    if not is_text(text):
+        text = f"{text}\n"
+    return _Config(node, content, text)
 
 
 def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
+from lm_profiler.cli.trainer_help import FIRST_OPTIONS, asks_for_first_options
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import NEEDS_POSIX, UsageError
@@ -106,6 +107,9 @@ def _run_command(verb: str, arguments: list[str]) -> int:
 
 
 def _run_trainer(arguments: list[str]) -> int:
+    if asks_for_first_options(arguments):
+        print(FIRST_OPTIONS.format(verb=arguments[0]), end="")
+        return OK
     # A wrong config file and a wrong variable are reported before torch is imported, which takes seconds.
     from lm_profiler.cli.call import Call
 

@@ -202,6 +202,8 @@ class OptionsReader(Generic[T]):
                 rest.append("=".join(option.words))
             else:
                 raise unknown_option(name, self._fields)
+        for word in words:
+            check_dashes(word)
         if words and (not self._words or (len(words) > 1 and not _is(self._fields[self._words], Sequence))):
             raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
         if words and self._words == self._file:
@@ -287,7 +289,14 @@ UNKNOWN = "unknown option --"  # the beginning of the message about an option th
 def unknown_option(option: str, known: Iterable[str]) -> UsageError:
     """Return the error about an option that does not exist; a close one of those ``known`` is the remedy."""
     close = nearest(option, known)
-    return UsageError(f"{UNKNOWN}{option}; {f'did you mean --{close}?' if close else 'see --help'}")
+    remedy = f"did you mean --{close}?" if close else "see --help"
+    return UsageError(f"{UNKNOWN}{option}; {remedy}")
+
+
+def check_dashes(word: str) -> None:
+    """Raise UsageError if a ``word`` that belongs to no option looks like one: it has a single dash."""
+    if word.startswith("-") and word != "-":
+        raise UsageError(f"{word[:100]}: expected two dashes before an option; write -{word[:100]}")
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
@@ -313,15 +322,24 @@ def told_in(output: str) -> str:
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)")
+_NO_VALUE = re.compile(r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument")
 _GIVEN = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
+_SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
 # lines of a message that do not help the user: for a union of types, only what each expected helps
-_NOISE = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot")
+_NOISE = (
+    "Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot",
+    "Subclass types expect", "a class path (str)", "a dict with", "a dict without",
+)  # fmt: skip
+_MOST_GIVEN = 200  # the most characters of a value, and of a message in the words of others, that are shown
+_MOST_WORDS = 300
 
 
 def wrong_call(error: Exception, prefix: str = "") -> UsageError:
     """Return ``error`` as UsageError; the message of the parser is explained."""
-    return error if isinstance(error, UsageError) else explain(str(error) or repr(error), prefix=prefix)
+    if isinstance(error, UsageError):
+        return error
+    return explain(str(error) or repr(error), prefix=prefix)
 
 
 def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
@@ -330,20 +348,55 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
     ``known`` are the options that exist; ``prefix`` is the subject where the message names none.
     """
     message = re.sub(r'^Parser key "\w+": ', "", message)  # names the option of the file, before its error
-    match = _KEY.search(message)
-    key = match[1].replace("init_args.", "").removesuffix("_") if match else prefix
-    if unknown := _UNKNOWN.search(message):
+    key = _subject(message, prefix)
+    without_value = _NO_VALUE.search(message)
+    if without_value is not None:
+        return UsageError(f"{without_value[1]}: expected a value, given none")
+    unknown = _UNKNOWN.search(message)
+    if unknown is not None:
         within, option = unknown[1], unknown[1] or unknown[2]
-        return unknown_option(f"{key}.{option}" if within and key else option, known)
-    lines = [
-        _TYPE.sub(r"\1\2", line.partition(". Got value")[0].strip().removeprefix("- ")) for line in message.splitlines()
-    ]
-    lines = [line for line in lines if line and not line.startswith(_NOISE)]
+        if within and key:
+            option = f"{key}.{option}"
+        return unknown_option(option, known)
+
+    lines = _telling_lines(message)
     others = [line for line in lines if not line.startswith("Expected a")]
-    if ours := next((line for line in others if re.match(r"[\w.]+: expected ", line)), None):
-        return UsageError(ours if not key or ours.startswith(f"{key}.") else f"{key}.{ours}")
+    ours = [line for line in others if re.match(r"[\w.]+: expected ", line)]
+    if ours:
+        is_complete = not key or ours[0].startswith(f"{key}.")
+        return UsageError(ours[0] if is_complete else f"{key}.{ours[0]}")
     if others or not lines:
-        return UsageError(f"{key}: " * bool(key) + " ".join(others)[:300])
-    expected = dict.fromkeys(re.sub(r"^Expected an? ", "", line).replace("NoneType", "null") for line in lines)
-    given = _GIVEN.search(message)
-    return UsageError(f"{key}: expected {' or '.join(expected)}, given {given[1].strip()[:200] if given else ''!r}")
+        words = " ".join(others)[:_MOST_WORDS]
+        return UsageError(f"{key}: {words}" if key else words)
+    return UsageError(f"{key}: {_expected_and_given(lines, message)}")
+
+
+def _subject(message: str, prefix: str) -> str:
+    """Return the option that a message of jsonargparse is about, as a user writes it."""
+    match = _KEY.search(message)
+    if match is None:
+        return prefix
+    return match[1].replace("init_args.", "").removesuffix("_")
+
+
+def _telling_lines(message: str) -> list[str]:
+    """Return the lines of a message that say what is wrong, with short names of types."""
+    lines = []
+    for line in message.splitlines():
+        line = line.partition(". Got value")[0].strip().removeprefix("- ")
+        line = _SUBCLASS.sub(r"Expected a class path of \1", _TYPE.sub(r"\1\2", line))
+        if line and not line.startswith(_NOISE):
+            lines.append(line)
+    return lines
+
+
+def _expected_and_given(lines: Sequence[str], message: str) -> str:
+    """Return the types that ``lines`` expect, and the value that the ``message`` names."""
+    types = dict.fromkeys(re.sub(r"^Expected an? ", "", line).replace("NoneType", "null") for line in lines)
+    match = _GIVEN.search(message)
+    given = match[1].strip()[:_MOST_GIVEN] if match else ""
+    takes_class_alone = any(name.startswith("class path") for name in types) and not any(
+        name in types for name in ("list", "Iterable", "Sequence")
+    )
+    remedy = "; leave out the list around it" if takes_class_alone and given.startswith("[{") else ""
+    return f"expected {' or '.join(types)}, given {given!r}{remedy}"

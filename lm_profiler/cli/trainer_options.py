@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from argparse import SUPPRESS, Action
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +29,7 @@ from lm_profiler.callbacks import (
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.options import explain
 from lm_profiler.cli.run_context import local_rank
+from lm_profiler.cli.trainer_help import FIRST_OPTIONS
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
 from lm_profiler.record.calls import by_name
@@ -50,50 +53,6 @@ INSTRUMENTS = {
 _BASES = {"model": LightningModule, "data": LightningDataModule}
 _CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")  # words that Lightning resolves itself
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
-
-# the text of --help; --help all has every option with its type and default
-FIRST = """\
-usage: lm_profiler {verb} [options]
-
-The most used options. All options, with types and defaults: --help all
-
-the run:
-  --config                         file of options, or a name such as demo
-  --name                           name of the run
-  --log_dir                        folder of all runs
-  --verbose                        print all that is known at the end
-  --watch                          keep watching until training ends
-  --check_memory                   refuse a run that cannot fit
-  --print_config                   print all settings, and run nothing
-
-stages:
-  --stages.warmup_steps            steps before the measured ones
-  --stages.measure_steps           steps to measure
-  --stages.until_ci                or until the interval is this narrow
-  --trace.steps                    steps that torch's profiler traces
-  --memory.steps                   steps in which memory is read
-  --actions.steps                  steps in which each action is timed
-
-model and data:
-  --model                          class path of any LightningModule
-  --model.size                     small, medium, large, xl, 2.7B, …
-  --model.attention                sdpa, math or package.module:function
-  --model.compile                  with torch.compile
-  --torch.compile                  torch.compile for any module
-  --data                           class path of any LightningDataModule
-  --data.batch_size                samples in a batch
-  --data.context_length            tokens in a sample
-  --data.num_workers               processes that make batches
-  --loader.num_workers             the same for any data
-
-trainer:
-  --trainer.precision              32-true, bf16-mixed, bf16-true, …
-  --trainer.accelerator            cpu, gpu, …
-  --trainer.devices                how many, or which
-  --trainer.strategy               ddp, fsdp, …
-  --trainer.accumulate_grad_batches  batches to an optimizer step
-  --trainer.gradient_clip_val      largest norm of the gradients
-"""
 
 
 class Parser(LightningArgumentParser):
@@ -121,7 +80,7 @@ class _Help(Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if values is None:
-            print(FIRST.format(verb=parser.usage.split()[1]), end="")
+            print(FIRST_OPTIONS.format(verb=parser.usage.split()[1]), end="")
         else:
             own = ArgumentParser(add_help=False, usage=SUPPRESS)  # jsonargparse shows these for `--model.help CLASS`
             own.add_class_arguments(LanguageModel, "model")
@@ -179,6 +138,7 @@ class OptionsCLI(LightningCLI):
             args=call.for_parser(self._classes, leave_data),
         )
         self.verb = verb
+        self._check_required({key: cls for key, cls in classes.items() if cls is not None})
         if local_rank() == 0:
             for line in call.said_of_files(leave_data):
                 say(line)
@@ -215,6 +175,20 @@ class OptionsCLI(LightningCLI):
             if not isinstance(given := self.config[self.config["subcommand"]].get(key), Namespace):
                 raise UsageError(f"{key}: expected options, given {given!r}; leave it out")
 
+    def _check_required(self, classes: Mapping[str, type]) -> None:
+        """Raise UsageError where the call gives no value to a parameter of model or data that has no default.
+
+        jsonargparse would pass None, because the class is the default of its option.
+        """
+        for key, cls in classes.items():
+            section = self.config[self.config["subcommand"]].get(key)
+            init_args = {} if section is None else dict(section.get("init_args") or {})
+            given = self.call.options_of(key)
+            for name in required_parameters(cls):
+                if name in init_args and init_args[name] is None and name not in given:
+                    needs = f"{cls.__name__}.__init__ has no default for it"
+                    raise UsageError(f"{key}.{name}: expected a value, because {needs}, given none; add --{key}.{name}")
+
     def _get(self, config: Any, key: str, default: Any = None) -> Any:
         """Return the value of the verb's option ``key``. This overrides Lightning's method of the same name."""
         return config.get(str(self.subcommand), config).get(key, default)
@@ -235,6 +209,23 @@ class OptionsCLI(LightningCLI):
             raise UsageError(
                 f"ckpt_path: expected a checkpoint, given {path}, which torch.save did not write"
             ) from None
+
+
+def required_parameters(cls: type) -> list[str]:
+    """Return the parameters of a class's constructor without a default, those of its bases included if it takes any."""
+    required: dict[str, bool] = {}
+    for base in cls.__mro__:
+        constructor = vars(base).get("__init__")
+        if constructor is None or base is object:
+            continue
+        _, *parameters = inspect.signature(constructor).parameters.values()
+        for parameter in parameters:
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                required.setdefault(parameter.name, parameter.default is parameter.empty)
+        passes_others_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        if not passes_others_on:
+            break
+    return [name for name, is_required in required.items() if is_required]
 
 
 def _class_at(path: str, key: str) -> type | None:

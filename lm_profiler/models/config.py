@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from lm_profiler.usage_error import expect, expect_one_of
+from lm_profiler.usage_error import UsageError, did_you_mean, expect
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names any other
@@ -120,7 +120,19 @@ def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
     return [told] * (named and size in PRESETS) if own else other_meanings([size])
 
 
+def check_size_name(size: object) -> None:
+    """Raise UsageError unless ``size`` is the name of a preset."""
+    if isinstance(size, str) and size in PRESETS:
+        return
+    plain = ", ".join(_CS336_2025)
+    with_source = [name for name in PRESETS if "/" in name]
+    expected = f"{plain}, or a size of another source such as {with_source[-1]}"
+    remedy = did_you_mean(str(size), PRESETS, cutoff=0.6) or did_you_mean(str(size), _CS336_2025, cutoff=0.4)
+    own = f"for a size of your own give {', '.join(DIMENSIONS)}"
+    raise UsageError(f"size: expected {expected}, given {str(size)[:100]!r}{remedy or f'; {own}'}")
+
+
 def preset(size: str, **overrides: Any) -> TransformerConfig:
     """Return the named size with the given fields changed; a field given as None keeps the preset's value."""
-    expect_one_of(PRESETS, "size", size)
+    check_size_name(size)
     return replace(PRESETS[size], **{name: value for name, value in overrides.items() if value is not None})

@@ -137,8 +137,8 @@ class FakeTokens(LightningDataModule):
             if isinstance(known, int):
                 return known
             raise UsageError(
-                f"data.vocab_size: expected a number, because {type(module).__name__} has no vocab_size, "
-                "given none; set data.vocab_size, or give data of your own with --data"
+                f"data: {type(module).__name__} has no dataloader of its own, and no vocab_size for random tokens; "
+                "name a LightningDataModule with --data, or set data.vocab_size"
             )
         if isinstance(known, int) and self.vocab_size > known:
             raise UsageError(

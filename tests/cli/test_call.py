@@ -185,3 +185,45 @@ def test_data_is_left_out_where_only_the_file_of_another_module_says_something_o
     if left_out:
         assert call.for_parser(leave_data=True)[-1] == "--data=null"
         assert "batch_size" not in " ".join(call.for_parser(leave_data=True))
+
+
+# -- words that are no options, and values that cannot be read -----------------------------------------------------
+
+MODULE_FILE = "import torch\nclass Helper:\n    pass\nclass Net(torch.nn.Module):\n    pass\n"
+
+
+def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "file.py").write_text(MODULE_FILE)
+    (tmp_path / "a sweep.yaml").write_text("grid: {model.size: [small]}\n")
+    assert told_of("-config", "demo").endswith("write --config")
+    assert told_of("--model", "nets/file.py").endswith("write --model=nets.file.Net")
+    assert told_of(f"--model={tmp_path / 'nets' / 'file.py'}").endswith("write --model=nets.file.Net")
+    assert told_of("--config", "a sweep.yaml").endswith("run `lm_profiler sweep 'a sweep.yaml'`")
+    assert told_of("--config=sizes").endswith("run `lm_profiler sweep sizes`")
+
+
+@pytest.mark.parametrize("option", ["model.attention", "data.init_args.batch_size", "trainer.strategy", "stages.x"])
+def test_a_dotted_option_without_a_value_is_named_in_full(option: str) -> None:
+    assert told_of(f"--{option}", "--name=x").startswith(f"{option}: expected a value")
+    assert Call(["fit", f"--{option}.help", "--name=x"])  # jsonargparse takes this one without a value
+
+
+@pytest.mark.parametrize("content", [LAUGHS, "&a [*a]", "[" * 5000], ids=["laughs", "cyclic", "deep"])
+def test_yaml_without_end_is_refused_wherever_it_is_given(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "endless.yaml").write_text(content)
+    (tmp_path / "endless.txt").write_text(content)
+    (tmp_path / "config.yaml").write_text("trainer: {callbacks: [endless.txt]}\n")
+    assert told_of(f"--model.name={content}").startswith("model.name: expected a value")
+    assert told_of("--trainer.logger=endless.txt").startswith("trainer.logger: expected a value")
+    assert told_of("--model.encoder", "endless.yaml").startswith("model.encoder: expected a value")
+    assert told_of("--config=config.yaml").startswith("trainer.callbacks: expected a value")
+
+
+def test_text_that_is_no_yaml_is_a_value() -> None:
+    line = ["--model.name=[x", "--model.pattern=*.txt", "--name=a: b: c", "--model.file=/dev/null"]
+    assert Call(["fit", *line]).arguments[1:] == line

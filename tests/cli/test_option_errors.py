@@ -37,6 +37,20 @@ Parser key "model":
     - Expected a <class 'NoneType'>
   Given value type: <class 'str'>
   Given value: nope.Nope"""
+SUBCLASS = """\
+Parser key "trainer.strategy":
+  Does not validate against any of the Union subtypes
+  Subtypes: [<class 'str'>, <class 'lightning.pytorch.strategies.strategy.Strategy'>]
+  Errors:
+    - Expected a <class 'str'>
+    - Not a valid subclass of Strategy
+      Subclass types expect one of:
+      - a class path (str)
+      - a dict with class_path entry
+      - a dict without class_path but with init_args entry (class path given previously)
+      - a dict with parameters accepted by the base class (implicit class_path)
+  Given value type: <class 'list'>
+  Given value: [{'class_path': 'lightning.pytorch.strategies.DDPStrategy', 'init_args': {}}]"""
 
 
 MESSAGES = {
@@ -48,6 +62,8 @@ MESSAGES = {
     "a union": UNION,
     "nested": NESTED,
     "no module": NO_MODULE,
+    "a list for a class": SUBCLASS,
+    "no value": "argument --model: expected one argument",
     "ours": "stages.warmup_steps: expected 0 or more, given -1",
 }
 

@@ -6,19 +6,20 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.endings import interrupting
-from lm_profiler.cli.options import UNKNOWN, read_config, told_in
+from lm_profiler.cli.options import read_config, told_in
 from lm_profiler.cli.verbs.shared import write
 from lm_profiler.measure.boundary import say
-from lm_profiler.models.config import other_meanings
+from lm_profiler.models.config import check_size_name, other_meanings
 from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import Collection, collect
@@ -40,6 +41,8 @@ SPAWNING = (sys.executable, "-m", "lm_profiler.processes.fork_server", "lm_profi
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 # The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely.
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
+
+_MOST_CHECKS = 40  # the most calls that are checked before a sweep, each in about 0.3 s
 
 # the statuses that count as results: a sweep may look for the size at which memory runs out
 _GOOD_STATUSES = ("ok", "oom", "refused")
@@ -84,20 +87,44 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
         work = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
         # The check costs seconds; a resumed sweep has passed it.
         if folder.is_new:
-            # Cells with the same options and number of nodes differ in values alone: one of them is checked.
-            alike = {
-                (cell.arguments[0], *cell.overrides, cell.overrides.get("trainer.num_nodes")): cell
-                for cell in reversed(folder.plan.cells)
-            }
-            check_calls(server, alike.values(), request.timeout_s, values=False)
+            check_calls(server, cells_to_check(folder.plan.cells), request.timeout_s)
             folder.begin()
         with display.shown(), interrupting(partial(setattr, work, "interrupted", True)):
             work.run()
     return work.interrupted
 
 
-def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None, values: bool = True) -> None:
-    """Raise UsageError for the first cell whose call is wrong; with ``values`` also for bad values.
+def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
+    """Return a few cells that together have every verb with its options, and every kind of value of each option.
+
+    The cells of a grid are combinations: the cell with the most values that no other has shown yet goes first.
+    """
+    to_show = {cell.id: _shown_by(cell) for cell in cells}
+    by_id = {cell.id: cell for cell in cells}
+    chosen: list[Cell] = []
+    while to_show and len(chosen) < _MOST_CHECKS:
+        best = max(to_show, key=lambda cell_id: len(to_show[cell_id]))
+        shown = to_show.pop(best)
+        if not shown:
+            break
+        chosen.append(by_id[best])
+        for left in to_show.values():
+            left -= shown
+    return chosen
+
+
+def _shown_by(cell: Cell) -> set[tuple[str, ...]]:
+    """Return what a check of the cell's call shows: that its verb has its options, and that each value can be read."""
+    shown: set[tuple[str, ...]] = {(cell.arguments[0], *cell.overrides)}
+    for option, value in cell.overrides.items():
+        # If the parser takes one whole number, it takes all; only the number of nodes is judged by its value.
+        is_like_others = value.isdecimal() and option != "trainer.num_nodes"
+        shown.add((option, "a whole number" if is_like_others else value))
+    return shown
+
+
+def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None) -> None:
+    """Raise UsageError for the first cell whose call is wrong.
 
     Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
     """
@@ -109,13 +136,24 @@ def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | No
             if code < 0:
                 return
             printed = file.read_text(encoding="utf-8", errors="replace")
-            told = told_in(printed)
-            if code == WRONG_CALL and (values or told.startswith(UNKNOWN)):
-                raise UsageError(told)
-            nodes = 1 if code else yaml.safe_load(printed)["trainer"]["num_nodes"]
-            if nodes != 1:  # a sweep starts no processes on other machines
-                remedy = f"run {cell.id} with torchrun or srun"
-                raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
+            if code == WRONG_CALL:
+                raise UsageError(told_in(printed))
+            if code == OK:
+                _check_config(yaml.safe_load(printed), cell)
+
+
+def _check_config(config: Mapping[str, Any], cell: Cell) -> None:
+    """Raise UsageError for settings of a cell that its parser accepts, but that cannot run here."""
+    nodes = config["trainer"]["num_nodes"]
+    if nodes != 1:  # a sweep starts no processes on other machines
+        remedy = f"run {cell.id} with torchrun or srun"
+        raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
+    model = config.get("model") or {}
+    if str(model.get("class_path", "")).startswith("lm_profiler.") and "size" in model.get("init_args", {}):
+        try:
+            check_size_name(model["init_args"]["size"])
+        except UsageError as error:
+            raise UsageError(f"model.{error}") from None
 
 
 def _end_of(server: CellServer, cell: Cell, timeout_s: float | None) -> int:

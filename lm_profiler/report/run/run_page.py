@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.files import from_here
@@ -29,7 +30,7 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
     table = time_table(record) if verbose else replace(time_table(record), below=end_lines(record))
     where = from_here(folder)
-    more = "" if verbose or not record.time else f"; all of it: lm_profiler report {where}"
+    more = "" if verbose or not record.time else f"; all of it: lm_profiler report {quote(str(where))}"
     verdict = Table(above=[] if verbose else verdict_lines(record))
     return [verdict, table, audit, Table(above=[f"written to {where}{more}"])]
 

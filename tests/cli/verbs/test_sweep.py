@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shlex
 import signal
@@ -23,8 +24,9 @@ from refused import assert_refused_as_stored
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs.sweep import cells_to_check
 from lm_profiler.record.run_record import read_run
-from lm_profiler.record.sweep_files import CellOutcome, read_outcomes
+from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcomes
 from lm_profiler.sweep.sweep_folder import SweepFolder
 
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
@@ -143,6 +145,32 @@ def test_an_option_that_cells_do_not_have_is_refused_before_anything_runs(here: 
     assert "--model.dose;" in done.stderr
     assert not (here / "logs").exists()
     assert not (here / "starts.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "grid,subject",
+    [
+        (["--grid.stages.measure_steps=3,many", "--grid.stages.warmup_steps=1,2"], "stages.measure_steps"),
+        (["--model=lm_profiler.training.LanguageModel", "--grid.model.size=small,huge"], "model.size"),
+    ],
+    ids=["a type", "a size"],
+)
+def test_a_wrong_value_is_refused_before_anything_runs(here: Path, grid: list[str], subject: str) -> None:
+    done = swept("--config=base.yaml", *grid)
+    assert done.returncode == 2
+    assert f"{subject}: expected" in done.stderr
+    assert not (here / "logs").exists()
+    assert not (here / "starts.txt").exists()
+
+
+def test_few_calls_show_every_value_of_a_grid() -> None:
+    options = {"a": [f"w{i}" for i in range(6)], "b": [f"v{i}" for i in range(5)], "c": list(map(str, range(7)))}
+    points = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+    cells = [Cell(id=str(i), overrides=point, repeat=0, arguments=["fit"]) for i, point in enumerate(points)]
+    chosen = cells_to_check(cells)
+    assert len(chosen) == 6  # as many as the longest list of words: of whole numbers one stands for all
+    for name in ("a", "b"):
+        assert {cell.overrides[name] for cell in chosen} == {*options[name]}
 
 
 def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path) -> None:

@@ -77,6 +77,14 @@ class Users(BoringModel):
     def train_dataloader(self):
         return DataLoader(RandomDataset(32, 640), num_workers=self.workers)
 
+class Needs(BoringModel):
+    def __init__(self, width, depth: int = 2, **more):
+        super().__init__()
+
+class Inherits(Needs):
+    def __init__(self, height: int, **more):
+        super().__init__(**more)
+
 class Bare(LightningModule):
     def training_step(self, batch, i):
         return None
@@ -195,6 +203,9 @@ REFUSED = [
     ["fit", "--trainer.accumulate_grad_batches=0"],
     ["fit", "--trainer.barebones=true"],
     ["fit", "--model=users_module.Bare"],
+    ["fit", "--model=users_module.Needs"],
+    ["fit", "--model=users_module.Inherits", "--model.height=3"],
+    ["fit", "--model.size=XL"],
     ["fit", "--log_dir=file/logs"],
     ["fit", "tiny.yaml"],
     ["fit", "--data=null"],
@@ -255,6 +266,24 @@ def test_a_wrong_config_file_is_told_as_stored(here: Path, capsys: pytest.Captur
         assert len(told) < 1000
         assert not (here / "logs").exists()
     assert_stored("cli/config_files", said)
+
+
+def test_a_value_of_null_is_a_value_and_a_parameter_of_the_parent_may_be_given(here: Path) -> None:
+    assert main(["fit", "--config=tiny.yaml", "--model=users_module.Needs", "--model.width=null"]) == 0
+    assert (
+        main(["fit", "--config=tiny.yaml", "--model=users_module.Inherits", *["--model.height=3", "--model.width=2"]])
+        == 0
+    )
+
+
+def test_the_first_help_is_printed_without_torch(here: Path) -> None:
+    code = (
+        "import sys; from lm_profiler.cli.main import main; code = main(sys.argv[1:]);"
+        "sys.exit(code + 10 * bool({'torch', 'lightning', 'jsonargparse'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "fit", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: lm_profiler fit")
 
 
 def test_other_runs_and_an_existing_folder_survive_a_refusal(here: Path) -> None:
