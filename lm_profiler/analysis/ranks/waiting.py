@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -26,6 +26,8 @@ _WENT_ON_NS = 200_000
 # if ranks went on early in more than this share of the calls of one name and part, not all ranks wait in such calls
 _MAY_GO_ON = 0.05
 
+_NEVER, _NEVER_YET = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
 
 @dataclass(frozen=True)
 class Calls:
@@ -39,12 +41,22 @@ class Calls:
     @property
     def released_ns(self) -> Instants:
         """[C]: when the last rank came."""
-        return np.asarray(np.where(self.members, self.came_ns, np.iinfo(np.int64).min).max(axis=1))
+        members_came_ns = np.where(self.members, self.came_ns, _NEVER_YET)
+        return np.asarray(members_came_ns.max(axis=1))
+
+    def sorted_by_release(self, begin_ns: int, end_ns: int) -> Calls:
+        """Return the calls that released their ranks between two instants, in the order of the release."""
+        released_ns = self.released_ns
+        order = released_ns.argsort(kind="stable")  # what comes later on every rank also has the later last arrival
+        is_inside = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
+        order = order[is_inside]
+        names = [self.names[call] for call in order.tolist()]
+        return Calls(names, self.came_ns[order], self.members[order], self.measured_ns[order])
 
 
 @dataclass(eq=False)
 class RanksWork:
-    """Seconds of own work and waiting; ``saves_s`` returns how much shorter a step is if slow ranks are mended.
+    """Seconds of own work and waiting; ``saves_s`` returns how much shorter a step is if slow ranks are fixed.
 
     The own work is cut into cells where a step begins or ends, and where all ranks meet. ``[K, R]`` is cell x rank.
     """
@@ -63,18 +75,21 @@ class RanksWork:
 
     def __post_init__(self) -> None:
         self._cells = self.in_part(None)
-        self._whole_s = self._lasts_s(self._cells)
+        self._whole_s = self._duration_s(self._cells)
         self.caused_s = np.zeros(self.own_s.shape[:2])
-        segments = np.add.reduceat(self._cells, self.first, axis=0)[:-1]  # nobody waits at the end of the last one
-        ranks, step = segments.shape[1], self.step[self.first[1:] - 1]
-        waits_s = (segments.max(axis=1) * ranks - segments.sum(axis=1)) / (ranks - 1)
-        met = step >= 0
-        np.add.at(self.caused_s, (segments.argmax(axis=1)[met], step[met]), waits_s[met])
+        segments_s = np.add.reduceat(self._cells, self.first, axis=0)[:-1]  # nobody waits at the end of the last one
+        ranks = segments_s.shape[1]
+        step_of_segment = self.step[self.first[1:] - 1]
+        last_rank = segments_s.argmax(axis=1)
+        waits_s = (segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)) / (ranks - 1)
+        in_step = step_of_segment >= 0
+        np.add.at(self.caused_s, (last_rank[in_step], step_of_segment[in_step]), waits_s[in_step])
 
     @property
     def step_s(self) -> float:
         """The mean step of all ranks."""
-        return float((self.own_s[:, :, :OUTSIDE] + self.waiting_s).sum(axis=2).mean())
+        own_in_step_s = self.own_s[:, :, :OUTSIDE]
+        return float((own_in_step_s + self.waiting_s).sum(axis=2).mean())
 
     def saves_s(self, slow: Iterable[Slow]) -> float:
         """Return seconds saved per step if all of these took as long as the ranks that are not slow.
@@ -82,19 +97,24 @@ class RanksWork:
         Its fastest step then takes as long as the others' fastest, and so on. So a rank keeps its own ups and downs:
         a rank that equals another step by step would never wait for it.
         """
-        cells, in_part = self._cells.copy(), defaultdict[int, list[Slow]](list)
-        for one in slow:
-            in_part[one.part].append(one)
-        inside = self.step >= 0
-        for part, some in in_part.items():
-            others = sorted(set(some[0].fast) - {one.rank for one in some})
-            usual_s = np.median(np.sort(self.own_s[others, :, part], axis=1), axis=0)
+        cells = self._cells.copy()
+        slow_by_part = defaultdict[int, list[Slow]](list)
+        for candidate in slow:
+            slow_by_part[candidate.part].append(candidate)
+        in_step = self.step >= 0
+        step_of_cell = self.step[in_step]
+        for part, same_part in slow_by_part.items():
+            slow_in_part = {candidate.rank for candidate in same_part}
+            others = sorted(set(same_part[0].fast) - slow_in_part)
+            others_sorted_s = np.sort(self.own_s[others, :, part], axis=1)
+            usual_s = np.median(others_sorted_s, axis=0)  # of the fastest step, the second, …
             spent_s = self.in_part(part)
-            for one in some:
-                own_s = self.own_s[one.rank, :, part]
-                less_s = own_s - usual_s[own_s.argsort(kind="stable").argsort()]
+            for candidate in same_part:
+                own_s = self.own_s[candidate.rank, :, part]
+                place_by_length = own_s.argsort(kind="stable").argsort()
+                less_s = own_s - usual_s[place_by_length]
                 share = np.divide(less_s, own_s, out=np.zeros_like(own_s), where=own_s > 0)
-                cells[inside, one.rank] -= share[self.step[inside]] * spent_s[inside, one.rank]
+                cells[in_step, candidate.rank] -= share[step_of_cell] * spent_s[in_step, candidate.rank]
         return self._saved_s(cells)
 
     def evened_s(self, part: int) -> float:
@@ -103,13 +123,25 @@ class RanksWork:
         With an even number of ranks it is the lower median: with two, the time of the faster rank.
         """
         spent_s = self.in_part(part)
-        return self._saved_s(self._cells - spent_s + np.quantile(spent_s, 0.5, axis=1, method="lower")[:, None])
+        median_s = np.quantile(spent_s, 0.5, axis=1, method="lower")
+        return self._saved_s(self._cells - spent_s + median_s[:, None])
 
     def _saved_s(self, cells: Seconds) -> float:
-        return (self._whole_s - self._lasts_s(cells)) / len(self.steps)
+        return (self._whole_s - self._duration_s(cells)) / len(self.steps)
 
-    def _lasts_s(self, cells: Seconds) -> float:
-        return float(np.add.reduceat(np.maximum(cells, 0.0), self.first, axis=0).max(axis=1).sum())
+    def _duration_s(self, cells: Seconds) -> float:
+        """Return how long the ranks take for ``cells``: the rank with most work decides about each segment."""
+        segments_s = np.add.reduceat(np.maximum(cells, 0.0), self.first, axis=0)
+        return float(segments_s.max(axis=1).sum())
+
+
+@dataclass(frozen=True)
+class _RankCalls:
+    """The calls of one rank: when it came, how long it waited, and in which part of the step."""
+
+    came_ns: Instants
+    waited_ns: Instants
+    parts: NDArray[np.uint8]
 
 
 def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> RanksWork:
@@ -119,37 +151,50 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
-    at = np.stack([track.at(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
-    parts = np.stack([track.codes[at[:, rank]] for rank, track in enumerate(tracks)], axis=1)
-    waits_ns, meets = _waits(calls, tracks, at, parts, overlap)
-    points_ns, step, first = _points(tracks, steps, calls.came_ns[meets])
-    own, waiting, cells = [], [], []
+    marks = np.stack([track.at(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
+    parts = np.stack([track.codes[marks[:, rank]] for rank, track in enumerate(tracks)], axis=1)
+    waits_ns, all_meet = _waits(calls, tracks, marks, parts, overlap)
+    points_ns, step, first = _points(tracks, steps, calls.came_ns[all_meet])
+
+    own_s, waiting_s, calls_of_rank = [], [], []
     for rank, track in enumerate(tracks):
-        mine = calls.members[:, rank]
-        came_ns, waited_ns, codes = calls.came_ns[mine, rank], waits_ns[mine, rank], parts[mine, rank]
-        cells.append(partial(_own_s, track, points_ns[:, rank], came_ns, waited_ns, codes))
-        of_step = np.clip(np.searchsorted(track.end_ns, came_ns, "left"), 0, len(steps) - 1)
-        waited = np.bincount(of_step * (OUTSIDE + 1) + codes, waited_ns, len(steps) * (OUTSIDE + 1))
-        waited = waited.reshape(-1, OUTSIDE + 1)
-        own.append(np.maximum(track.spent_ns(steps) - waited, 0.0) * 1e-9)
-        waiting.append(waited[:, :OUTSIDE] * 1e-9)
+        is_member = calls.members[:, rank]
+        rank_calls = _RankCalls(calls.came_ns[is_member, rank], waits_ns[is_member, rank], parts[is_member, rank])
+        waited_ns = _waited_by_step(rank_calls, track, len(steps))
+        calls_of_rank.append(rank_calls)
+        own_s.append(np.maximum(track.spent_ns(steps) - waited_ns, 0.0) * 1e-9)
+        waiting_s.append(waited_ns[:, :OUTSIDE] * 1e-9)
 
     @cache
     def in_part(part: int | None) -> Seconds:
-        return np.stack([of(part) for of in cells], axis=1)
+        cells_s = []
+        for rank, track in enumerate(tracks):
+            cells_s.append(_own_s(track, points_ns[:, rank], calls_of_rank[rank], part))
+        return np.stack(cells_s, axis=1)
 
-    return RanksWork(steps, np.stack(own), np.stack(waiting), in_part, step, first)
+    return RanksWork(steps, np.stack(own_s), np.stack(waiting_s), in_part, step, first)
 
 
-def _own_s(
-    track: Track, ends_ns: Instants, came_ns: Instants, waited_ns: Instants, parts: NDArray[np.uint8], part: int | None
-) -> Seconds:
-    """Return one rank's own work in ``part``, or in all parts, in cells that end at ``ends_ns``, from its calls."""
-    in_cell = np.searchsorted(ends_ns, came_ns, "right")
-    mine = (in_cell < len(ends_ns)) & ((parts == part) if part is not None else True)
-    waits_ns = np.bincount(in_cell[mine], waited_ns[mine], len(ends_ns))
-    until_ns = ends_ns - ends_ns[0] if part is None else track.in_part_until_ns(part, ends_ns)
-    return np.asarray(np.maximum(np.diff(until_ns, prepend=until_ns[0]) - waits_ns, 0.0) * 1e-9)
+def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
+    """Return how long a rank waited in each [step, part]."""
+    step_of_call = np.clip(np.searchsorted(track.end_ns, calls.came_ns, "left"), 0, steps - 1)
+    cells = step_of_call * (OUTSIDE + 1) + calls.parts
+    waited_ns = np.bincount(cells, calls.waited_ns, steps * (OUTSIDE + 1))
+    return np.asarray(waited_ns.reshape(-1, OUTSIDE + 1), dtype=np.float64)
+
+
+def _own_s(track: Track, ends_ns: Instants, calls: _RankCalls, part: int | None) -> Seconds:
+    """Return one rank's own work in ``part``, or in all parts, in cells that end at ``ends_ns``."""
+    cell_of_call = np.searchsorted(ends_ns, calls.came_ns, "right")
+    counts = cell_of_call < len(ends_ns)
+    if part is None:
+        until_ns = ends_ns - ends_ns[0]
+    else:
+        counts &= calls.parts == part
+        until_ns = track.in_part_until_ns(part, ends_ns)
+    waits_ns = np.bincount(cell_of_call[counts], calls.waited_ns[counts], len(ends_ns))
+    spent_ns = np.diff(until_ns, prepend=until_ns[0])
+    return np.asarray(np.maximum(spent_ns - waits_ns, 0.0) * 1e-9)
 
 
 def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> Calls:
@@ -157,102 +202,161 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
 
     A call that some rank of its group lacks is left out: who came last is unknown.
     """
-    arrivals = [timeline.arrivals_ns for timeline in timelines]
-    waited = [np.full(len(t.collectives), -1) if t.waited_ns is None else t.waited_ns for t in timelines]
-    calls, ranks = timelines[0].collectives, len(timelines)
-    if all(timeline.collectives == calls for timeline in timelines[1:]):
-        names, members = [call.name for call in calls], np.ones((len(calls), ranks), dtype=bool)
-        came, measured = np.stack(arrivals, axis=1), np.stack(waited, axis=1)
-    else:
-        at = [{(call.group, call.number): k for k, call in enumerate(t.collectives)} for t in timelines]
-        ranks_of: defaultdict[str, set[int]] = defaultdict(set)
-        for rank, timeline in enumerate(timelines):
-            for group in {call.group for call in timeline.collectives}:
-                ranks_of[group].add(rank)
-        named = {(call.group, call.number): call.name for timeline in timelines for call in timeline.collectives}
-        known = [key for key in named if len(ranks_of[key[0]]) > 1 and all(key in at[r] for r in ranks_of[key[0]])]
-        names, members = [named[key] for key in known], np.zeros((len(known), ranks), dtype=bool)
-        came, measured = np.zeros(members.shape, dtype=np.int64), np.full(members.shape, -1)
-        for rank, place in enumerate(at):
-            mine = np.flatnonzero([rank in ranks_of[group] for group, _ in known])
-            where = [place[known[k]] for k in mine.tolist()]
-            members[mine, rank] = True
-            came[mine, rank], measured[mine, rank] = arrivals[rank][where], waited[rank][where]
-    released = Calls([], came, members, measured).released_ns
-    order = released.argsort(kind="stable")  # a call that comes later on every rank also has the later last arrival
-    begin, end = min(track.begin_ns[0] for track in tracks), max(track.end_ns[-1] for track in tracks)
-    order = order[(released[order] >= begin) & (released[order] <= end)]
-    return Calls([names[k] for k in order.tolist()], came[order], members[order], measured[order])
+    first_calls = timelines[0].collectives
+    are_equal = all(timeline.collectives == first_calls for timeline in timelines[1:])
+    calls = _equal_calls(timelines) if are_equal else _matched_calls(timelines)
+    begin_ns = min(track.begin_ns[0] for track in tracks)
+    end_ns = max(track.end_ns[-1] for track in tracks)
+    return calls.sorted_by_release(begin_ns, end_ns)
+
+
+def _measured_waits(timeline: RankTimeline) -> Instants:
+    """Return how long the rank waited in each of its calls; -1 where that was not measured."""
+    if timeline.waited_ns is None:
+        return np.full(len(timeline.collectives), -1)
+    return timeline.waited_ns
+
+
+def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
+    """Return the calls of ranks that all made the same ones, in the same order."""
+    names = [call.name for call in timelines[0].collectives]
+    came_ns = np.stack([timeline.arrivals_ns for timeline in timelines], axis=1)
+    measured_ns = np.stack([_measured_waits(timeline) for timeline in timelines], axis=1)
+    return Calls(names, came_ns, np.ones(came_ns.shape, dtype=bool), measured_ns)
+
+
+def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
+    """Return the calls that every rank of their group made, matched by group and number."""
+    ranks_of_group: defaultdict[str, set[int]] = defaultdict(set)
+    index_by_rank: list[dict[tuple[str, int], int]] = []
+    name_of: dict[tuple[str, int], str] = {}
+    for rank, timeline in enumerate(timelines):
+        index_of = {}
+        for index, call in enumerate(timeline.collectives):
+            key = (call.group, call.number)
+            index_of[key] = index
+            name_of[key] = call.name
+            ranks_of_group[call.group].add(rank)
+        index_by_rank.append(index_of)
+
+    complete_keys = []
+    for key in name_of:
+        ranks = ranks_of_group[key[0]]
+        if len(ranks) > 1 and all(key in index_by_rank[rank] for rank in ranks):
+            complete_keys.append(key)
+
+    shape = (len(complete_keys), len(timelines))
+    members = np.zeros(shape, dtype=bool)
+    came_ns, measured_ns = np.zeros(shape, dtype=np.int64), np.full(shape, -1)
+    for rank, timeline in enumerate(timelines):
+        rows, calls = [], []
+        for row, key in enumerate(complete_keys):
+            if rank in ranks_of_group[key[0]]:
+                rows.append(row)
+                calls.append(index_by_rank[rank][key])
+        members[rows, rank] = True
+        came_ns[rows, rank] = timeline.arrivals_ns[calls]
+        measured_ns[rows, rank] = _measured_waits(timeline)[calls]
+    return Calls([name_of[key] for key in complete_keys], came_ns, members, measured_ns)
 
 
 def _waits(
-    calls: Calls, tracks: Sequence[Track], at: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool
+    calls: Calls, tracks: Sequence[Track], marks: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool
 ) -> tuple[Instants, Flags]:
-    """Return how long each rank waited in each call, and in which calls all of them wait for the last one."""
-    came, members, released = calls.came_ns, calls.members, calls.released_ns[:, None]
-    timed = (calls.measured_ns >= 0).any(axis=1)
-    followed = _next_event(came, members, tracks)
-    followed[timed] = np.iinfo(np.int64).max  # the order of arrival is unknown for calls timed on a stream
-    everyone = np.arange(len(came))
-    first = members.argmax(axis=1) if len(came) else everyone
-    place, part = at[everyone, first], parts[everyone, first]
-    holds = np.ones(len(came), dtype=bool)
+    """Return how long each rank waited in each call, and in which calls all of them wait for the last one.
+
+    ``marks`` and ``parts`` are of each call on each rank: the mark before it, and the part that it is in.
+    """
+    came_ns, members, released_ns = calls.came_ns, calls.members, calls.released_ns[:, None]
+    is_timed = (calls.measured_ns >= 0).any(axis=1)
+    next_ns = _next_event(came_ns, members, tracks)
+    next_ns[is_timed] = _NEVER  # the order of arrival is unknown for calls timed on a stream
+    went_on = np.asarray((members & (next_ns < released_ns - _WENT_ON_NS)).any(axis=1))
+    holds = _calls_that_hold(calls, went_on, marks, parts, overlap)
+
+    until_release_ns = np.maximum(np.minimum(released_ns, next_ns) - came_ns, 0)
+    waits_ns = np.where(members & holds[:, None], until_release_ns, 0)
+    waits_ns[is_timed] = _timed_waits(holds[is_timed], came_ns[is_timed], calls.measured_ns[is_timed])
+    return waits_ns, holds & members.all(axis=1)
+
+
+def _calls_that_hold(
+    calls: Calls, went_on: Flags, marks: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool
+) -> Flags:
+    """Return [C]: whether the ranks of the call wait in it for the last one.
+
+    ``went_on``: whether some rank of the call did something else before the last one came.
+    """
+    all_calls = np.arange(len(calls.names))
+    first_member = calls.members.argmax(axis=1) if len(all_calls) else all_calls
+    mark, part = marks[all_calls, first_member], parts[all_calls, first_member]
+    holds = np.ones(len(all_calls), dtype=bool)
     if overlap:
-        behind = np.flatnonzero(part == BACKWARD).tolist()
-        for _, of_one in groupby(behind, key=lambda call: (int(first[call]), int(place[call]))):
-            holds[list(of_one)[:-1]] = False
-    went_on = np.asarray((members & (followed < released - _WENT_ON_NS)).any(axis=1))
-    alike = defaultdict[tuple[str, int], list[int]](list)
+        in_backward = np.flatnonzero(part == BACKWARD).tolist()
+        for _, calls_of_backward in groupby(in_backward, key=lambda call: (int(first_member[call]), int(mark[call]))):
+            all_but_last = list(calls_of_backward)[:-1]
+            holds[all_but_last] = False
+
+    same_name_and_part = defaultdict[tuple[str, int], list[int]](list)
     for call in np.flatnonzero(holds).tolist():
-        alike[calls.names[call], int(part[call])].append(call)
-    for (name, _), same in alike.items():
-        if went_on[same].mean() > _MAY_GO_ON:
-            holds[same] = ":broadcast" in name  # a broadcast holds the sender, and ranks that have not received yet
-    waits = np.where(members & holds[:, None], np.maximum(np.minimum(released, followed) - came, 0), 0)
-    waits[timed] = _timed_waits(holds[timed], came[timed], calls.measured_ns[timed])
-    return waits, holds & members.all(axis=1)
+        same_name_and_part[calls.names[call], int(part[call])].append(call)
+    for (name, _), same_calls in same_name_and_part.items():
+        if went_on[same_calls].mean() > _MAY_GO_ON:
+            holds[same_calls] = ":broadcast" in name  # holds the sender, and ranks that have not received yet
+    return holds
 
 
-def _next_event(came: Instants, members: Flags, tracks: Sequence[Track]) -> Instants:
+def _next_event(came_ns: Instants, members: Flags, tracks: Sequence[Track]) -> Instants:
     """Return [C, R]: when each rank next made a mark or a call, which a held rank cannot do."""
-    instants = np.full(came.shape, np.iinfo(np.int64).max)
+    next_ns = np.full(came_ns.shape, _NEVER)
     for rank, track in enumerate(tracks):
-        mine = members[:, rank]
-        events = np.sort(np.concatenate([track.marks_ns, came[mine, rank]]))
-        following = np.searchsorted(events, came[mine, rank], "right")
-        instants[mine, rank] = np.append(events, np.iinfo(np.int64).max)[following]
-    return instants
+        is_member = members[:, rank]
+        own_calls_ns = came_ns[is_member, rank]
+        events_ns = np.sort(np.concatenate([track.marks_ns, own_calls_ns]))
+        following = np.searchsorted(events_ns, own_calls_ns, "right")
+        next_ns[is_member, rank] = np.append(events_ns, _NEVER)[following]
+    return next_ns
 
 
-def _timed_waits(holds: Flags, came: Instants, measured: Instants) -> Instants:
+def _timed_waits(holds: Flags, came_ns: Instants, measured_ns: Instants) -> Instants:
     """Return [C, R]: the part of the waiting time in the calls themselves that no computation hid.
 
     Calls queue behind each other on their own stream. The rank computes during a call that nobody waits for:
     the rest of its waiting counts at the next call that is waited for.
     """
-    waits, until = np.zeros_like(came), np.full(came.shape[1], np.iinfo(np.int64).min)
-    for call, known in enumerate(measured >= 0):
-        until = np.where(known, np.maximum(until, came[call]) + measured[call], until)
+    waits_ns = np.zeros_like(came_ns)
+    queue_end_ns = np.full(came_ns.shape[1], _NEVER_YET)
+    for call, is_measured in enumerate(measured_ns >= 0):
+        queue_end_ns = np.where(is_measured, np.maximum(queue_end_ns, came_ns[call]) + measured_ns[call], queue_end_ns)
         if holds[call]:
-            waits[call] = np.where(known, until - came[call], 0)
-            until[:] = np.iinfo(np.int64).min
-    return waits
+            waits_ns[call] = np.where(is_measured, queue_end_ns - came_ns[call], 0)
+            queue_end_ns[:] = _NEVER_YET
+    return waits_ns
 
 
 def _points(
     tracks: Sequence[Track], steps: Instants, met_ns: Instants
 ) -> tuple[Instants, NDArray[np.int64], NDArray[np.int64]]:
-    """Return where cells end ([K, R]), the step of each cell, and where segments begin."""
-    begin, end = (np.stack([getattr(t, name) for t in tracks], axis=1) for name in ("begin_ns", "end_ns"))
-    count, follows = len(steps), np.append(np.diff(steps) == 1, False)
-    points = np.concatenate([end, begin, met_ns])
-    order = points.max(axis=1).argsort(kind="stable")
-    step, now = np.full(len(order), -1, dtype=np.int64), -1
+    """Return where cells end ([K, R]), the step of each cell, and where segments begin.
+
+    ``met_ns`` is when each rank came to the calls in which all wait for the last one.
+    """
+    begin_ns = np.stack([track.begin_ns for track in tracks], axis=1)
+    end_ns = np.stack([track.end_ns for track in tracks], axis=1)
+    count = len(steps)
+    is_followed = np.append(np.diff(steps) == 1, False)  # by the next step, without one left out
+    points_ns = np.concatenate([end_ns, begin_ns, met_ns])
+    order = points_ns.max(axis=1).argsort(kind="stable")
+    step = np.full(len(order), -1, dtype=np.int64)
+    current_step = -1
     for cell, point in enumerate(order.tolist()):
-        if point < count:  # a step's end
-            step[cell], now = point, point + 1 if follows[point] else -1
+        is_end, is_begin = point < count, count <= point < 2 * count
+        if is_end:
+            step[cell] = point
+            current_step = point + 1 if is_followed[point] else -1
             continue
-        step[cell] = now
-        if point < 2 * count:  # its begin
-            now = point - count
-    return points[order], step, np.append(0, np.flatnonzero(order[:-1] >= 2 * count) + 1)
+        step[cell] = current_step
+        if is_begin:
+            current_step = point - count
+    meetings = np.flatnonzero(order[:-1] >= 2 * count)
+    return points_ns[order], step, np.append(0, meetings + 1)
