@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lm_profiler.analysis.compare.sides import comparable_step_s
 from lm_profiler.improve.decision import Ran
 from lm_profiler.improve.tolerance import other_step
 from lm_profiler.record.entry import Entry
@@ -105,11 +106,14 @@ class RanCell:
         try:
             record = self.record
             other = other_step(first, record)
-            step = record.time.get("step")
-            if step is None or step.mean is None:
-                raise NoSteps("too few measured steps: raise --stages.measure_steps")
             # The mean: batches of several workers come in bursts, so a median does not show the rate.
-            seconds = step.mean * (1.0 if other is None else other[1] / other[2])
+            step_s = comparable_step_s(self.entry)
+            if step_s is None:
+                raise NoSteps("too few measured steps: raise --stages.measure_steps")
+            seconds = step_s
+            if other is not None:
+                _, first_size, size = other
+                seconds = step_s * first_size / size
             peak = _peak_bytes(record)
         except NoSteps as error:
             why, is_refused = str(error), self.outcome.status == "refused"

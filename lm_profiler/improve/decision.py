@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.analysis.steps.statistics import finite
-from lm_profiler.record.improve_record import TriedVerdict
+from lm_profiler.record.improve_record import ENDED, UNLIKELY, TriedVerdict
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 
@@ -133,12 +133,16 @@ _DRAWS = 40_000
 def spread(settings: Sequence[Sequence[float]], known: ProcessSpread = ASSUMED_SPREAD) -> float:
     """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
-    It starts from the ``known`` spread of the machine; an assumed one weighs as much as one further process.
+    ``settings`` holds the seconds of each setting's processes. The variance is a mean, weighted by degrees of freedom,
+    with the ``known`` spread of the machine; an assumed one weighs as much as one further process.
     """
-    logs = [np.log(finite(processes)) for processes in settings if len(processes)]
-    weight = min(known.freedom, float(_BORROWED)) if known.learned else 1.0
-    freedom = sum(processes.size - 1 for processes in logs)
-    return math.sqrt((weight * known.std**2 + sum(map(_squares, logs))) / (weight + freedom))
+    log_seconds = [np.log(finite(processes_s)) for processes_s in settings if len(processes_s)]
+    freedom = sum(logs.size - 1 for logs in log_seconds)
+    squares = sum(_squares(logs) for logs in log_seconds)
+    known_freedom = min(known.freedom, float(_BORROWED)) if known.learned else 1.0
+    known_squares = known_freedom * known.std**2
+    variance = (known_squares + squares) / (known_freedom + freedom)
+    return math.sqrt(variance)
 
 
 def repeated_interval(
@@ -205,10 +209,6 @@ def _squares(logs: NDArray[np.float64]) -> float:
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
-ENDED = "the budget ended it"
-PASSED = "it did not look faster than the others"
-_UNLIKELY = "more pairs would hardly show it to be faster"
-
 
 def judged(compared: Compared, most: int, spread: float) -> Compared:
     """Return the comparison with its interval and, once that decides or no pair is left, its verdict."""
@@ -222,7 +222,7 @@ def judged(compared: Compared, most: int, spread: float) -> Compared:
     if word != "UNCLEAR" and not (last and compared.pairs < most):
         return replace(compared, verdict=word)
     if not last and hopeless(compared.ratios, spread):
-        return replace(compared, verdict="UNDECIDED", why=_UNLIKELY)
+        return replace(compared, verdict="UNDECIDED", why=UNLIKELY)
     return replace(compared, verdict="UNDECIDED" if compared.pairs >= most else None)
 
 
@@ -239,19 +239,10 @@ def failed(compared: Compared) -> Compared:
     return compared
 
 
-def passed_over(compared: Compared, spread: float) -> Compared:
-    """Return a screening's verdict on a change that does not look faster than others; only a proof may say FASTER."""
-    interval = repeated_interval(compared.ratios, compared.error, spread)
-    compared, word = replace(compared, interval=interval), change(interval)
-    if word == "SLOWER" or word == "SAME":
-        return replace(compared, verdict=word)
-    return replace(compared, verdict="UNDECIDED", why=PASSED)
-
-
 def takes_place_of(new: Compared, old: Compared) -> bool:
-    """Return whether ``old`` is the same comparison, or only a screening of the same candidate."""
-    looked = old.verdict is None or old.why == PASSED
-    return new.candidate == old.candidate and (looked or new.a_options == old.a_options)
+    """Return whether ``old`` is the same comparison, or one of the same candidate that had decided nothing."""
+    had_decided = old.verdict is not None and not may_go_on(old)
+    return new.candidate == old.candidate and (not had_decided or new.a_options == old.a_options)
 
 
 def may_go_on(compared: Compared) -> bool:

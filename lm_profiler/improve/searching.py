@@ -31,7 +31,10 @@ from lm_profiler.sweep.display import LineDisplay
 from lm_profiler.sweep.schedule import Schedule, own_compile_cache
 from lm_profiler.sweep.sweep_folder import SweepFolder
 
-_SHARED = "{} of {} runs shared the machine with something else, which makes them differ: try again while it is quiet"
+_SHARED = (
+    "{} of {} runs shared the machine with other programs: their steps count without the time that they waited for a "
+    "CPU, and the search needs more pairs than on a quiet machine"
+)
 
 _COPIED = ("pairs", "a_s", "b_s", "verdict", "accepted", "why")
 

@@ -18,6 +18,11 @@ IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 # FASTER, but loss or gradients are off.
 TriedVerdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
 
+# Reasons of UNDECIDED. After the last two more pairs would show nothing new.
+ENDED = "the budget ended it"
+UNLIKELY = "more pairs would hardly show it to be faster"
+NOT_FASTER = "it did not look faster at two checks"
+
 # How a search ended. ``failed``: the first setting does not run. ``unfinished``: it still runs, or was killed.
 Ended = Literal["done", "budget", "interrupted", "failed", "unfinished"]
 
@@ -57,6 +62,11 @@ class Tried(Part):
     verdict: Annotated[TriedVerdict, Newer] | None = figure("verdict", "text", "and whether it was kept", default=None)
     accepted: bool = False
     why: str | None = figure("why", "text", "of a verdict that does not say it alone", default=None)
+
+    @property
+    def needs_more_pairs(self) -> bool:
+        """Whether it was compared, and more pairs may still show that it helps."""
+        return self.verdict == "UNDECIDED" and self.why not in (UNLIKELY, NOT_FASTER)
 
 
 class Final(Part):

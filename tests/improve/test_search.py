@@ -12,8 +12,11 @@ import pytest
 
 from benchmarks.improve import MACHINES, Row, hidden, nothing
 from lm_profiler.analysis.remedies.remedy import Candidate
+from lm_profiler.improve.candidates import ImproveRequest
 from lm_profiler.improve.decision import Checked, Compared, Ran
 from lm_profiler.improve.search import ERROR, Searcher
+from lm_profiler.improve.searching import Account
+from lm_profiler.report.run.improve_table import headline
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,12 @@ def recorded(answer: Answer) -> tuple[Answer, list[Question]]:
     return recording, asked
 
 
-def program(shares: Mapping[str, float], noise: float = 0.0, checked: Checked | None = None) -> Answer:
+OTHERS = ("b=1", "c=1", "d=1", "e=1", "f=1")
+
+
+def program(shares: Mapping[str, float], noise: float = 0.0, checked: Checked | None = None, seed: int = 1) -> Answer:
     """A step of a second times the share of each option; a run takes ten seconds, and every winner is right."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
 
     def answer(asked: Question) -> Ran | Checked:
         if isinstance(asked, Check):
@@ -130,12 +136,8 @@ def test_the_highest_ceiling_goes_first_and_unknown_ones_last() -> None:
     changes = values("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])
     end = searched(changes, answer)
 
-    assert [dict(one.options) for one in asked[1:5] if isinstance(one, Trial)] == [
-        {},
-        {"c": "1"},
-        {"a": "1"},
-        {"b": "1"},
-    ]
+    trials = [dict(one.options) for one in asked[1:] if isinstance(one, Trial) and one.options]
+    assert list(dict.fromkeys(map(str, trials))) == ["{'c': '1'}", "{'a': '1'}", "{'b': '1'}"]
     assert end.options == {}
     assert end.last is None
     short = searched(changes, program({"c=1": 1.5}), 120.0)  # with room for one of them
@@ -146,7 +148,7 @@ def test_a_value_takes_the_place_of_another_of_its_option() -> None:
     end = searched(values("workers=2", "workers=4"), program({"workers=2": 0.6, "workers=4": 0.3}))
 
     assert end.options == {"workers": "4"}
-    assert [one.candidate and one.candidate.name for one in accepted(end)] == ["workers=4"]
+    assert [one.name for one in accepted(end)] == ["workers=2", "workers=4"]
 
 
 def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> None:
@@ -158,22 +160,35 @@ def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> No
 
     end = searched(values("compile=1", "batch=8"), answer)
 
-    assert verdicts(end) == [("batch=8", "FASTER"), ("compile=1", "FASTER")]
+    assert verdicts(end) == [("compile=1", "SLOWER"), ("batch=8", "FASTER"), ("compile=1", "FASTER")]
     assert end.options == {"batch": "8", "compile": "1"}
 
 
-def test_all_are_screened_against_one_baseline_and_the_best_is_proven_in_runs_it_was_not_chosen_by() -> None:
+def test_the_one_change_in_eight_that_helps_is_found_though_it_has_no_ceiling() -> None:
     names = [f"{name}=1" for name in "abcdefgh"]
     answer, asked = recorded(program({**dict.fromkeys(names, 1.0), "e=1": 0.93}, noise=0.02))
     end = searched(values(*names), answer, 4e3)
 
-    trials = [one for one in asked if isinstance(one, Trial)]
-    assert [dict(one.options) for one in trials[1:10]] == [{}, *({name: "1"} for name in "abcdefgh")]
     (proven,) = accepted(end)
     assert proven.b_options == {"e": "1"}
-    screened = sum(one.options == {"e": "1"} for one in trials[: trials.index(trials[-1])]) - proven.pairs
-    assert screened >= 1
-    assert len(trials) < 100  # each against a baseline of its own took 190 to 290
+    assert sum(isinstance(one, Trial) for one in asked) < 250
+
+
+def test_what_looks_faster_gets_the_budget_and_what_does_not_is_put_off() -> None:
+    """Processes differ by 5 %: of six changes only the likeliest can be proven in 30 pairs, and it is."""
+    found = 0
+    for seed in range(20):
+        answer = program({"a=1": 0.85, **dict.fromkeys(OTHERS, 1.0)}, noise=0.05, seed=seed)
+        end = searched(values("a=1", *OTHERS, ceilings=[0.5, *[0.3] * 5]), answer, 600.0)
+        found += end.options == {"a": "1"}
+    assert found >= 16
+
+
+def test_nothing_decided_is_not_nothing_helped() -> None:
+    """Processes differ by 30 % and the budget is small."""
+    search = searched(values("a=1", "b=1", "c=1"), program(dict.fromkeys(("a=1", "b=1", "c=1"), 0.97), 0.3), 200.0)
+    record = Account(ImproveRequest(config="demo"), "now").record(search, search.ended or "budget", 1)
+    assert headline(record).startswith("nothing was decided")
 
 
 def test_a_baseline_that_fails_once_is_run_again() -> None:
@@ -187,13 +202,13 @@ def test_a_baseline_that_fails_once_is_run_again() -> None:
     assert searched(values("a=1", "b=1"), answer).options == {"a": "1"}
 
 
-def test_every_further_proof_has_half_of_the_error_unless_all_before_were_right() -> None:
-    """So all of a search together err in ``ERROR`` at most."""
+def test_candidates_that_are_not_accepted_yet_share_the_error() -> None:
+    """Only one of the two sides on which an interval errs accepts: all together err in ``ERROR``."""
     shares = {"a=1": 0.5, "b=1": 0.6, "c=1": 0.7}
     all_right = searched(values(*shares), program(shares))
-    assert [one.error for one in accepted(all_right)] == [ERROR] * 3
+    assert [one.error for one in accepted(all_right)] == [2 * ERROR / 3, ERROR, ERROR]
     none = searched(values(*shares), program(shares, checked=Checked(False)))
-    assert [one.error for one in none.tried] == [ERROR, ERROR / 2, ERROR / 4]
+    assert [one.error for one in none.tried] == [2 * ERROR / 3] * 3
 
 
 def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:

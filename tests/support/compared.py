@@ -109,7 +109,7 @@ def busy_entry(
         cpu_s=fmean(ran_s),
     )
     contention = Contention(
-        not_had=missed, had_s=1.0, others_s=1.0, stolen_s=0.0, throttled_s=0.0, waited_s=1.0, pressure=None,
+        not_had=missed, had_s=1.0, others_s=10.0, stolen_s=0.0, throttled_s=0.0, waited_s=1.0, pressure=None,
         involuntary_switches=0, wall_s=2.0, cpus=2,
     )  # fmt: skip
     return entry_of_steps(folder, walls_s, mean_counters=counters, contention=contention, **changes)

@@ -30,11 +30,11 @@ from lm_profiler.analysis.compare.sides import (
     Side,
     read_side,
     typical,
+    used_gpu_of_others,
     without_waiting,
 )
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry, machine_of
-from lm_profiler.record.machine import SHARED
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
@@ -242,7 +242,7 @@ class SidePair:
         The intervals of two rows hold together. CPU time says nothing if more processes or threads share the work on
         one side, and nothing of this helps if others used the GPU.
         """
-        if _others_used_gpu([*self.a.runs, *self.b.runs]):
+        if any(used_gpu_of_others(run) for run in (*self.a.runs, *self.b.runs)):
             return []
         names = [WITHOUT_CPU_WAITS]
         if _same_parallelism(self.a.runs[0], self.b.runs[0]):
@@ -300,16 +300,6 @@ def _same_parallelism(a: Run, b: Run) -> bool:
     threads_a, threads_b = (run.record.environment and run.record.environment.threads for run in (a, b))
     workers_a, workers_b = (run.record.loader and run.record.loader.workers for run in (a, b))
     return threads_a == threads_b and workers_a == workers_b
-
-
-def _others_used_gpu(runs: Sequence[Run]) -> bool:
-    for run in runs:
-        contention = run.record.contention
-        if contention is None or contention.gpu is None:
-            continue
-        if (contention.gpu.utilisation or 0.0) >= SHARED:
-            return True
-    return False
 
 
 def _flops_ratio(a: Side, b: Side) -> float | None:

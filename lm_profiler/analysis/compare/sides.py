@@ -21,8 +21,9 @@ from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import ms_text
+from lm_profiler.record.machine import SHARED
 from lm_profiler.record.quantities import Quantity
-from lm_profiler.record.run_record import Ranks, RunRecord, StepCounters
+from lm_profiler.record.run_record import Ranks, RecordError, RunRecord, StepCounters
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
@@ -61,8 +62,20 @@ class Run:
 
     @property
     def without_cpu_waits(self) -> Interval | None:
-        """Mean seconds of a step in which the training thread ran or slept, without waits for a CPU; None: unknown."""
-        return self._mean_of_counters(_without_cpu_wait_s)
+        """Mean seconds of a step without the time for which others kept the training thread waiting for a CPU.
+
+        In the rest it ran, slept, or waited for processes of the run itself, such as a loader's workers. None: unknown.
+        """
+        share = self._share_of_others
+        return self._mean_of_counters(lambda counters: _without_cpu_wait_s(counters, share))
+
+    @property
+    def _share_of_others(self) -> float:
+        """The share of all waits for a CPU that others can have caused; the run's own threads wait for each other."""
+        contention = self.record.contention
+        if contention is None or not contention.waited_s or contention.others_s is None:
+            return 1.0
+        return min(contention.others_s / contention.waited_s, 1.0)
 
     @property
     def cpu_time(self) -> Interval | None:
@@ -101,10 +114,10 @@ class Run:
         return 0.0 if contention is None else contention.not_had or 0.0
 
 
-def _without_cpu_wait_s(counters: StepCounters) -> float | None:
+def _without_cpu_wait_s(counters: StepCounters, share_of_others: float) -> float | None:
     if counters.wall_s is None or counters.cpu_wait_s is None:
         return None
-    return max(counters.wall_s - counters.cpu_wait_s, 0.0)
+    return max(counters.wall_s - share_of_others * counters.cpu_wait_s, 0.0)
 
 
 def _cpu_s(counters: StepCounters) -> float | None:
@@ -209,6 +222,30 @@ def _waits_s(ranks: Ranks | None) -> dict[str, float]:
             waits_s[part] = fmean(rank.waiting_s.get(part, 0.0) for rank in ranks.by_rank)
     both_s = waits_s.get("forward", 0.0) + waits_s.get("backward", 0.0)
     return {**waits_s, "forward_backward": both_s}
+
+
+def comparable_step_s(entry: Entry) -> float | None:
+    """Return the mean step of a run: all of its measured steps after the warm-up; None if none was measured.
+
+    If other programs took CPU time from the run, it is the step without waits for a CPU, as far as that is known.
+    """
+    try:
+        [run] = read_side("run", [entry]).runs
+    except (UsageError, RecordError):  # no measured step, or no rows of them
+        step = None if entry.record is None else entry.record.time.get("step")
+        return None if step is None else step.mean
+    undisturbed = run.without_cpu_waits
+    if run.record.contended and not used_gpu_of_others(run) and undisturbed is not None:
+        return undisturbed.mean
+    return run.mean("step").mean
+
+
+def used_gpu_of_others(run: Run) -> bool:
+    """Whether other processes used the run's GPU, so that waiting for it says nothing."""
+    contention = run.record.contention
+    if contention is None or contention.gpu is None:
+        return False
+    return (contention.gpu.utilisation or 0.0) >= SHARED
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

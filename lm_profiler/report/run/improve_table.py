@@ -40,7 +40,21 @@ def headline(record: ImproveRecord) -> str:
         return f"step {_from_to(before, after)} ms, {ratio_text(before / after)} × as it was chosen, not compared anew"
     if record.ended == "budget" and not any(of.pairs for of in record.tried):
         return "nothing was tried: the budget is too short for a comparison"
-    return "nothing helped" if record.ended in ("done", "budget") else "nothing helped so far"
+    return _without_result(record)
+
+
+def _without_result(record: ImproveRecord) -> str:
+    """Return what a search without any accepted change has shown: that nothing helps, or nothing at all."""
+    compared = [change for change in record.tried if change.pairs]
+    undecided = [change for change in compared if change.needs_more_pairs]
+    if record.ended not in ("done", "budget"):
+        return "nothing helped so far"
+    if not undecided:
+        return "nothing helped"
+    if len(undecided) == len(compared):
+        return "nothing was decided: runs differ too much for this budget; give it a larger one, or a quieter machine"
+    number = counted(len(undecided), "change")
+    return f"nothing helped of what was decided; {number} would need a larger budget"
 
 
 def final_line(final: Final) -> str:

@@ -12,7 +12,7 @@ import pytest
 from compared import busy_entry, entry_of_steps
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
-from lm_profiler.analysis.compare.sides import CPU_TIME, WITHOUT_CPU_WAITS
+from lm_profiler.analysis.compare.sides import CPU_TIME, WITHOUT_CPU_WAITS, comparable_step_s
 from lm_profiler.analysis.evidence import Evidence, write_evidence
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ProcessSpread
@@ -128,6 +128,22 @@ def test_counters_of_single_steps_count_after_the_warm_up_only(tmp_path: Path) -
     by_part = {row.part: row for row in found.work}
     assert by_part[CPU_TIME].a_s == pytest.approx(0.01)
     assert by_part[WITHOUT_CPU_WAITS].a_s == pytest.approx(0.01)
+
+
+def test_the_step_that_a_search_compares_has_no_waits_for_a_cpu_but_those_for_data() -> None:
+    assert comparable_step_s(busy_entry("a", [0.016] * STEPS, 0.5, asleep_s=0.03)) == pytest.approx(0.046)
+    assert comparable_step_s(entry_of_steps("a", [0.016] * STEPS)) == pytest.approx(0.016)
+
+
+def test_threads_of_the_run_that_wait_for_each_other_are_no_load_of_others() -> None:
+    """Others used a tenth of the CPU time for which the run's own threads, such as a loader's workers, waited."""
+    made = busy_entry("a", [0.01] * STEPS, 0.5)
+    assert made.record is not None
+    assert made.record.contention is not None
+    contention = made.record.contention.model_copy(update={"waited_s": 10.0, "others_s": 1.0})
+    own = replace(made, record=made.record.model_copy(update={"contention": contention}))
+    own.__dict__["rows"] = made.rows
+    assert comparable_step_s(own) == pytest.approx(0.019)
 
 
 def counters_of(work: Sequence[float]) -> list[StepCounters]:
