@@ -80,8 +80,11 @@ class OwnersWatch(Instrument):
         if (owners := self._owners) is None:
             return {}
         self.discard()
-        followed = {} if owners.follow is None else {"python_times": owners.follow.shares()}
-        return {"other_by_owner": owners.shares(), "thread_use": owners.thread_use(), **followed}
+        thread_use = owners.thread_use()
+        facts: dict[str, Any] = {"other_by_owner": owners.shares(), "thread_use": thread_use}
+        if owners.follow is not None:
+            facts["python_times"] = owners.follow.shares({phase: use.ran_s for phase, use in thread_use.items()})
+        return facts
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
         if isinstance(span, Epoch) or (isinstance(span, Span) and span._code != at.OTHER):

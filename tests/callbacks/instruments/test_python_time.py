@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lm_profiler.callbacks.instruments import python_time
-from lm_profiler.callbacks.instruments.python_time import PythonTimes
+from lm_profiler.callbacks.instruments.python_time import FollowedTime, FollowingCost, PythonTimes
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record.quantities import PARTS
@@ -97,6 +97,29 @@ def test_what_other_programs_take_of_the_cpu_is_nobodys_line() -> None:
     rows = times.shares()
     assert seconds_in(rows, "sleeps", "time.sleep") >= 1.0  # a function of C may wait
     assert sum(row.seconds for row in rows if row.what == "python") < 0.02
+
+
+def test_lines_take_no_longer_than_the_phase_does_when_nobody_follows() -> None:
+    """Logging looked like 38 % of a step and is 9 %: each of its many events costs more than the calibrated cost."""
+    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
+    times._cost = FollowingCost(event_ns=300.0, event_ran_ns=600.0, slower=1.0)
+    log, product = ("net.py", 3, "Net.logs"), ("net.py", 9, "Net.forward")
+    events = 10_000
+    own_s = {"Net.logs": 0.005, "Net.forward": 0.050}
+    costly_ns = int(own_s["Net.logs"] * 1e9 + events * 1400.0)  # 800 ns more than is calibrated
+    times._followed[FORWARD, log, "Lightning"] = FollowedTime(costly_ns, costly_ns, events, events)
+    heavy_ns = int(own_s["Net.forward"] * 1e9)
+    times._followed[FORWARD, product, "torch"] = FollowedTime(heavy_ns, heavy_ns, 1, 2)
+    rows = {row.function: row.seconds for row in times.shares({"forward": sum(own_s.values())})}
+    assert rows == pytest.approx(own_s, rel=0.01)
+    assert {row.function: row.seconds for row in times.shares()}["Net.logs"] == pytest.approx(0.013, rel=0.01)
+
+
+def test_a_step_that_took_longer_when_followed_is_scaled_to_the_usual_one() -> None:
+    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
+    times._followed[FORWARD, ("net.py", 3, "Net.forward"), "python"] = FollowedTime(10**9, 10**9, 1, 1)
+    (row,) = times.shares({"forward": 0.2})
+    assert row.seconds == pytest.approx(0.2)
 
 
 class Net(nn.Module):
