@@ -72,7 +72,7 @@ _PERHAPS_BEYOND = (b"0" * 30, b"0e00", b"0e+00")
 
 _OPTIONS = ("config", "overrides")  # parts of a record that hold a user's own numbers, of any size
 
-_ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
+_ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
 
 class RecordError(ValueError):
@@ -80,18 +80,19 @@ class RecordError(ValueError):
 
 
 @contextmanager
-def only_below(root: Path) -> Iterator[None]:
-    """While this is open, let this thread read nothing outside ``root``, whatever link or name leads there."""
-    token = _ROOT.set(Path(os.path.realpath(root)))
+def only_below(*roots: Path) -> Iterator[None]:
+    """While this is open, let this thread read nothing outside ``roots``, whatever link or name leads there."""
+    token = _ROOTS.set([Path(os.path.realpath(root)) for root in roots])
     try:
         yield
     finally:
-        _ROOT.reset(token)
+        _ROOTS.reset(token)
 
 
 def read_plain(path: Path) -> bytes:
-    root, real = _ROOT.get(), Path(os.path.realpath(path))
-    if root is not None and not real.is_relative_to(root):
+    roots = _ROOTS.get()
+    real = Path(os.path.realpath(path))
+    if roots is not None and not any(real.is_relative_to(root) for root in roots):
         raise RecordError(f"{path}: cannot be read: it lies outside the folder")
     try:
         # Without O_NONBLOCK a pipe in place of the file would block here, perhaps for ever.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, QUANTITIES
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.tables.formats import markdown, plain, render
+from lm_profiler.report.tables.formats import fenced, lines, markdown, plain
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, peak_memory
 
@@ -26,6 +27,8 @@ SUFFIX = ".summary"
 # The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
 # the order of the alphabet until it is asked for others: capitals come before the groups of the steps.
 GROUP = "Summary"
+
+_TEXT_WIDTH = 120  # characters of a line under TEXT
 
 
 def write_hparams(entry: Entry) -> None:
@@ -80,9 +83,18 @@ def figures(entry: Entry) -> dict[str, float]:
 
 
 def text(entry: Entry) -> str:
+    """Return the page of a run as Markdown: each section as the terminal prints it, under its heading.
+
+    TensorBoard breaks the words of a Markdown table where its columns are narrow, but no line of such a block.
+    """
     if entry.record is None:
         return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
-    return render(run_page(entry.record, entry.folder), "markdown")
+    parts = []
+    for table in run_page(entry.record, entry.folder):
+        title = markdown(Table(title=table.title)) if table.title else ""
+        printed = fenced(list(lines(replace(table, title=""), _TEXT_WIDTH)))
+        parts.append("\n".join([title, *printed]))
+    return "\n\n".join(parts)
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:

@@ -211,16 +211,6 @@ def open_page(
     return open_
 
 
-@pytest.fixture(params=["tab", "page"])
-def open_either(request: pytest.FixtureRequest) -> OpenTab:
-    """Opens what shows the runs, in TensorBoard or as one file: the same modules, of the same answers.
-
-    Tests of what the two have of their own take both, as does one of each view; the others the tab alone.
-    """
-    opened: OpenTab = request.getfixturevalue(f"open_{request.param}")
-    return opened
-
-
 def _is_ours(source: str) -> bool:
     """Perfetto talks to its own developers; the rest is TensorBoard's."""
     return ("lm_profiler" in source or source.startswith("file:")) and "/perfetto/" not in source

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
-import lzma
-from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 
 def unpacked(text: str) -> bytes:
-    """By the other end's words alone: seven bits a character, then LZMA without a header."""
-    bits = "".join(f"{ord(character) % 128:07b}" for character in text)
-    content = int(bits[: len(bits) // 8 * 8], 2).to_bytes(len(bits) // 8, "big")
-    coder = {"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
-    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[coder]).decompress(content)
-
-
-def _unpacked(script: str, size: int) -> bytes:
-    content = unpacked(script)
-    assert len(content) == size
-    return content
+    """What a browser makes of a packed text: base64, then gzip."""
+    return gzip.decompress(base64.b64decode(text, validate=True))
 
 
 class Page(HTMLParser):
@@ -36,23 +27,16 @@ class Page(HTMLParser):
         self._inside = ""
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
-        held = [attrs for name, attrs in self.tags if name == "script" and "data-bytes" in attrs]
-        self._packed_script = ("", 0)
-        for attrs, script in zip(held, self.scripts, strict=False):
-            size = int(attrs["data-bytes"] or "")
-            if (route := attrs.get("data-route")) is None:
-                self._packed_script = (script, size)
-                continue
-            content = _unpacked(script, size)
-            if route in ("colours", "runs"):
-                self.answers[route, None] = json.loads(content)
+        held = [attrs["data-route"] for name, attrs in self.tags if name == "script" and "data-route" in attrs]
+        self.plotly = b""
+        for route, text in zip(held, self.scripts, strict=False):
+            content = unpacked(text)
+            if route == "plotly":
+                self.plotly = content
+            elif route == "runs":
+                self.answers["runs", None] = json.loads(content)
             else:
-                self.answers |= {(route, run): answer for run, answer in json.loads(content).items()}
-
-    @cached_property
-    def held_script(self) -> bytes:
-        """Plotly, whose four megabytes take a second."""
-        return _unpacked(*self._packed_script)
+                self.answers |= {(str(route), run): answer for run, answer in json.loads(content).items()}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))

@@ -6,6 +6,7 @@ import gzip
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client, TestResponse
@@ -19,9 +20,9 @@ with warnings.catch_warnings():
 Get = Callable[..., TestResponse]
 
 
-def get_from(logdir: str) -> Get:
-    """Asks the plugin over the log folder ``logdir``."""
-    client = Client(TensorBoardWSGI([LMProfilerPlugin(TBContext(logdir=logdir))]))
+def get_from(logdir: str, flags: Any = None) -> Get:
+    """Asks the plugin over the log folder ``logdir``, or over those that ``flags`` name."""
+    client = Client(TensorBoardWSGI([LMProfilerPlugin(TBContext(logdir=logdir, flags=flags))]))
 
     def get(route: str, buffered: bool = True, **arguments: str) -> TestResponse:
         return client.get(f"/data/plugin/lm_profiler/{route}", query_string=arguments, buffered=buffered)

@@ -1,6 +1,6 @@
-"""The pages in a browser: their content (``answers``), their drawing (``static``), and both in one file.
+"""The page of all runs in a browser: the list of runs, the script that draws it (``static``), and all in one file.
 
-TensorBoard's tab asks for the same answers and sends the same modules.
+TensorBoard's tab sends the same list, views and script.
 
-May use what ``report`` may, ``run``, ``tables`` and ``pictures``. Never the network.
+May use what ``report`` may, ``views``, ``run``, ``tables`` and ``pictures``. Never the network.
 """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
-from lm_profiler.report.tables.table import Table, text_table
+from lm_profiler.report.tables.table import Heading, Table, TableCell, text_cell, text_table
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
@@ -17,6 +18,8 @@ _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
 _SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is shown, and the most kernels that are named
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
+_KERNEL_TEXTS = 5  # the columns of the table of kernels that are texts; the others are figures
+_CALLER_WIDTH = 32  # characters of the calling operator on a terminal
 IDLE = "idle"
 
 
@@ -134,7 +137,9 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
     """Return tables of ms per step by phase and kind, and of the largest kernels, and the answers about them."""
     answers = [f"{question}: {answer}" for question, answer in kernel_answers(table, forward_s, head_width)]
-    return [_by_kind(table), _largest(table), Table(above=answers)]
+    left_out = left_out_line(table, _LARGEST)
+    largest = replace(kernels_table(table, _LARGEST, is_short=True), below=[left_out] if left_out else [])
+    return [kinds_table(table), largest, Table(above=answers)]
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
@@ -163,43 +168,67 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
     ]
 
 
-def _by_kind(table: KernelTable) -> Table:
-    sums = {kind: kind_s(table, table.phases, kind) for phase in table.phases.values() for kind in phase.kinds}
-    kinds = sorted(sums, key=lambda kind: -sums[kind])
-    totals = [*(sums[kind] for kind in kinds), sum(phase.idle_s for phase in table.phases.values())]
-    what, idle = "kernels on the device", IDLE
-    if table.source != "kernels":
-        what, idle = "operators on the host", "no operator"
+def kinds_table(table: KernelTable) -> Table:
+    """Return the ms of one step by phase and kind, with their sums and their shares of the step."""
+    found_kinds = {kind for phase in table.phases.values() for kind in phase.kinds}
+    sums = {kind: kind_s(table, table.phases, kind) for kind in found_kinds}
+    kinds = sorted(sums, key=lambda kind: (-sums[kind], kind))
+    source, idle = "operators on the host", "no operator"
+    if table.source == "kernels":
+        source, idle = "kernels on the device", IDLE
     rows = []
     for name, phase in table.phases.items():
-        times = [kind_s(table, [name], kind) for kind in kinds]
-        rows.append(
-            [name, *(_ms(table, of) if of else "" for of in (*times, phase.idle_s, phase.busy_s + phase.idle_s))]
-        )
-    rows.append(["step", *(_ms(table, of) if of else "" for of in (*totals, table.window_s))])
-    rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals), ""])
+        times_s = [kind_s(table, [name], kind) for kind in kinds]
+        whole_s = phase.busy_s + phase.idle_s
+        rows.append([name, *_ms_or_nothing(table, [*times_s, phase.idle_s, whole_s])])
+    totals_s = [sums[kind] for kind in kinds]
+    totals_s.append(sum(phase.idle_s for phase in table.phases.values()))
+    rows.append(["step", *_ms_or_nothing(table, [*totals_s, table.window_s])])
+    rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals_s), ""])
     titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
-    return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
+    return text_table(titles, rows, title=f"{source}, milliseconds of one step (mean of {table.steps} traced)")
 
 
-def _largest(table: KernelTable) -> Table:
+def kernels_table(table: KernelTable, most_rows: int | None = None, is_short: bool = False) -> Table:
+    """Return the largest kernels or operators; with ``is_short``, long names are cut for a terminal."""
     # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
-    name = "kernel" if table.source == "kernels" else "operator"
-    rows = [
-        [
-            *(shortened(_NOISE.sub("", row.name)), row.phase, row.kind.replace("_", " ")),
-            *(shortened(_NOISE.sub("", row.operator or ""), 32), shortened(row.module or "")),
-            *(f"{row.count / table.steps:g}", _ms(table, row.total_s)),
-            *(f"{row.total_s / max(row.count, 1) * 1e6:,.1f}", f"{row.total_s / table.window_s:.1%}"),
-        ]
-        for row in table.rows[:_LARGEST]
+    name_title = "kernel" if table.source == "kernels" else "operator"
+    titles = [name_title, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
+    headings = [Heading(title, title, index >= _KERNEL_TEXTS) for index, title in enumerate(titles)]
+    rows = [_kernel_row(table, row, is_short) for row in table.rows[:most_rows]]
+    return Table(headings, rows)
+
+
+def _kernel_row(table: KernelTable, row: KernelRow, is_short: bool) -> list[TableCell]:
+    name = _NOISE.sub("", row.name)
+    caller = _NOISE.sub("", row.operator or "")
+    module = row.module or ""
+    if is_short:
+        name, caller, module = shortened(name), shortened(caller, _CALLER_WIDTH), shortened(module)
+    calls = row.count / table.steps
+    call_s = row.total_s / max(row.count, 1)
+    share = row.total_s / table.window_s
+    return [
+        *(text_cell(text) for text in (name, row.phase, row.kind.replace("_", " "), caller, module)),
+        TableCell(calls, f"{calls:g}"),
+        TableCell(row.total_s / table.steps, _ms(table, row.total_s)),
+        TableCell(call_s, f"{call_s * 1e6:,.1f}"),
+        TableCell(share, f"{share:.1%}"),
     ]
-    hidden, below = table.rows[_LARGEST:], []
-    if left := len(hidden) + table.rest.rows:
-        total_s = sum(row.total_s for row in hidden) + table.rest.total_s
-        below = [f"{left} smaller rows are not shown, {_ms(table, total_s)} ms"]
-    titles = [name, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
-    return text_table(titles, rows, left=5, below=below)
+
+
+def left_out_line(table: KernelTable, most_rows: int | None) -> str:
+    """Return how many rows ``kernels_table`` leaves out, and their time; empty if it has all."""
+    hidden = [] if most_rows is None else table.rows[most_rows:]
+    count = len(hidden) + table.rest.rows
+    if not count:
+        return ""
+    total_s = sum(row.total_s for row in hidden) + table.rest.total_s
+    return f"{count} smaller rows are not shown, {_ms(table, total_s)} ms"
+
+
+def _ms_or_nothing(table: KernelTable, times_s: Sequence[float]) -> list[str]:
+    return [_ms(table, time_s) if time_s else "" for time_s in times_s]
 
 
 def _ms(table: KernelTable, seconds: float) -> str:

@@ -87,6 +87,11 @@ def summary_lines(record: RunRecord) -> list[str]:
     ]
 
 
+def main_lines(record: RunRecord) -> list[str]:
+    """Return the lines that belong beside the verdict: the rates, the memory, and who waits for whom."""
+    return [*_rates(record), *_memory(record)[:1], *ranks_lines(record)[:1]]
+
+
 def _memory(record: RunRecord) -> list[str]:
     of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
     at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm_profiler.record.figure import digits_of, ms_text, share_text
-from lm_profiler.record.quantities import LISTS, PARTS, TIMES, term_title
+from lm_profiler.record.quantities import LISTS, PARTS, TERMS, TIMES, term_title
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
 
@@ -17,6 +17,11 @@ _NOTHING = 1e-3  # a rest without a phase below this share of a term is rounding
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _UNSURE = 0.1
 _ENDS = ("ideal", "unexplained")  # always shown, first and last
+_PRODUCTS = "slow_products"  # the term of matrix products, to which convolutions belong too
+_UNKNOWN_BANDWIDTH = "kernels that wait for memory, whose bandwidth is unknown"
+
+# why the terms of a run on a busy machine are not shown as a sum
+NO_SUM = "other programs lengthened the step, and its terms are upper bounds"
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,35 @@ def rungs(fall: Waterfall) -> list[Rung]:
 
 
 def title_in(fall: Waterfall, name: str) -> str:
-    # If the bandwidth is unknown, the two terms of memory-bound kernels are one.
-    unknown = name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None
-    return "memory-bound" if unknown else term_title(name)
+    """Return the title of a term: if the bandwidth is unknown, the two terms of memory-bound kernels are one."""
+    if name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None:
+        return "memory-bound"
+    if name == _PRODUCTS:
+        return _products_title(fall)
+    return term_title(name)
+
+
+def _products_title(fall: Waterfall) -> str:
+    """Return "slow matmuls", "slow convolutions" or both, by the operators that the term consists of."""
+    operators = [part.what for term in fall.terms if term.name == _PRODUCTS for part in term.contributors]
+    convolutions = [operator for operator in operators if "conv" in operator]
+    if not convolutions:
+        return term_title(_PRODUCTS)
+    if len(convolutions) == len(operators):
+        return "slow convolutions"
+    return "slow matmuls and convolutions"
+
+
+def meaning_in(fall: Waterfall, name: str) -> str:
+    """Return what a term means, in a line without a full stop; empty for a term of a later version."""
+    if name not in TERMS:
+        return ""
+    _, meaning = TERMS[name]
+    if name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None:
+        return _UNKNOWN_BANDWIDTH
+    if name == _PRODUCTS:
+        return meaning.replace("matrix products", _products_title(fall).removeprefix("slow "))
+    return meaning
 
 
 def of_the_step(record: RunRecord) -> dict[str, float]:
@@ -94,7 +125,7 @@ def why_lines(record: RunRecord) -> list[str]:
         asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
         return [f"why: unknown: {missing(record)}"] if asked else []
     if record.contended:
-        return ["why: no sum here: other programs lengthened the step, and its terms are upper bounds"]
+        return [f"why: no sum here: {NO_SUM}"]
     drawn = rungs(fall)
     between = [of for of in drawn if of.term.name not in _ENDS]
     small = [of for of in between if of.term.seconds < _SMALL * fall.step_s]

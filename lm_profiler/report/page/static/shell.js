@@ -1,77 +1,72 @@
-// Chooses a run and a view, and shows the view: TensorBoard's tab (tab.js) and the page that is one file (page.js).
+// Chooses a run and a view, and shows the view: TensorBoard's tab (showTab) and the page that is one file (showPage).
 //
-// A view is one file. It exports
-//   title            what its tab says
-//   ofRun            true: it shows the chosen run; false: it shows all runs, and is shown without one
-//   live             true: what it shows grows while the run's record stays, so it is asked for whenever it is opened
-//   show(root, at)   async: fills the empty element `root`. What it throws is shown in its place.
-// `at` is
-//   run              the chosen run's folder, relative to the log folder: what the routes take as ?run=
-//   listing          the answer of /runs, see answers.py in the folder above
-//   colours          the answer of /colours: {parts, series, pale}, see there
-//   open(run, view)  goes to a run, in the view with that title
-//   place            what the address says of the tab: {run, view}, and what views noted there
-//   note(changes)    has the address say more of the place, so that its link brings one back to it
-// `show` is called when its tab is opened for the first time and when what it shows has changed, never while hidden.
-//
-// To build with: dom.js (elements, never markup), api.js (ask), units.js (figures as text), charts.js (plotly, in the
-// page's light or dark colours).
-import { ask, isOffline } from "./api.js";
-import { button, copyButton, el, option } from "./dom.js";
-import { addressOf, readPlace, writePlace } from "./tensorboard.js";
+// The views are those of the listing: {name, title, of_run, is_live}. Most are blocks, which the route of their name
+// answers. These three are drawn otherwise: `show(root, at)` fills the empty element `root`, and what it throws is shown
+// in its place. `at` is {run, listing, open(run, view), place, note(changes)}: `open` goes to a run, in the view with that title,
+// `place` is what the address says, and `note` has the address say more.
+const DRAWERS = {
+  compare: showCompare,
+  trace: showTrace,
+  improve: (root, { listing }) => root.append(...drawn(listing.improve)),
+};
 
-// Of `views` the first is shown where the address names none.
-export class Shell {
-  constructor(views) {
-    this.views = views;
-    this.colours = null;
+class Shell {
+  constructor() {
     this.listing = null;
-    this.place = {};
-    this.read(readPlace());
+    this.views = [];
     this.shown = new Map(); // view -> what it shows
+    this.place = readPlace();
     this.chooser = el("select", { "aria-label": "Run", hidden: "", onchange: () => this.open(this.chooser.value, this.view.title) });
-    this.tabs = new Map(this.views.map((view) => [view, button(view.title, () => this.open(this.run, view.title))]));
-    this.sections = new Map(this.views.map((view) => [view, el("section", { class: "view", "data-view": view.title })]));
+    this.tabList = el("nav", { role: "tablist" });
     this.problems = el("div");
+    this.main = el("main");
   }
 
   mount(body) {
-    const tabs = el("nav", { role: "tablist" }, ...this.tabs.values());
-    for (const tab of this.tabs.values()) tab.setAttribute("role", "tab");
-    body.append(
-      el("header", {}, tabs, this.chooser, copyButton("Copy link", () => addressOf(this.place)), ...(isOffline() ? [] : [button("Reload", () => this.reload(), { class: "plain" })])),
-      this.problems,
-      el("main", {}, ...this.sections.values()),
-    );
+    const buttons = [copyButton("Copy link", () => addressOf(this.place))];
+    if (!isOffline()) buttons.push(button("Reload", () => this.reload(), { class: "plain" }));
+    body.append(el("header", {}, this.tabList, this.chooser, ...buttons), this.problems, this.main);
   }
 
   async reload() {
     try {
-      this.colours ??= await ask("colours");
       this.listing = await ask("runs");
     } catch (error) {
       this.problems.replaceChildren(el("div", { class: "problems" }, error.message));
       return;
     }
-    const runs = this.listing.runs.filter((each) => each.stamp !== null);
+    meanings = this.listing.meanings;
+    if (!this.views.length) this.addViews();
+    const runs = this.listing.runs.filter((run) => run.stamp !== null);
     runs.sort((a, b) => (b.values.started ?? "").localeCompare(a.values.started ?? ""));
-    this.run ??= runs.length ? runs[0].run : null;
-    this.chooser.replaceChildren(...runs.map((each) => option(each.run, label(each), each.run === this.run)));
+    this.latestRun = runs.length ? runs[0].run : null;
+    const run = this.place.run ?? this.latestRun;
+    this.chooser.replaceChildren(...runs.map((each) => option(each.run, runTitle(each), each.run === run)));
     this.showProblems();
     await this.show();
   }
 
-  // Without a word of the run it is the one that began last.
-  read(place) {
-    this.place = place;
-    this.run = place.run ?? null;
-    this.view = this.views.find((view) => view.title === place.view) ?? this.views[0];
+  addViews() {
+    for (const view of this.listing.views) {
+      view.tab = button(view.title, () => this.open(this.run, view.title), { role: "tab" });
+      view.section = el("section", { class: "view", "data-view": view.title });
+      this.tabList.append(view.tab);
+      this.main.append(view.section);
+      this.views.push(view);
+    }
   }
 
-  async open(run, title) {
-    this.run = run;
-    this.view = this.views.find((view) => view.title === title) ?? this.view;
-    this.note({ run, view: this.view.title });
+  // Where the address names no run it is the one that began last.
+  get run() {
+    return this.place.run ?? this.latestRun;
+  }
+
+  get view() {
+    return this.views.find(({ title }) => title === this.place.view) ?? this.views[0];
+  }
+
+  async open(run, view) {
+    this.note({ run, view });
     await this.show();
   }
 
@@ -81,64 +76,99 @@ export class Shell {
   }
 
   async go(place) {
-    this.read(place);
+    this.place = place;
     this.shown.clear();
     await this.reload();
   }
 
   async show() {
     if (this.listing === null) return;
-    const view = this.view;
-    for (const [each, tab] of this.tabs) tab.setAttribute("aria-selected", each === view);
-    for (const [each, section] of this.sections) section.hidden = each !== view;
-    this.chooser.hidden = !view.ofRun;
+    const open = this.view;
+    const chosen = this.listing.runs.find(({ run }) => run === this.run);
+    for (const view of this.views) {
+      view.tab.setAttribute("aria-selected", view === open);
+      const emptyViews = view.of_run ? chosen?.empty_views : this.listing.empty_views;
+      view.tab.classList.toggle("empty", emptyViews?.includes(view.name) ?? false);
+      view.section.hidden = view !== open;
+    }
+    this.chooser.hidden = !open.of_run;
     this.chooser.value = this.run;
-    const what = this.contentOf(view);
-    if (this.shown.get(view) === what) return;
-    this.shown.set(view, what);
+    const version = this.versionOf(open, chosen);
+    if (this.shown.get(open) === version) return;
+    this.shown.set(open, version);
     const content = el("div", { class: "content" }); // of its own: an earlier one may still be filling
-    this.sections.get(view).replaceChildren(content);
-    await this.fill(view, content);
+    open.section.replaceChildren(content);
+    await this.fill(open, chosen, content);
   }
 
-  async fill(view, content) {
-    if (view.ofRun && this.run === null) {
-      content.append(el("p", { class: "quiet" }, `No runs in ${this.listing.where} yet.`));
+  // Two equal texts: nothing that the view shows has changed.
+  versionOf(view, chosen) {
+    if (!view.of_run) return JSON.stringify(this.listing.runs) + JSON.stringify(this.listing.improve);
+    return `${this.run} ${chosen?.stamp} ${view.is_live ? Date.now() : ""}`;
+  }
+
+  async fill(view, chosen, content) {
+    const problem = view.of_run ? this.problemOf(chosen) : null;
+    if (problem) {
+      content.append(problem);
       return;
     }
-    const { run, listing, colours, place } = this;
-    const chosen = listing.runs.find((each) => each.run === run);
-    if (view.ofRun && !chosen?.stamp) {
-      content.append(el("p", { class: "error" }, chosen ? end(chosen) : `There is no run ${run} in ${listing.where}: choose another one.`));
-      return;
-    }
-    const [open, note] = [(...where) => this.open(...where), (changes) => this.note(changes)];
     try {
-      await view.show(content, { run, listing, colours, open, place, note });
+      const draw = DRAWERS[view.name];
+      if (draw) await draw(content, this.surroundings());
+      else content.append(...drawn(await askForBlocks(view.name, this.run)));
     } catch (error) {
       content.replaceChildren(el("p", { class: "error" }, error.message));
     }
   }
 
-  // Two equal texts: nothing that the view shows has changed.
-  contentOf(view) {
-    if (!view.ofRun) return JSON.stringify(this.listing);
-    return `${this.run} ${this.listing.runs.find((each) => each.run === this.run)?.stamp} ${view.live ? Date.now() : ""}`;
+  problemOf(chosen) {
+    const { where } = this.listing;
+    if (this.run === null) return quietLine(`No runs in ${where} yet.`);
+    if (!chosen) return el("p", { class: "error" }, `There is no run ${this.run} in ${where}: choose another one.`);
+    if (chosen.stamp !== null) return null;
+    const reason = [chosen.values.status, chosen.values.reason].filter(Boolean).join(": ");
+    return el("p", { class: "error" }, `${chosen.run} left no run: ${reason}`);
+  }
+
+  surroundings() {
+    const { run, listing, place } = this;
+    return { run, listing, place, open: (...where) => this.open(...where), note: (changes) => this.note(changes) };
   }
 
   showProblems() {
     const { problems } = this.listing;
     this.problems.replaceChildren();
     if (!problems.length) return;
-    const lines = problems.map((problem) => el("li", {}, problem));
     const title = problems.length === 1 ? "1 folder is left out" : `${problems.length} folders are left out`;
+    const lines = problems.map((problem) => el("li", {}, problem));
     this.problems.append(el("details", { class: "problems" }, el("summary", {}, title), el("ul", {}, ...lines)));
   }
 }
 
-function label(run) {
-  return run.values.status === "ok" ? run.run : `${run.run} (${run.values.status})`;
+function runTitle({ run, values }) {
+  return values.status === "ok" ? run : `${run} (${values.status})`;
 }
 
-// Of a cell that left no run.
-const end = ({ run, values }) => `${run} left no run: ${[values.status, values.reason].filter(Boolean).join(": ")}`;
+async function showTab() {
+  document.title = "LM Profiler";
+  followTheme();
+  if (isFramedByOthers()) {
+    document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
+    return;
+  }
+  const shell = new Shell();
+  shell.mount(document.body);
+  onReload(() => shell.reload());
+  onPlaceChange((place) => shell.go(place));
+  await shell.reload();
+}
+
+function showPage() {
+  document.documentElement.classList.add("alone");
+  followTheme();
+  const shell = new Shell();
+  shell.mount(document.body);
+  onPlaceChange((place) => shell.go(place));
+  shell.reload();
+}

@@ -1,0 +1,153 @@
+"""The list of all runs: what the views Compare and Trace draw, and from which the page chooses a run and a view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.improve_record import ImproveRecord
+from lm_profiler.record.quantities import TIMES, Place
+from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE
+from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Column, figures
+from lm_profiler.report.tables.table_columns import column as column_by_name
+from lm_profiler.report.views.blocks import MEANINGS, Json
+from lm_profiler.report.views.improve_view import improve_blocks
+from lm_profiler.report.views.registry import VIEWS
+
+COLOURS: Json = {"parts": PART_COLOURS, "series": SERIES_COLOURS, "pale": PALE}
+
+COMPARE = {"name": "compare", "title": "Compare", "of_run": False, "is_live": False}
+TRACE = {"name": "trace", "title": "Trace", "of_run": True, "is_live": False}
+IMPROVE = {"name": "improve", "title": "Improve", "of_run": False, "is_live": False}
+_VERSION = "version_"  # a run's own folder, below the one that has its name
+
+
+def tab_views() -> list[Json]:
+    """Return the views of TensorBoard's tab in the order of their tabs."""
+    of_run = [view.described() for view in VIEWS.values()]
+    return [*of_run, TRACE, COMPARE, IMPROVE]
+
+
+def page_views() -> list[Json]:
+    """Return the views of the HTML page, which holds no traces."""
+    of_run = [view.described() for view in VIEWS.values()]
+    return [COMPARE, *of_run, IMPROVE]
+
+
+def listing(
+    runs: Mapping[str, Entry],
+    searches: Mapping[str, ImproveRecord],
+    where: str,
+    views: Sequence[Json],
+    problems: Sequence[str],
+) -> Json:
+    """Return all runs and cells by name with the value of each column, the columns, and the unreadable files.
+
+    ``where`` is where the runs are from.
+    """
+    options = _options(runs.values())
+    by_name = {column.name: column for column in _main_columns()} | options
+    columns = list(by_name.values())
+    came_of_it = [fact for fact in FACTS if fact.group == COLUMNS["steadiness"].group]
+    in_table = [column.name for column in (*came_of_it, *figures(Place.TABLE)) if column.place is Place.TABLE]
+    labels = short_names(runs)
+    empty_views = [] if searches else ["improve"]
+    return {
+        "where": where,
+        "views": list(views),
+        "colours": COLOURS,
+        "meanings": MEANINGS,
+        "columns": [_described(column) for column in columns],
+        "options": list(options),
+        # the columns of the table of runs, of which the headline stays in view
+        "headline": [column.name for column in figures(Place.HEADLINE)],
+        "table": in_table,
+        "parts": {part: TIMES[part].name for part in PART_COLOURS},  # in the order of a stack
+        "runs": [{**_run(name, entry, columns), "label": labels[name]} for name, entry in runs.items()],
+        "improve": improve_blocks(searches),
+        "empty_views": empty_views,
+        "problems": list(problems),
+    }
+
+
+def _main_columns() -> list[Column]:
+    """Return the facts, and the figures of files, without those of single phases: they would be most of the answer."""
+    main = []
+    for column in COLUMNS.values():
+        is_fact = column.quantity is None
+        if is_fact or (column.place <= Place.FILE and column.quantity is not None and column.quantity.of is None):
+            main.append(column)
+    return main
+
+
+def _options(entries: Iterable[Entry]) -> dict[str, Column]:
+    """Return the options that were set on a command line, and those that distinguish runs anyway."""
+    # Options with a dot say what was run, others where files go.
+    paths = {path for entry in entries for path in entry.overrides if "." in path}
+    set_options = [column_by_name(path) for path in sorted(paths)]
+    return {column.name: column for column in (*set_options, *COMPARED)}
+
+
+def _described(column: Column) -> Json:
+    quantity = column.quantity
+    shown = None
+    if quantity is not None:
+        shown = {"unit": quantity.shown_unit, "scale": quantity.scale, "digits": quantity.digits}
+    return {"name": column.name, "title": column.title, "meaning": column.meaning, "shown": shown}
+
+
+def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
+    values: dict[str, Any] = {}
+    intervals: dict[str, Any] = {}
+    for column in columns:
+        value = column.get(entry)
+        if value is None:
+            continue
+        values[column.name] = value
+        interval = column.interval(entry)
+        if interval:
+            intervals[column.name] = interval
+    empty_views = [view.name for view in VIEWS.values() if view.missing(entry) is not None]
+    has_trace = (entry.folder / "trace").is_dir()
+    return {
+        "run": name,
+        "stamp": None if entry.record is None else _stamp(entry),
+        "point": None if entry.cell is None else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
+        "values": values,
+        "intervals": intervals,
+        "empty_views": empty_views if has_trace else [*empty_views, "trace"],
+    }
+
+
+def _stamp(entry: Entry) -> str:
+    """Return a text that changes when there is something new to show."""
+    files = [entry.folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace")]
+    return " ".join(str(path.stat().st_mtime_ns) for path in files if path.exists())
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return for each run's name what tells it apart: without the folders that all share, and a lone ``version_0``."""
+    stems = {name: _stem(name) for name in names}
+    counts = Counter(stems.values())
+    labels = {name: stem if counts[stem] == 1 else name for name, stem in stems.items()}
+    shared = _shared_folder(list(labels.values()))
+    return {name: label.removeprefix(shared) for name, label in labels.items()}
+
+
+def _stem(name: str) -> str:
+    folder, _, last = name.rpartition("/")
+    return folder if folder and last.startswith(_VERSION) else name
+
+
+def _shared_folder(names: Sequence[str]) -> str:
+    """Return the folders, with the slash behind them, that all ``names`` begin with."""
+    folders = [name.split("/")[:-1] for name in names]
+    shared = ""
+    for parts in zip(*folders, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared += f"{parts[0]}/"
+    return shared

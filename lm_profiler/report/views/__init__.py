@@ -1,0 +1,6 @@
+"""What each view of TensorBoard's tab and of the HTML page shows, as ``blocks`` that the browser draws.
+
+A view of a run is a file and a line of ``registry``.
+
+May use what ``report`` may, ``run``, ``tables`` and ``pictures``. Never the network.
+"""

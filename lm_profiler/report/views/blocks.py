@@ -1,0 +1,193 @@
+"""The blocks that a view is made of, as JSON: the browser draws each kind in the same way, whatever view it is in.
+
+A table is the ``Table`` that the terminal prints. A chart is plotly's own JSON: ``data`` and ``layout``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_profiler.record.figure import bytes_text
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.report.pictures.drawing import PART_COLOURS
+from lm_profiler.report.tables.table import Table
+
+Json = dict[str, Any]
+
+CHART_PX = 360  # the usual height of a chart
+_CHART_FRAME_PX = 100  # the height of what surrounds the rows of a chart: its axis and its legend
+_EXPLAINED = 3  # the columns of a table of facts: name, figure, meaning
+_STYLES = ("green", "yellow", "red")  # the styles of single cells; a row that begins with "bold" is bold as a whole
+_ROW_PX = 28  # the height of a row in a chart of rows
+
+
+def _filled(block: Json) -> Json:
+    """Return ``block`` without what is empty, which a page of many runs would hold thousands of times."""
+    return {key: value for key, value in block.items() if not _is_empty(value)}
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value in ("", [])  # 0 is a figure
+
+
+def card(title: str, *blocks: Json, words: Sequence[str] = ()) -> Json:
+    """Return a framed part of a view; ``words`` such as "noisy" stand beside its title."""
+    return _filled({"kind": "card", "title": title, "words": list(words), "blocks": list(blocks)})
+
+
+def fold(title: str, *blocks: Json) -> Json:
+    """Return a card of which only the title shows until somebody opens it."""
+    return {"kind": "fold", "title": title, "blocks": list(blocks)}
+
+
+def beside(*blocks: Json) -> Json:
+    """Return blocks that stand side by side where the window is wide enough."""
+    return {"kind": "beside", "blocks": list(blocks)}
+
+
+def line(text: str, look: str = "") -> Json:
+    """Return a paragraph; ``look`` is "headline", "quiet", "note", "error", or empty for plain text."""
+    return _filled({"kind": "line", "text": text, "look": look})
+
+
+def section(title: str, *blocks: Json) -> Json:
+    """Return a part of a card, with a small title."""
+    return {"kind": "section", "title": title, "blocks": list(blocks)}
+
+
+def command(text: str) -> Json:
+    """Return a command line with a button that copies it."""
+    return {"kind": "command", "text": text}
+
+
+def choice(label: str, choices: Mapping[str, Sequence[Json]]) -> Json:
+    """Return blocks of which one group shows at a time: the first, until another title is chosen."""
+    titled = [{"title": title, "blocks": list(blocks)} for title, blocks in choices.items()]
+    return {"kind": "choice", "label": label, "choices": titled}
+
+
+def table(
+    table: Table, is_long: bool = False, shades: Sequence[Sequence[Json | None]] = (), first_sort: str = ""
+) -> list[Json]:
+    """Return the lines above ``table``, the table, and the lines below it.
+
+    A long table can be sorted and filtered; ``first_sort`` is the title of the column that sorts it, the largest first.
+    ``shades`` has the colour and strength of each cell.
+    """
+    if table.verbatim:
+        above = [{"kind": "verbatim", "text": "\n".join(table.above)}]
+    else:
+        above = [line(text, "quiet") for text in table.above if text]
+    below = [line(text, "quiet") for text in table.below]
+    if not table.headings:
+        return [*above, *below]
+    block = table_json(table)
+    if is_long:
+        columns = [index for index, heading in enumerate(table.headings) if heading.figures]
+        values = {str(index): [row[index].value for row in table.rows] for index in columns}
+        block |= {"kind": "long table", "values": values, "sorted_by": first_sort}
+    if shades:
+        block["shades"] = [list(row) for row in shades]
+    return [*above, block, *below]
+
+
+# The meanings of all figures, which tables name by their place here: in the page of a hundred runs they stand once.
+MEANINGS = list(dict.fromkeys(figure.meaning for figure in QUANTITIES.values()))
+_MEANING_PLACES = {meaning: place for place, meaning in enumerate(MEANINGS)}
+
+
+def table_json(table: Table) -> Json:
+    """Return the titles and the text of each cell, and what cells look like, as far as anything is special.
+
+    In a table of facts, which has no titles, the third column says what the first means: the tip of its row.
+    """
+    titles = [heading.title for heading in table.headings]
+    rows = [[cell.text for cell in row] for row in table.rows]
+    block: Json = {"kind": "table"}
+    if len(titles) == _EXPLAINED and not table.titles:
+        block["tips"] = [_MEANING_PLACES.get(row[-1], row[-1]) for row in rows]
+        titles = titles[:-1]
+        rows = [row[:-1] for row in rows]
+    if any(row and row[0] in PART_COLOURS for row in rows):  # the name of a phase has its colour
+        block["colours"] = [PART_COLOURS.get(row[0], "none") for row in rows]
+    bold_rows = [index for index, row in enumerate(table.rows) if row and row[0].style == "bold"]
+    if bold_rows:
+        block["bold_rows"] = bold_rows
+    styles = []
+    for index, row in enumerate(table.rows):
+        styles += [[index, column, cell.style] for column, cell in enumerate(row) if cell.style in _STYLES]
+    if styles:
+        block["styles"] = styles
+    if any(titles):
+        block["titles"] = titles
+    figures = [index for index, heading in enumerate(table.headings) if heading.figures]
+    if figures:
+        block["figures"] = figures
+    return block | {"rows": rows}
+
+
+def shade(colour: str, strength: float) -> Json | None:
+    """Return the shade of a cell, the stronger the nearer ``strength`` is to 1; None for a weak one."""
+    if strength <= 0.02:
+        return None
+    return {"colour": colour, "percent": round(70 * min(1.0, strength), 1)}
+
+
+def chart(data: Sequence[Json], layout: Json, rows: int | None = None) -> Json:
+    """Return a chart; one of ``rows`` is as high as its rows need. Fonts and colours of the frame are the page's."""
+    height = CHART_PX if rows is None else _CHART_FRAME_PX + _ROW_PX * rows
+    return {"kind": "chart", "data": list(data), "layout": {"height": height, **layout}}
+
+
+def seen(text: str) -> str:
+    """Return ``text`` for a chart, where plotly takes what looks like markup for it."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+# -- bars --------------------------------------------------------------------------------------------------------------
+
+
+def bars(headings: Sequence[str], rows: Sequence[Json]) -> Json:
+    """Return rows of a title, a bar and cells; ``headings`` are of these columns."""
+    return {"kind": "bars", "headings": list(headings), "rows": list(rows)}
+
+
+def bar(
+    title: str,
+    pieces: Sequence[Json],
+    cells: Sequence[str],
+    *,
+    name: str = "",
+    tip: str = "",
+    inside: Sequence[Json] = (),
+    whisker: Json | None = None,
+    is_total: bool = False,
+) -> Json:
+    """Return a row of ``bars``; one with blocks ``inside`` can be opened."""
+    row = {"title": title, "pieces": list(pieces), "cells": list(cells), "name": name, "tip": tip}
+    return _filled(row | {"inside": list(inside), "whisker": whisker, "is_total": is_total})
+
+
+def piece(start: float, end: float, colour: str | None, tip: str, is_pale: bool = False) -> Json:
+    """Return a piece of a bar, between two shares of its track; one without a colour is hatched."""
+    left, right = sorted((start, end))
+    return _filled({"left": left, "width": right - left, "colour": colour, "tip": tip, "is_pale": is_pale})
+
+
+def whisker(low: float | None, high: float | None, scale: float, tip: str) -> Json | None:
+    """Return the interval of a bar; None where an end is unknown."""
+    if low is None or high is None:
+        return None
+    return {"left": low * scale, "width": (high - low) * scale, "tip": tip}
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+
+
+def byte_unit(most: float) -> tuple[str, int]:
+    """Return the unit in which ``most`` bytes are shown, and how many bytes it has."""
+    unit = bytes_text(most).rpartition(" ")[2]
+    return unit, _UNITS[unit]

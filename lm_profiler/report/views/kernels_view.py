@@ -1,0 +1,147 @@
+"""The Kernels view: where the traced steps' time went, by phase and kind, and the largest kernels or operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run_record import RecordError
+from lm_profiler.report.pictures.drawing import KIND_LOOKS
+from lm_profiler.report.run.kernel_tables import (
+    IDLE,
+    kernel_answers,
+    kernels_table,
+    kind_rows,
+    kinds_table,
+    left_out_line,
+)
+from lm_profiler.report.tables.table import text_table
+from lm_profiler.report.views.blocks import Json, card, chart, choice, fold, line, seen, table
+from lm_profiler.report.views.view import Limits, View, left_no_run
+
+TRACE_SUFFIX = ".pt.trace.json.gz"
+_OVERLAP_SEEN = 0.001  # the share of the step from which overlapping work is mentioned
+
+
+def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    files = kernel_files(entry.folder)
+    by_rank = {_rank_name(file): _of_file(file, limits.kernel_rows) for file in files}
+    if len(by_rank) == 1:
+        return next(iter(by_rank.values()))
+    return [choice("Rank", by_rank)]
+
+
+def missing(entry: Entry) -> str | None:
+    if kernel_files(entry.folder):
+        return None
+    if entry.record is None:
+        return left_no_run(entry)
+    if any((entry.folder / "trace").glob(f"*{TRACE_SUFFIX}")):
+        return "There is a trace but no table of its kernels: run again to create one."
+    if entry.status != "ok":
+        return f"No trace: the run ended before its trace stage ({entry.status}: {entry.reason})."
+    return "No trace, so no kernels: run it again with --trace.steps=2."
+
+
+KERNELS = View("kernels", "Kernels", blocks, missing)
+
+
+def _rank_name(file: Path) -> str:
+    return file.name.removesuffix(".kernels.json").replace("rank", "rank ").replace(".step", ", step ")
+
+
+def _of_file(file: Path, most_rows: int | None) -> list[Json]:
+    """Return what one rank's table holds; a damaged file is named and hides no other rank."""
+    try:
+        kernels = read_kernels(file)
+    except RecordError as error:
+        return [line(str(error), "error")]
+    is_device = kernels.source == "kernels"
+    largest = kernels_table(kernels, most_rows)
+    left_out = left_out_line(kernels, most_rows)
+    notes = [line(left_out, "quiet")] if left_out else []
+    source = "Kernels on the device" if is_device else "Operators on the host: this device has no kernels"
+    title = "Largest kernels" if is_device else "Largest operators"
+    return [
+        card("Time by phase and kind", line(f"{source}.", "headline"), _chart(kernels), *_overlap_notes(kernels)),
+        card(title, *table(largest, is_long=True, first_sort="ms"), *notes),
+        fold("Answers to common questions", *_answers(kernels)),
+        fold("The same as a table", *table(kinds_table(kernels))),
+    ]
+
+
+def _chart(kernels: KernelTable) -> Json:
+    """Return a bar for each phase and for the step, cut into the kinds of work."""
+    step_s = kernels.window_s / kernels.steps
+    bars = {phase: (times.busy_s + times.idle_s) / kernels.steps for phase, times in kernels.phases.items()}
+    bars["step"] = step_s
+    seconds = _seconds_by_kind(kernels)
+    known = [kind for kind in KIND_LOOKS if kind in seconds]
+    later = [kind for kind in seconds if kind not in KIND_LOOKS]  # of a later version
+    data = [_series(kernels, kind, seconds[kind], bars) for kind in [*known, *later]]
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.25,
+        "xaxis": {"title": {"text": "ms of one step"}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+    }
+    return chart(data, layout, rows=len(bars))
+
+
+def _seconds_by_kind(kernels: KernelTable) -> dict[str, dict[str, float]]:
+    """Return the seconds of one step by kind and phase, with their sum as the phase ``step``."""
+    seconds: dict[str, dict[str, float]] = {}
+    for row in kind_rows(kernels):
+        if row["time_s"]:
+            by_phase = seconds.setdefault(str(row["kind"]), {})
+            by_phase[str(row["phase"])] = float(row["time_s"])
+    for by_phase in seconds.values():
+        by_phase["step"] = sum(by_phase.values())
+    return seconds
+
+
+def _series(kernels: KernelTable, kind: str, seconds: Mapping[str, float], bars: Mapping[str, float]) -> Json:
+    name = kind.replace("_", " ")
+    if kind == IDLE and kernels.source == "operators":
+        name = "no operator"
+    colour, hatching = KIND_LOOKS.get(kind, KIND_LOOKS["other"])
+    texts = []
+    for phase, whole_s in bars.items():
+        share = seconds.get(phase, 0.0) / whole_s if whole_s else 0.0
+        texts.append(f"{TIMES['step'].show(seconds.get(phase, 0.0))}, {share:.1%} of {seen(phase)}")
+    pattern = {"shape": hatching, "fillmode": "replace", "size": 6, "solidity": 0.4}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [seen(phase) for phase in bars],
+        "x": [round(seconds.get(phase, 0.0) * 1e3, 6) for phase in bars],
+        "customdata": texts,
+        "marker": {"color": colour, "pattern": pattern},
+        "hovertemplate": f"{name}: %{{customdata}}<extra></extra>",
+    }
+
+
+def _overlap_notes(kernels: KernelTable) -> list[Json]:
+    steps = kernels.steps
+    overlap_s = sum(phase.overlap_s for phase in kernels.phases.values())
+    traced = "1 traced step" if steps == 1 else f"{steps} traced steps"
+    notes = [f"Means of {traced}: tracing makes steps longer than the measured ones."]
+    if overlap_s >= _OVERLAP_SEEN * kernels.window_s:
+        overlap = TIMES["step"].show(overlap_s / steps)
+        notes.append(f"{overlap} of a step ran at the same time as other work, and is counted in both.")
+    return [line(note, "quiet") for note in notes]
+
+
+def _answers(kernels: KernelTable) -> Sequence[Json]:
+    rows = [list(pair) for pair in kernel_answers(kernels)]
+    if kernels.memory_bound_share is not None:
+        rows.append(
+            ["bound by memory", f"{kernels.memory_bound_share:.1%} of the step runs only kernels that move bytes"]
+        )
+    if kernels.communication_share:
+        rows.append(["communication", f"{kernels.communication_share:.1%} of the step runs nothing else"])
+    return table(text_table(("", ""), rows, left=2))

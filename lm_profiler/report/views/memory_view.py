@@ -1,0 +1,128 @@
+"""The Memory view: what memory is held for over one step, the peak, and what is alive there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import share_text
+from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines, timeline_file
+from lm_profiler.record.quantities import CAUSES, bytes_text
+from lm_profiler.record.run_record import RunRecord
+from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, PALE, PART_COLOURS
+from lm_profiler.report.run.plan_table import allocation_tables
+from lm_profiler.report.views.blocks import Json, bar, bars, byte_unit, card, chart, fold, line, piece, seen, table
+from lm_profiler.report.views.view import Limits, View, left_no_run
+
+_CHARACTER_EVENTS = 80  # a phase narrower than this share of the axis for each character has a slanted name
+_COARSE_COLOURS = CAUSE_COLOURS | {"activations_and_rest": CAUSE_COLOURS["activations"]}
+_HEADROOM = 1.12  # of the axis above the peak, for its text
+
+
+def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    record = entry.record
+    assert record is not None
+    timelines = read_timelines(entry.folder)
+    # On one scale, so that what was planned and what was measured can be compared.
+    most = max((timeline.peak for timeline in timelines), default=0)
+    shown = []
+    for timeline in timelines:
+        shown += _timeline(timeline, limits.points, most)
+    phase, causes = _causes_at_peak(record)
+    # Without an allocator that counts, the causes lack activations, which the timeline has.
+    is_whole = causes.get("activations_and_rest", 0) > 0
+    if any(causes.values()) and (is_whole or not timelines):
+        shown.append(_peak_card(phase, causes))
+    return shown
+
+
+def missing(entry: Entry) -> str | None:
+    if entry.record is None:
+        return left_no_run(entry)
+    has_timeline = any(timeline_file(entry.folder, source).is_file() for source in SOURCES)
+    _, causes = _causes_at_peak(entry.record)
+    if has_timeline or any(causes.values()):
+        return None
+    return "The memory of this run is unknown: it was neither measured nor planned (--check_memory=true plans it)."
+
+
+MEMORY = View("memory", "Memory", blocks, missing)
+
+
+def _causes_at_peak(record: RunRecord) -> tuple[str, dict[str, int]]:
+    """Return the phase that holds most, and the bytes of each cause in it; nothing where causes are unknown."""
+    causes = record.memory.causes if record.memory is not None else {}
+    by_phase = {phase: {name: held or 0 for name, held in of_phase} for phase, of_phase in causes.items()}
+    return max(by_phase.items(), key=lambda item: sum(item[1].values()), default=("", {}))
+
+
+def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
+    """Return a bar for each cause at the peak: in most runs the phases before and after it hold nearly the same."""
+    whole = sum(causes.values())
+    rows = []
+    for cause, held_bytes in sorted(causes.items(), key=lambda item: item[1], reverse=True):
+        if not held_bytes:
+            continue
+        share = held_bytes / whole
+        text = bytes_text(held_bytes)
+        part = piece(0.0, share, _COARSE_COLOURS[cause], text)
+        rows.append(bar(CAUSES[cause], [part], [text, share_text(share)]))
+    headline = line(f"The most is held in {phase}: {bytes_text(whole)}.", "headline")
+    return card("Measured: what memory is held for", headline, bars(["", "", "bytes", "share"], rows))
+
+
+def _timeline(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> list[Json]:
+    """Return a stack of causes over one step, with its phases and its peak, and folds with the allocations."""
+    peak = bytes_text(timeline.peak)
+    title = f"Bytes in use over one step: {SOURCES[timeline.source]}"
+    headline = line(f"Peak {peak}.", "headline")
+    axis = line("The axis counts allocations and frees in their order, not time.", "quiet")
+    shown = [card(title, headline, axis, _chart(timeline, most_points, most_bytes))]
+    for allocations in allocation_tables(timeline):
+        name = allocations.above[-1].rstrip(":")
+        name = name[0].upper() + name[1:]
+        shown.append(fold(name, *table(replace(allocations, above=[]))))
+    return shown
+
+
+def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
+    unit, scale = byte_unit(most_bytes)
+    places, curves = timeline.curves(most_points)
+    data = []
+    for cause, held_bytes in curves.items():
+        name = HELD.get(cause, cause)
+        trace = {"type": "scatter", "mode": "lines", "name": name, "x": places, "stackgroup": "held"}
+        trace["y"] = [round(count / scale, 4) for count in held_bytes]
+        look = {"line": {"shape": "hv", "width": 0}, "fillcolor": CAUSE_COLOURS.get(cause, PALE)}
+        data.append({**trace, **look, "hovertemplate": f"{name}: %{{y:.3f}} {unit}<extra></extra>"})
+    events = len(timeline.events)
+    layout = {
+        "hovermode": "x unified",
+        "shapes": [_phase_area(*phase) for phase in timeline.shaded()],
+        "annotations": [*(_phase_name(*phase, events) for phase in timeline.shaded()), _peak_mark(timeline, scale)],
+        "margin": {"t": 52},
+        "legend": {"y": -0.22, "yanchor": "top"},
+        "xaxis": {"title": {"text": "allocations and frees of one step"}, "range": [0, events or 1]},
+        "yaxis": {"title": {"text": f"bytes in use ({unit})"}, "range": [0, _HEADROOM * most_bytes / scale or 1]},
+    }
+    return chart(data, layout)
+
+
+def _phase_area(phase: str, begins: int, ends: int) -> Json:
+    area = {"type": "rect", "xref": "x", "yref": "paper", "x0": begins, "x1": ends, "y0": 0, "y1": 1}
+    return {**area, "layer": "below", "fillcolor": PART_COLOURS.get(phase, PALE), "opacity": 0.18, "line": {"width": 0}}
+
+
+def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
+    is_narrow = (ends - begins) * _CHARACTER_EVENTS < events * len(phase)
+    place = {"x": (begins + ends) / 2, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    look = {"xanchor": "left", "textangle": -35} if is_narrow else {"xanchor": "center", "textangle": 0}
+    return {**place, **look, "text": seen(phase), "showarrow": False, "font": {"size": 11}}
+
+
+def _peak_mark(timeline: MemoryTimeline, scale: int) -> Json:
+    is_near_the_end = timeline.peak_at > 0.6 * len(timeline.events)
+    arrow = {"showarrow": True, "arrowcolor": PALE, "ax": -60 if is_near_the_end else 60, "ay": -14}
+    text = f"<b>peak {seen(bytes_text(timeline.peak))}</b>"
+    return {"x": timeline.peak_at, "y": timeline.peak / scale, "text": text, **arrow}

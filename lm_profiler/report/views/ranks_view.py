@@ -1,0 +1,163 @@
+"""The Ranks view: who works and who waits, by phase and step by step; the rank that others wait for stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from lm_profiler.analysis.ranks.slowness import fast_ranks
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import ms_text
+from lm_profiler.record.quantities import GROUPS, PARTS, counted
+from lm_profiler.record.run_record import Ranks, RankTimes
+from lm_profiler.report.pictures.drawing import PALE, SERIES_COLOURS
+from lm_profiler.report.run.rank_lines import communication_lines, who_waits
+from lm_profiler.report.run.sections import known_table
+from lm_profiler.report.tables.table import Table, text_table
+from lm_profiler.report.views.blocks import Json, beside, card, chart, fold, line, seen, shade, table
+from lm_profiler.report.views.view import Limits, View, left_no_run
+
+_MORE = SERIES_COLOURS[1]  # the colour of more own work than the fast ranks have
+_WAITING = PALE
+_FULL = 0.1  # the least share of the mean step that has the full colour, so that noise stays pale
+_FULL_ONCE = 0.2  # the same of a single step
+_MOST_NAMED = 16  # ranks that an axis names
+_LEAST_PX, _MOST_PX, _RANK_PX = 190, 930, 24  # the height of the chart of steps, and of a rank in it
+
+
+def blocks(entry: Entry, _: Limits) -> list[Json]:
+    record = entry.record
+    assert record is not None
+    ranks = record.ranks
+    assert ranks is not None
+    rows = _rows(ranks)
+    conclusion = who_waits(ranks)
+    head = [line(f"{conclusion[0].upper()}{conclusion[1:]}.", "headline")]
+    head += [line(text, "quiet") for text in communication_lines(ranks)]
+    if _has_all(ranks):
+        title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {counted(ranks.steps, 'step')}"
+    else:
+        title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {counted(ranks.steps, 'step')}"
+        drawn = f"Drawn are {len(rows):,} of {counted(ranks.heard, 'rank')}"
+        head.append(line(f"{drawn}: rank 0, those with most own work and those with least, most first.", "quiet"))
+    pictures = [_by_phase(ranks, rows)]
+    if ranks.columns:
+        pictures.append(_by_steps(ranks, rows))
+    facts = known_table(record, _SOURCES)
+    return [card(title, *head), beside(*pictures), fold("What this is known from", *table(facts))]
+
+
+def missing(entry: Entry) -> str | None:
+    record = entry.record
+    if record is None:
+        return left_no_run(entry)
+    if record.ranks is not None:
+        return None
+    world = 1 if record.environment is None else record.environment.world_size
+    if world > 1:
+        return f"{world:,} ranks, but it is unknown who waited for whom: see the notes of the Run view."
+    return "One rank: nobody waits for another."
+
+
+RANKS = View("ranks", "Ranks", blocks, missing)
+
+_SOURCES = [
+    figure
+    for figure in GROUPS["Ranks"]
+    if figure.name == "ranks_heard" or (figure.path.startswith("ranks.") and "finding" not in figure.path)
+]
+
+
+def _has_all(ranks: Ranks) -> bool:
+    """Return whether the record has every rank that was heard; of very many it has only the extremes."""
+    return len(ranks.by_rank) == ranks.heard
+
+
+def _ranks_text(ranks: Ranks) -> str:
+    world = counted(ranks.world, "rank")
+    return world if ranks.heard == ranks.world else f"{ranks.heard:,} of {world}"
+
+
+def _rows(ranks: Ranks) -> list[RankTimes]:
+    """Return the ranks by their number; where only the extremes are known, by their own work, most first."""
+    if _has_all(ranks):
+        return sorted(ranks.by_rank, key=lambda row: row.rank)
+    return sorted(ranks.by_rank, key=lambda row: (-row.all_own_s, row.rank))
+
+
+def above_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list[float]:
+    """Return the seconds of own work in ``part`` of each rank, minus those of a fast rank."""
+    seconds = [row.own_s.get(part, 0.0) for row in rows]
+    if not _has_all(ranks):  # the median of the extremes would not be the median of all
+        return [own_s - ranks.own[part].median_s for own_s in seconds]
+    return _above_median_of_fast(seconds)
+
+
+def _above_median_of_fast(seconds: Sequence[float]) -> list[float]:
+    if len(seconds) < 2:
+        return [0.0] * len(seconds)
+    usual_s = median(seconds[rank] for rank in fast_ranks(np.array(seconds)))
+    return [own_s - usual_s for own_s in seconds]
+
+
+def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
+    """Return the table of own work and waiting; a cell is shaded by what the rank has more than the fast ones."""
+    phases = [part for part in PARTS if part in ranks.own and ranks.own[part].largest_s]
+    above = {part: above_fast(ranks, rows, part) for part in phases}
+    waiting = [row.all_waiting_s for row in rows]
+    full_s = max([_FULL * ranks.step_s, *waiting, *(max(column) for column in above.values())])
+    several_hosts = len(ranks.hosts) > 1
+    texts, shades = [], []
+    for index, row in enumerate(rows):
+        names = [row.host, str(row.rank)] if several_hosts else [str(row.rank)]
+        own = [f"{row.own_s.get(part, 0.0) * 1e3:,.1f}" for part in phases]
+        texts.append([*names, *own, f"{row.all_waiting_s * 1e3:,.1f}"])
+        own_shades = [shade(_MORE, above[part][index] / full_s) for part in phases]
+        waiting_shade = shade(_WAITING, row.all_waiting_s / full_s)
+        shades.append([*(None for _ in names), *own_shades, waiting_shade])
+    titles = ["host", "rank"] if several_hosts else ["rank"]
+    own_table: Table = text_table([*titles, *phases, "waiting"], texts, left=len(titles) - 1)
+    legend = {"kind": "legend", "entries": [["more than the fast ranks", _MORE], ["waiting", _WAITING]]}
+    return card("Own work and waiting (ms)", legend, *table(own_table, shades=shades))
+
+
+def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
+    """Return a heat map of ranks and steps."""
+    columns = [_above_median_of_fast(column) for column in zip(*(row.own_by_column_s for row in rows), strict=True)]
+    above_s = list(zip(*columns, strict=True))
+    more_ms = [[round(max(0.0, seconds) * 1e3, 4) for seconds in of_rank] for of_rank in above_s]
+    texts = [[_difference_text(row, seconds) for seconds in above_s[index]] for index, row in enumerate(rows)]
+    several_hosts = len(ranks.hosts) > 1
+    every = -(-len(rows) // _MOST_NAMED)
+    named = range(0, len(rows), every)
+    names = [f"{seen(rows[i].host)} · {rows[i].rank}" if several_hosts else str(rows[i].rank) for i in named]
+    most_ms = max(_FULL_ONCE * ranks.step_s * 1e3, *(max(of_rank) for of_rank in more_ms))
+    data = {
+        "type": "heatmap",
+        "name": "own work",
+        "x": [str(step) for step in ranks.columns],
+        "y": list(range(len(rows))),
+        "z": more_ms,
+        "customdata": texts,
+        "hovertemplate": "%{customdata}<extra>step %{x}</extra>",
+        "colorscale": [[0, f"{_MORE}00"], [1, _MORE]],
+        "zmin": 0,
+        "zmax": most_ms,
+        "ygap": 0 if len(rows) > _MOST_NAMED else 2,
+        "colorbar": {"title": {"text": "ms more", "side": "right"}, "thickness": 12, "outlinewidth": 0},
+    }
+    y_axis = {"title": {"text": "rank"}, "autorange": "reversed", "showgrid": False, "zeroline": False}
+    layout = {
+        "height": max(_LEAST_PX, min(_MOST_PX, 90 + _RANK_PX * len(rows))),
+        "xaxis": {"title": {"text": "step"}, "type": "category", "showgrid": False, "nticks": 20},
+        "yaxis": {**y_axis, "tickvals": list(named), "ticktext": names},
+    }
+    text = "More own work than the fast ranks: a line is a rank that is always slow, spots are ranks in turns."
+    return {**card("Own work, step by step", line(text, "quiet"), chart([data], layout)), "grows": True}
+
+
+def _difference_text(row: RankTimes, seconds: float) -> str:
+    direction = "less" if seconds < 0 else "more"
+    return f"rank {row.rank} ({seen(row.host)}): {ms_text(abs(seconds), 2)} ms {direction}"

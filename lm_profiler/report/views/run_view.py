@@ -1,0 +1,250 @@
+"""The Run view: what binds the run, its steps, its phases; behind folds all other lines and figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import ms_text
+from lm_profiler.record.quantities import PARTS, TIMED, counted
+from lm_profiler.record.run_record import OtherByOwner, RecordError, RunRecord
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.run.run_page import failure_lines, main_lines, summary_lines, time_table
+from lm_profiler.report.run.sections import sections
+from lm_profiler.report.run.verdict import odd_text, verdict_lines
+from lm_profiler.report.views.blocks import (
+    Json,
+    bar,
+    bars,
+    beside,
+    card,
+    chart,
+    choice,
+    command,
+    fold,
+    line,
+    piece,
+    section,
+    seen,
+    table,
+)
+from lm_profiler.report.views.view import Limits, View, left_no_run
+
+_SLOW_WARMUP = 2  # a warm-up step that is this many times as long as all others is cut off, so that they can be read
+_ABOVE_STEPS = 1.2  # the height of the axis, in measured steps, where the warm-up is cut off
+_MOST_OWNERS = 12  # the fold with every figure has all
+
+
+def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    record = entry.record
+    assert record is not None
+    shown = [_head(record), *_steps(entry, record, limits.steps), *_phases(record), *_more_lines(record)]
+    if record.other_by_owner is not None and record.other_by_owner.actions:
+        shown.append(_owners(record.other_by_owner))
+    shown.append(fold("Every figure", *_figures(record)))
+    if record.command:
+        shown.append(fold("Repeat it", command(record.command)))
+    return shown
+
+
+def missing(entry: Entry) -> str | None:
+    return left_no_run(entry) if entry.record is None else None
+
+
+RUN = View("run", "Run", blocks, missing)
+
+
+def _head(record: RunRecord) -> Json:
+    """Return the card with the conclusion: how the run failed, or what binds it and what to do next."""
+    shown = [line(text, "error") for text in failure_lines(record)]
+    verdict = verdict_lines(record)
+    if verdict:
+        bound_by, next_step = (text.partition(": ")[2] for text in verdict)
+        shown += [line(bound_by, "headline"), line(f"Next: {next_step}", "next")]
+    shown += [line(text) for text in main_lines(record)]
+    shown.append(line(_when(record), "quiet"))
+    title = time_table(record).title or record.name
+    return card(title, *shown, words=[record.status, *record.words])
+
+
+def _when(record: RunRecord) -> str:
+    try:
+        started = datetime.fromisoformat(record.started).astimezone(timezone.utc)
+        text = f"Started {started:%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError):
+        text = f"Started {record.started}"
+    if record.status == "unfinished":
+        return text
+    return f"{text}, took {record.duration_s:,.1f} s"
+
+
+def _phases(record: RunRecord) -> list[Json]:
+    times = replace(time_table(record), above=[], below=[])
+    return [card("Time by phase", *table(times))] if times.rows else []
+
+
+def _more_lines(record: RunRecord) -> list[Json]:
+    """Return the notes, and what else the terminal prints of the run, behind a fold that counts them."""
+    elsewhere = {*main_lines(record), *verdict_lines(record), *failure_lines(record)}
+    lines = [text for text in summary_lines(record) if text not in elsewhere]
+    notes = [text for text in lines if text.startswith(("note: ", "odd: "))]
+    others = [text for text in lines if text not in notes]
+    shown = [*(line(text, "note") for text in notes), *map(line, others)]
+    if not shown:
+        return []
+    title = counted(len(others), "further line")
+    if notes:
+        title = f"{counted(len(notes), 'note')}, {title}" if others else counted(len(notes), "note")
+    return [fold(title, *shown)]
+
+
+def _owners(owned: OtherByOwner) -> Json:
+    """Return whose the time is that no phase covers: a bar for each of the longest actions."""
+    actions = owned.actions[:_MOST_OWNERS]
+    longest_s = max(action.seconds for action in actions)
+    rows = []
+    for action in actions:
+        ms = ms_text(action.seconds)
+        cells = [ms, f"{action.calls:,g}", f"{action.in_steps} of {owned.steps}"]
+        length = action.seconds / longest_s if longest_s else 0.0
+        rows.append(bar(action.name, [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")], cells))
+    text = f"Each action of {counted(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms of a step in all."
+    if len(owned.actions) > _MOST_OWNERS:
+        text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
+    drawn = bars(["owner and action", "", "ms", "calls", "in steps"], rows)
+    return fold("Who uses the time outside of the phases", line(text, "quiet"), drawn)
+
+
+def _figures(record: RunRecord) -> list[Json]:
+    """Return the sections of ``report RUN``; small ones stand side by side."""
+    shown: list[Json] = []
+    for printed in sections(record):
+        blocks_of_table = table(replace(printed, title=""))
+        if printed.title:
+            shown.append(section(printed.title, *blocks_of_table))
+        else:  # a further table of the section before it
+            shown[-1]["blocks"] += blocks_of_table
+    return [beside(*shown)]
+
+
+# -- the chart of the steps --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _StepColumns:
+    """The steps that are drawn, on one clock; the first ``warmup`` of them are in no summary."""
+
+    rows: Sequence[StepRow]
+    warmup: int
+    clock: str
+
+    def column_ms(self, part: str) -> list[float | None]:
+        return [self.time_ms(row, part) for row in self.rows]
+
+    def time_ms(self, row: StepRow, part: str = "step") -> float | None:
+        """Return None if a device died before it reported."""
+        if row.seconds is None and self.clock == "device":
+            return None
+        return round(row.time(part, self.clock) * 1e3, 6)
+
+
+def _steps(entry: Entry, record: RunRecord, most: int) -> list[Json]:
+    """Return the chart of the warm-up and the measured steps, on each clock; nothing if the run began no step."""
+    title = "Time of each step"
+    if not record.steps:
+        return []
+    try:
+        timed = entry.rows.of_stages("warmup", "measure")
+    except RecordError as error:
+        return [card(title, line(f"the steps: {error}", "error"))]
+    means = mean_over_ranks(timed)
+    if not means:
+        return []
+    every = math.ceil(len(means) / most)
+    rows = means[::every]
+    left_out = math.ceil(record.stretch.start / every)
+    warmup = min(sum(row.stage == "warmup" for row in rows) + left_out, len(rows))
+    odd_rows = {row.step: row for row in means}
+    charts = {}
+    for clock, name in _clocks(record, rows).items():
+        steps = _StepColumns(rows, warmup, clock)
+        charts[name] = [_chart_of_steps(steps, _odd_marks(record, odd_rows, steps))]
+    notes = []
+    if every > 1:
+        notes.append(line(f"Drawn is 1 of {every} steps; the run has {len(means):,}.", "quiet"))
+    if len(record.rank_step_s) > 1:
+        ranks = counted(len(record.rank_step_s), "rank")
+        notes.append(line(f"Means over {ranks}: phases include waiting, which the Ranks view separates.", "quiet"))
+    drawn = [choice("Clock", charts)] if len(charts) > 1 else next(iter(charts.values()))
+    return [card(title, *notes, *drawn)]
+
+
+def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
+    """Return the clocks that timed the steps, with their titles. On the CPU the two are one."""
+    has_device = record.environment is not None and record.environment.device_type != "cpu"
+    was_reported = any(row.seconds is not None for row in rows)
+    if has_device and was_reported:
+        return {"device": "Device clock", "host": "Host clock"}
+    return {"host": "Host clock"}
+
+
+def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
+    data: list[Json] = []
+    numbers = [row.step for row in steps.rows]
+    for part in (name for name in PARTS if name in TIMED):
+        column = steps.column_ms(part)
+        if not any(column):
+            continue
+        trace = {"type": "bar", "name": part, "x": numbers, "y": column, "marker": {"color": PART_COLOURS[part]}}
+        data.append({**trace, "hovertemplate": f"{part}: %{{y:.3f}} ms<extra>step %{{x}}</extra>"})
+    layout: Json = {
+        "barmode": "stack",
+        "bargap": 0.1,
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": f"ms on the {steps.clock}'s clock"}, "rangemode": "tozero"},
+    }
+    if steps.warmup:
+        _shade_warmup(layout, steps)
+    return chart([*data, *odd_marks], layout)
+
+
+def _shade_warmup(layout: Json, steps: _StepColumns) -> None:
+    """Shade the steps that are in no summary; cut their bars off where they would flatten all others."""
+    column = [time or 0.0 for time in steps.column_ms("step")]
+    slowest = max(column[: steps.warmup])
+    steady = max(column[steps.warmup :], default=0.0)
+    left, right = steps.rows[0].step - 0.5, steps.rows[steps.warmup - 1].step + 0.5
+    text = "warm-up"
+    if steady > 0 and slowest > _SLOW_WARMUP * steady:
+        text = f"warm-up, up to {slowest:,.1f} ms"
+        layout["yaxis"]["range"] = [0, _ABOVE_STEPS * steady]
+    area = {"type": "rect", "xref": "x", "x0": left, "x1": right, "yref": "paper", "y0": 0, "y1": 1}
+    layout["shapes"] = [{**area, "fillcolor": PALE, "opacity": 0.25, "line": {"width": 0}}]
+    place = {"x": left, "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    layout["annotations"] = [{**place, "text": text, "showarrow": False}]
+
+
+def _odd_marks(record: RunRecord, rows: dict[int, StepRow], steps: _StepColumns) -> list[Json]:
+    """Return a sign above each step that is far from the others; its text shows where the pointer rests."""
+    odd_steps = [odd for odd in record.odd_steps if odd.step in rows]
+    if not odd_steps:
+        return []
+    has_ranks = len(record.rank_step_s) > 1
+    marker = {"symbol": "circle-open", "size": 12, "line": {"width": 2}, "color": SERIES_COLOURS[2]}
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "odd",
+            "x": [odd.step for odd in odd_steps],
+            "y": [steps.time_ms(rows[odd.step]) for odd in odd_steps],
+            "text": [seen(odd_text(odd, has_ranks)).replace(": ", ":<br>") for odd in odd_steps],
+            "marker": marker,
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+    ]

@@ -1,0 +1,51 @@
+"""What a view of a run is, and how much of a run it may show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.run_record import RecordError
+from lm_profiler.report.views.blocks import Json, line
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that is shown of one run; the HTML page of many runs lowers them, so that it stays small."""
+
+    steps: int = 4000  # more bars could not be distinguished or drawn
+    points: int = 2000  # places of a memory timeline
+    watch_points: int = 500
+    kernel_rows: int | None = None  # None: all that the file holds
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of one run: ``blocks`` of what it shows, and ``missing``: why it has nothing to show, or None."""
+
+    name: str
+    title: str
+    blocks: Callable[[Entry, Limits], list[Json]]
+    missing: Callable[[Entry], str | None]
+    is_live: bool = False  # whether it changes while the run's record stays as it is
+
+    def answer(self, entry: Entry, limits: Limits | None = None) -> list[Json]:
+        """Return what the view shows of ``entry``; a file that is damaged is named in place of the content."""
+        reason = self.missing(entry)
+        if reason is not None:
+            return [line(reason, "quiet")]
+        try:
+            return self.blocks(entry, limits or Limits())
+        except RecordError as error:
+            return [line(str(error), "error")]
+
+    def described(self) -> dict[str, Any]:
+        return {"name": self.name, "title": self.title, "of_run": True, "is_live": self.is_live}
+
+
+def left_no_run(entry: Entry) -> str:
+    """Return why a cell without a record has nothing to show."""
+    reason = f": {entry.reason}" if entry.reason else ""
+    return f"This cell left no run: {entry.status}{reason}"

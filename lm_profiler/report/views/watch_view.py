@@ -1,0 +1,169 @@
+"""The Watch view: step time over a whole training with its events, where the time went, what happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.watch_files import (
+    Sketch,
+    WatchEvent,
+    WatchWindow,
+    read_events,
+    read_last_steps,
+    read_status,
+    read_windows,
+)
+from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.run.watch_tables import event_text, is_watched, watch_tables
+from lm_profiler.report.tables.table import Table
+from lm_profiler.report.views.blocks import Json, bar, bars, card, chart, fold, line, piece, seen, table
+from lm_profiler.report.views.view import Limits, View, left_no_run
+
+_EVENTS = 200  # the most events that are listed and marked
+_ROWS_A_POINT = 10  # the least rows of steps behind a point of the curves
+# The tables of ``watch_tables`` that stand behind a fold, by the title of their first column.
+_FOLDS = {"ms": "Phases", "rank": "Ranks"}
+
+
+def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    folder = entry.folder
+    state, *tables = watch_tables(folder, _EVENTS)
+    headline, *lines = state.above
+    curves = _curves(folder, limits.watch_points)
+    events = read_events(folder)[-_EVENTS:]
+    steps = card(
+        "Step time over the run",
+        line(f"{headline[0].upper()}{headline[1:]}", "headline"),
+        *map(line, lines),
+        _chart(curves, events, read_status(folder).world_size),
+    )
+    by_title = {printed.headings[0].title: printed for printed in tables if printed.headings}
+    shown = [steps]
+    if "where the time went" in by_title:
+        shown.append(_ledger(by_title["where the time went"]))
+    if "when" in by_title:
+        shown.append(card("Events", *table(by_title["when"])))
+    shown += [fold(title, *table(by_title[column])) for column, title in _FOLDS.items() if column in by_title]
+    return shown
+
+
+def missing(entry: Entry) -> str | None:
+    if is_watched(entry.folder):
+        return None
+    if entry.record is None:
+        return left_no_run(entry)
+    return "Not watched: `fit --watch=true` keeps the marks until training ends."
+
+
+WATCH = View("watch", "Watch", blocks, missing, is_live=True)
+
+
+def _ledger(ledger: Table) -> Json:
+    """Return a bar for each row of the ledger; the last row is the wall time that they add up to."""
+    *terms, total = ledger.rows
+    whole_s = _seconds(total[1].text)
+    rows = []
+    for term, seconds, share in terms:
+        length = _seconds(seconds.text) / whole_s if whole_s else 0.0
+        phase = term.text.removeprefix("step: ")
+        colour = PART_COLOURS.get(phase, PALE)
+        rows.append(bar(term.text, [piece(0.0, length, colour, share.text)], [seconds.text, share.text]))
+    rows.append(bar(total[0].text, [], [cell.text for cell in total[1:]], is_total=True))
+    return card("Where the time went", bars(["", "", "s", "share"], rows))
+
+
+def _seconds(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
+    """Return first steps with the distribution of the step from there on: from rows as long as all are kept."""
+    rows = read_last_steps(folder)
+    status = read_status(folder)
+    windows = read_windows(folder)
+    if status.window is not None:
+        windows = [*windows, status.window]
+    has_all_rows = len(rows) and (not windows or rows["step"][0] <= windows[0].first_step)
+    if has_all_rows:
+        pieces = np.array_split(rows, min(most_points, math.ceil(len(rows) / _ROWS_A_POINT)))
+        return [(int(part["step"][0]), Sketch.of(part["seconds"][:, -1].astype(float))) for part in pieces]
+    return _merged_windows(windows, most_points)
+
+
+def _merged_windows(windows: Sequence[WatchWindow], most_points: int) -> list[tuple[int, Sketch]]:
+    every = math.ceil(len(windows) / most_points) or 1
+    timed = [window for window in windows if "step" in window.seconds]
+    points = []
+    for start in range(0, len(timed), every):
+        group = timed[start : start + every]
+        sketch = reduce(Sketch.merged, (window.seconds["step"] for window in group))
+        points.append((group[0].first_step, sketch))
+    return points
+
+
+def _chart(points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], world_size: int) -> Json:
+    steps = [step for step, _ in points]
+    curves = {
+        "median": [sketch.quantile(0.5) for _, sketch in points],
+        "mean": [sketch.mean for _, sketch in points],
+        "99 % are below": [sketch.quantile(0.99) for _, sketch in points],
+    }
+    data: list[Json] = []
+    for index, (name, seconds) in enumerate(curves.items()):
+        look = {"color": SERIES_COLOURS[index], "width": 1 if index else 2, "dash": "dot" if index > 1 else "solid"}
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(steps) > 1 else "markers",
+                "name": name,
+                "x": steps,
+                "y": [None if value is None else round(value * 1e3, 6) for value in seconds],
+                "line": {**look, "shape": "hv"},
+                "hovertemplate": f"{name}: %{{y:.3f}} ms<extra></extra>",
+            }
+        )
+    data += _event_marks(events, steps, data[0]["y"], world_size)
+    layout = {
+        "showlegend": True,
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": "step time (ms)"}, "rangemode": "tozero"},
+    }
+    return chart(data, layout)
+
+
+def _event_marks(
+    events: Sequence[WatchEvent], steps: Sequence[int], medians_ms: Sequence[float | None], world_size: int
+) -> list[Json]:
+    """Return a sign on the median's curve for each event, in one series for each kind."""
+    marks = []
+    for index, kind in enumerate(dict.fromkeys(event.kind for event in events)):
+        of_kind = [event for event in events if event.kind == kind]
+        places = [event.since_step or event.step for event in of_kind]
+        colour = SERIES_COLOURS[(index + 3) % len(SERIES_COLOURS)]
+        marks.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": kind,
+                "x": places,
+                "y": [_height(place, steps, medians_ms) for place in places],
+                "text": [seen(event_text(event, world_size)) for event in of_kind],
+                "marker": {"color": colour, "size": 11, "symbol": "triangle-down", "line": {"width": 1, "color": PALE}},
+                "hovertemplate": "step %{x:,}: %{text}<extra></extra>",
+            }
+        )
+    return marks
+
+
+def _height(place: int, steps: Sequence[int], medians_ms: Sequence[float | None]) -> float | None:
+    """Return the curve at the step ``place``: its last point before it."""
+    before = [index for index, step in enumerate(steps) if step <= place]
+    if not steps:
+        return None
+    return medians_ms[before[-1] if before else 0]

@@ -1,0 +1,128 @@
+"""The Why view: a bar for each term, from the ideal step to the measured one. Each opens what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import ms_text, share_text
+from lm_profiler.record.quantities import GROUPS, PARTS
+from lm_profiler.record.run_record import RunRecord, Waterfall
+from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS
+from lm_profiler.report.run import waterfall_text
+from lm_profiler.report.run.sections import known_table
+from lm_profiler.report.run.waterfall_text import Rung
+from lm_profiler.report.views.blocks import Json, bar, bars, card, fold, line, piece, table, whisker
+from lm_profiler.report.views.view import Limits, View, left_no_run
+
+_NAMED_SHARE = 0.01  # the share of the step from which the headline names a term
+_NAMED_TERMS = 2
+_SEEN_SHARE = 0.002  # the share of the step from which a piece can be seen
+
+
+def blocks(entry: Entry, _: Limits) -> list[Json]:
+    record = entry.record
+    assert record is not None
+    fall = record.waterfall
+    assert fall is not None
+    rungs = waterfall_text.rungs(fall)
+    text, interval = _step_texts(fall)
+    title = f"From the ideal step to the measured one: {text} ms {interval}".rstrip()
+    ends = [rung.start_s + rung.term.seconds for rung in rungs]
+    scale = 1.0 / (max(fall.step_s, fall.ci_high or 0.0, *ends) or 1.0)
+    rows = [_term_bar(rung, fall, scale) for rung in rungs]
+    rows.append(_step_bar(record, fall, scale))
+    ceiling = waterfall_text.unsure(fall) or "a ceiling, never a gain"
+    below = [line(f"Open a bar to see what it consists of. Could save at most: {ceiling}.", "quiet")]
+    below += [line(f"Note: {note}", "quiet") for note in fall.notes]
+    drawn = bars(["", "", "ms", "share", "could save at most"], rows)
+    legend = {"kind": "legend", "entries": _seen_phases(record, rungs, fall)}
+    waterfall = card(title, line(_headline(rungs, fall), "headline"), legend, drawn, *below, words=record.words)
+    facts = known_table(record, GROUPS["Waterfall"])
+    return [waterfall, fold("What it is measured against", *table(facts))]
+
+
+def missing(entry: Entry) -> str | None:
+    record = entry.record
+    if record is None:
+        return left_no_run(entry)
+    if record.waterfall is None:
+        return f"No waterfall: {waterfall_text.missing(record)}"
+    if record.contended:
+        return f"No waterfall: {waterfall_text.NO_SUM}."
+    return None
+
+
+WHY = View("why", "Why", blocks, missing)
+
+
+def _headline(rungs: list[Rung], fall: Waterfall) -> str:
+    """Return what would be ideal, and the largest of the other terms."""
+    ideal, *others = rungs
+    text = f"{ideal.text} ms ({_share(ideal.term.seconds, fall)}) would be ideal."
+    large = [rung for rung in others if rung.term.seconds >= _NAMED_SHARE * fall.step_s]
+    large.sort(key=lambda rung: rung.term.seconds, reverse=True)
+    if not large:
+        return text
+    names = ", ".join(f"{rung.text} ms {rung.title}" for rung in large[:_NAMED_TERMS])
+    return f"{text} Most is added by: {names}."
+
+
+def _seen_phases(record: RunRecord, rungs: list[Rung], fall: Waterfall) -> list[list[str]]:
+    """Return the phases whose pieces can be seen, with their colours."""
+    bars_pieces = [rung.pieces for rung in rungs]
+    bars_pieces.append(waterfall_text.of_the_step(record))
+    least_s = _SEEN_SHARE * fall.step_s
+    seen = [part for part in PARTS if any(pieces.get(part, 0.0) >= least_s for pieces in bars_pieces)]
+    return [[part, PART_COLOURS[part]] for part in seen]
+
+
+def _term_bar(rung: Rung, fall: Waterfall, scale: float) -> Json:
+    ceiling = waterfall_text.ceiling_text(fall, rung.term)
+    meaning = waterfall_text.meaning_in(fall, rung.term.name)
+    text = f"{rung.title[0].upper()}{rung.title[1:]}: {meaning}." if meaning else f"{rung.title}."
+    range_text = waterfall_text.ends_text(fall, rung.term)
+    if range_text:
+        text += f" It took {range_text}."
+    if ceiling:
+        text += f" Could save at most {ceiling} ms."
+    contributors = waterfall_text.contributors(rung.term, fall)
+    inside = table(contributors) if contributors.rows else [line("What it consists of is not known.", "quiet")]
+    return bar(
+        rung.title,
+        _pieces(rung.pieces, rung.start_s, scale),
+        [rung.signed_text, _share(rung.term.seconds, fall), ceiling],
+        name=rung.term.name,
+        tip=meaning,
+        inside=[line(text), *inside],
+    )
+
+
+def _step_bar(record: RunRecord, fall: Waterfall, scale: float) -> Json:
+    phases = waterfall_text.of_the_step(record) or {"": fall.step_s}
+    text, interval = _step_texts(fall)
+    span = whisker(fall.ci_low, fall.ci_high, scale, f"95 % interval {interval}")
+    cells = [text, _share(fall.step_s, fall), ""]
+    return bar("measured step", _pieces(phases, 0.0, scale), cells, whisker=span, is_total=True)
+
+
+def _pieces(phases: Mapping[str, float], start_s: float, scale: float) -> list[Json]:
+    """Return pieces one behind the other, from ``start_s`` on; hatched is what belongs to no known phase."""
+    pieces = []
+    for phase, seconds in phases.items():
+        end_s = start_s + seconds
+        tip = f"{phase or 'no known phase'}: {ms_text(seconds)} ms"
+        colour = PART_COLOURS.get(phase, PALE) if phase else None
+        pieces.append(piece(start_s * scale, end_s * scale, colour, tip))
+        start_s = end_s
+    return pieces
+
+
+def _step_texts(fall: Waterfall) -> tuple[str, str]:
+    """Return the measured step in ms, and its interval."""
+    text, _, interval = waterfall_text.step_text(fall).partition(" ")
+    return text, interval
+
+
+def _share(seconds: float, fall: Waterfall) -> str:
+    return share_text(seconds / fall.step_s) if fall.step_s else ""

@@ -1,0 +1,157 @@
+"""The folders that the tab may read, and the names of the runs in them, which are those that TensorBoard shows.
+
+They are the folder of ``--logdir``, or those of ``--logdir_spec``, and the folders that links in them lead to:
+TensorBoard follows such links too, and recommends a folder of links to whoever has runs in several places. A link
+inside of a run's own folder is not followed: a run that was copied from elsewhere shows no files of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorboard.errors import InvalidArgumentError, NotFoundError
+from tensorboard.plugins.base_plugin import TBContext
+
+from lm_profiler.record.sweep_files import PLAN_FILE
+
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class RunsFolder:
+    """A folder with the name that its runs' names begin with, and the real folders that its files may lie in."""
+
+    name: str
+    folder: Path
+    roots: tuple[Path, ...]
+
+    def file(self, name: str) -> Path:
+        """Return the real path of the file or folder ``name`` below this folder."""
+        return inside(self.folder / name, self.roots)
+
+
+class LogFolders:
+    """TensorBoard's log folders, by the first part of the names of their runs: empty for that of ``--logdir``."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders = folders
+
+    @classmethod
+    def from_context(cls, context: TBContext) -> LogFolders:
+        spec = getattr(context.flags, "logdir_spec", "") if context.flags is not None else ""
+        if context.logdir:
+            return cls({"": Path(context.logdir)})
+        return cls(_folders_in_spec(spec or ""))
+
+    @property
+    def title(self) -> str:
+        """The log folders as a page names them."""
+        return ", ".join(str(folder) for folder in self._folders.values())
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError where there is no folder of this machine."""
+        if not self._folders or not all(folder.is_dir() for folder in self._folders.values()):
+            raise InvalidArgumentError(
+                "The LM Profiler tab needs --logdir or --logdir_spec with folders on TensorBoard's own machine."
+            )
+
+    def has_runs(self) -> bool:
+        """Return whether there is a run or a sweep in any of the folders."""
+        for place in self.places():
+            for _, _, files in os.walk(place.folder):
+                if RUN_FILE in files or PLAN_FILE in files:
+                    return True
+        return False
+
+    def places(self) -> list[RunsFolder]:
+        """Return the log folders, and behind them the folders that links in them lead to, each once."""
+        self.check()
+        places = [RunsFolder(name, folder, (_real(folder),)) for name, folder in self._folders.items()]
+        seen = {place.roots[0] for place in places}
+        for place in places:  # which grows while links lead to folders with more links
+            for link in _links_to_folders(place.folder):
+                real = _real(link)
+                if real in seen:
+                    continue
+                seen.add(real)
+                name = str(Path(place.name) / link.relative_to(place.folder))
+                places.append(RunsFolder(name, link, (*place.roots, real)))
+        return places
+
+    def run(self, name: str) -> RunsFolder:
+        """Return the folder of the run called ``name``; raise NotFoundError where there is none of that name."""
+        self.check()
+        top, parts = self._split(name)
+        folder = self._folders[top]
+        roots = [_real(folder)]
+        is_in_a_run = False  # or in a sweep
+        try:
+            for part in parts:
+                if part in ("", os.pardir):
+                    raise NotFoundError(f"{name!r}: no run of that name")
+                is_in_a_run = is_in_a_run or (folder / RUN_FILE).exists() or (folder / PLAN_FILE).exists()
+                folder = folder / part
+                if folder.is_symlink() and not is_in_a_run:
+                    roots.append(_real(folder))
+            if not folder.is_dir():
+                raise NotFoundError(f"{name!r}: no run of that name")
+        except (OSError, ValueError):  # a name that no folder can have
+            raise NotFoundError(f"{name!r}: no run of that name") from None
+        place = RunsFolder(name, folder, tuple(roots))
+        place.file(RUN_FILE)
+        return place
+
+    def _split(self, name: str) -> tuple[str, list[str]]:
+        """Return the log folder's name and the parts of the path below it."""
+        if "" in self._folders:
+            parts = name.split("/")
+            return "", [] if parts == [os.curdir] else parts
+        for top in self._folders:
+            if name == top:
+                return top, []
+            if name.startswith(f"{top}/"):
+                return top, name.removeprefix(f"{top}/").split("/")
+        raise NotFoundError(f"{name!r}: no run of that name")
+
+
+def _folders_in_spec(spec: str) -> dict[str, Path]:
+    """Return the folders of ``--logdir_spec=name:folder,name:folder``; one without a name has its path as one."""
+    folders = {}
+    for part in spec.split(","):
+        if not part:
+            continue
+        name, separator, path = part.partition(":")
+        if not separator or part.startswith("/"):
+            name = path = part
+        folders[name] = _real(Path(path).expanduser())
+    return folders
+
+
+def _links_to_folders(top: Path) -> Iterator[Path]:
+    """Yield the links to folders below ``top``, outside of runs and sweeps."""
+    for here, folders, files in os.walk(top):
+        if RUN_FILE in files or PLAN_FILE in files:
+            folders.clear()
+            continue
+        for name in sorted(folders):
+            link = Path(here) / name
+            if link.is_symlink():
+                yield link
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def inside(path: Path, roots: tuple[Path, ...]) -> Path:
+    """Return the real path of ``path``, with links followed; raise NotFoundError where it lies outside ``roots``."""
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):  # there is none; links in a circle; a NUL in the name
+        raise NotFoundError(f"{path.name!r}: nothing of that name in the folder") from None
+    if not any(real.is_relative_to(root) for root in roots):
+        raise NotFoundError(f"{path.name!r}: nothing of that name in the folder")
+    return real

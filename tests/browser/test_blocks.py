@@ -1,0 +1,86 @@
+"""What a user does to the parts of a view: open a bar, choose a clock, sort and filter a table."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from made_runs import made_entry
+from made_waterfall import made_waterfall
+from playwright.sync_api import Locator, expect
+from tab import MARKUP, OpenTab
+
+RUN = "demo/version_0"
+
+
+@pytest.fixture
+def taken_apart(logdir: Path) -> Iterator[str]:
+    made_entry(logdir / "why", waterfall=made_waterfall())
+    yield "why"
+    shutil.rmtree(logdir / "why")
+
+
+def pixels(bar: Locator) -> tuple[float, float]:
+    """From where to where the pieces of a bar reach."""
+    spans = bar.locator(".piece").evaluate_all("all => all.map(each => each.getBoundingClientRect().toJSON())")
+    return min(span["left"] for span in spans), max(span["right"] for span in spans)
+
+
+def test_a_bar_opens_by_a_click_and_by_the_keyboard(open_tab: OpenTab, taken_apart: str) -> None:
+    tab = open_tab()
+    view = tab.open_run(taken_apart, "Why")
+    slow, beyond = (view.locator(f"[data-term={name}]") for name in ("slow_products", "beyond_bandwidth"))
+    expect(slow.locator("table")).not_to_be_visible()
+    slow.locator("summary").click()
+    expect(slow.locator("table")).to_be_visible()
+    view.locator("[data-term=bandwidth] summary").press("Tab")
+    expect(beyond.locator("summary")).to_be_focused()
+    tab.page.keyboard.press("Enter")
+    expect(beyond).to_contain_text("<b>Memcpy</b>")
+    tab.page.keyboard.press("Enter")
+    expect(beyond.locator("table")).not_to_be_visible()
+
+
+def test_a_bar_stands_where_its_shares_say(open_tab: OpenTab, taken_apart: str) -> None:
+    view = open_tab().open_run(taken_apart, "Why")
+    left, right = pixels(view.locator(".bar-row.total"))
+    ideal, slow = (pixels(view.locator(f"[data-term={name}]")) for name in ("ideal", "slow_products"))
+    assert ideal == pytest.approx((left, left + (right - left) * 62.1 / 168.3), abs=1.5)
+    assert slow[0] == pytest.approx(left + (right - left) * 62.9 / 168.3, abs=1.5)  # behind the lower clock's 0.8
+
+
+def test_the_clock_switches_where_there_are_two(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    tab.open_run(MARKUP)  # made by hand: 5 ms of backward, half of that on the host
+    card = tab.card("Time of each step")
+    assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([5.0] * 25)
+    card.get_by_role("button", name="Host clock").click()
+    assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([2.5] * 25)
+
+
+def test_a_fold_shows_its_inside_and_the_meanings_of_figures(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    view = tab.open_run(RUN)
+    expect(view.locator(".fold table")).to_have_count(0)
+    view.get_by_role("heading", name="Every figure").click()
+    machine = tab.section("Machine")
+    expect(machine).to_be_visible()
+    expect(machine.locator(".explained").first).to_have_attribute("title", re.compile(r"\w"))
+
+
+def test_the_largest_operators_are_sorted_and_filtered(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    tab.open_run(RUN, "Kernels")
+    card = tab.card("Largest operators")
+    header, *rows = tab.table(card)
+    times = [float(row[header.index("ms")].replace(",", "")) for row in rows]
+    assert times == sorted(times, reverse=True)
+    card.get_by_role("button", name="calls").click()
+    counts = [float(row[header.index("calls")]) for row in tab.table(card)[1:]]
+    assert counts == sorted(counts, reverse=True)
+    card.get_by_label("Filter").fill("matmul FORWARD model.head")
+    [only] = tab.table(card)[1:]
+    assert only[:3] == ["aten::mm", "forward", "matmul"]

@@ -1,0 +1,113 @@
+"""The Kernels view shows the figures of the tables beside the run's traces, of one step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_entry
+from served import write_trace
+from shown import of_kind, rows_of, series_of, shown, text_of, titled
+
+from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
+from lm_profiler.report.views.registry import VIEWS
+from lm_profiler.report.views.view import Limits
+
+GEMM = {"phase": "forward", "kind": "matmul", "operator": "aten::mm", "module": None, "module_type": None}
+TABLE = KernelTable(
+    source="kernels",
+    steps=2,
+    window_s=0.5,
+    phases={
+        "forward": PhaseKernels(
+            busy_s=0.4, idle_s=0.1, overlap_s=0.02, kinds={"matmul": KindTime(count=4, total_s=0.42)}
+        )
+    },
+    rows=[
+        KernelRow(name="void at::native::gemm", count=4, total_s=0.40, **GEMM),
+        KernelRow(name="small", count=2, total_s=0.02, **GEMM),
+    ],
+    rest=Rest(rows=1, count=1, total_s=0.01),
+    memory_bound_share=0.25,
+    communication_share=0.0,
+)
+
+
+def made(folder: Path, *tables: KernelTable, **options: Any) -> Any:
+    entry = made_entry(folder / "run", **options)
+    (entry.folder / "trace").mkdir()
+    for rank, table in enumerate(tables):
+        table.write(entry.folder / "trace" / f"rank{rank}.kernels.json")
+    return entry
+
+
+def test_bars_say_where_the_time_of_one_step_went_by_phase_and_kind(tmp_path: Path) -> None:
+    blocks = shown("kernels", made(tmp_path, TABLE))
+    series = series_of(titled(blocks, "Time by phase and kind"))
+    assert {name: drawn["x"] for name, drawn in series.items()} == {"matmul": [210, 210], "idle": [50, 50]}
+    assert series["matmul"]["y"] == ["forward", "step"]
+    assert "84.0% of forward" in series["matmul"]["customdata"][0]
+    assert "10.000 ms of a step ran at the same time as other work" in text_of(blocks)
+
+
+def test_the_largest_are_listed_and_can_be_sorted_by_their_figures(tmp_path: Path) -> None:
+    largest = titled(shown("kernels", made(tmp_path, TABLE)), "Largest kernels")
+    titles, first, _ = rows_of(largest)
+    row = dict(zip(titles, first, strict=True))
+    assert row["kernel"] == "gemm"
+    assert (row["phase"], row["kind"], row["calls"], row["ms"], row["share"]) == (
+        "forward", "matmul", "2", "200.000", "80.0%",
+    )  # fmt: skip
+    [table] = of_kind([largest], "long table")
+    assert table["values"][str(titles.index("ms"))] == pytest.approx([0.2, 0.01])
+    assert table["sorted_by"] == "ms"
+    assert "1 smaller rows are not shown, 5.000 ms" in text_of([largest])
+
+
+def test_a_page_of_many_runs_has_the_first_rows_and_the_time_of_the_others(tmp_path: Path) -> None:
+    blocks = VIEWS["kernels"].answer(made(tmp_path, TABLE), Limits(kernel_rows=1))
+    largest = titled(blocks, "Largest kernels")
+    assert len(rows_of(largest)) == 1 + 1
+    assert "2 smaller rows are not shown, 15.000 ms" in text_of([largest])
+
+
+def test_common_questions_are_answered(tmp_path: Path) -> None:
+    answers = dict(rows_of(titled(shown("kernels", made(tmp_path, TABLE)), "Answers"))[1:])
+    assert "80.0% of it" in answers["largest in forward"]
+    assert answers["bound by memory"].startswith("25.0%")
+
+
+def test_ranks_are_in_order_and_a_damaged_table_hides_no_other(tmp_path: Path) -> None:
+    entry = made(tmp_path, TABLE)
+    for rank in (2, 10):
+        TABLE.write(entry.folder / "trace" / f"rank{rank}.kernels.json")
+    (entry.folder / "trace" / "rank1.kernels.json").write_text("{")
+    [choice] = shown("kernels", entry)
+    assert [rank["title"] for rank in choice["choices"]] == ["rank 0", "rank 1", "rank 2", "rank 10"]
+    damaged = choice["choices"][1]["blocks"]
+    assert "rank1.kernels.json" in text_of(damaged)
+
+
+def test_kinds_and_phases_of_a_later_version_are_drawn(tmp_path: Path) -> None:
+    later = json.loads(TABLE.model_dump_json())
+    later["phases"]["melting"] = json.loads(json.dumps(later["phases"]["forward"]).replace("matmul", "melted"))
+    entry = made(tmp_path, TABLE)
+    (entry.folder / "trace" / "rank0.kernels.json").write_text(json.dumps(later))
+    series = series_of(titled(shown("kernels", entry), "Time by phase and kind"))
+    assert series["melted"]["y"] == ["forward", "melting", "step"]
+    assert series["melted"]["x"] == [0, 210, 210]
+
+
+def test_a_run_without_kernels_says_why(tmp_path: Path) -> None:
+    untabled = made_entry(tmp_path / "untabled")
+    write_trace(untabled.folder)
+    whys = {
+        "untraced": text_of(shown("kernels", made_entry(tmp_path / "untraced"))),
+        "untabled": text_of(shown("kernels", untabled)),
+        "died": text_of(shown("kernels", made_entry(tmp_path / "died", status="oom"))),
+    }
+    assert "--trace.steps" in whys["untraced"]
+    assert "no table" in whys["untabled"]
+    assert "oom" in whys["died"]

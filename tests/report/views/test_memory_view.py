@@ -1,0 +1,74 @@
+"""The Memory view: a stack that reaches the peak, and what is alive there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_entry
+from made_timeline import made_timeline
+from shown import bars_of, of_kind, rows_of, series_of, shown, text_of, titled
+
+from lm_profiler.record.memory_timeline import write_timeline
+from lm_profiler.record.run_record import MemoryCauses, MemoryFacts, MemoryReading
+from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
+
+
+def memory(**causes: int) -> MemoryFacts:
+    none = dict.fromkeys(MemoryCauses.model_fields, 0)
+    held = {"forward": MemoryCauses(**none | {"parameters": 100}), "backward": MemoryCauses(**none | causes)}
+    return MemoryFacts(measured=MemoryReading(allocated_peak=2**31), parts={}, causes=held)
+
+
+def with_timelines(folder: Path, *sources: str, **options: Any) -> list[Any]:
+    entry = made_entry(folder / "run", **options)
+    for source in sources:
+        write_timeline(made_timeline(source=source), entry.folder)
+    return shown("memory", entry)
+
+
+def test_the_stack_reaches_the_peak_and_names_phases(tmp_path: Path) -> None:
+    blocks = with_timelines(tmp_path, "planned")
+    timeline = made_timeline()
+    card = titled(blocks, "Bytes in use over one step")
+    series = series_of(card)
+    assert {name: drawn["fillcolor"] for name, drawn in series.items()} == {
+        cause: CAUSE_COLOURS[cause] for cause in ("parameters", "gradients", "activations")
+    }
+    totals = [sum(stack) for stack in zip(*(drawn["y"] for drawn in series.values()), strict=True)]
+    assert max(totals) * 1024 == pytest.approx(timeline.peak, rel=1e-3)
+    [chart] = of_kind([card], "chart")
+    texts = [annotation["text"] for annotation in chart["layout"]["annotations"]]
+    assert texts == [*(phase for phase, _, _ in timeline.shaded()), "<b>peak 0.68 KiB</b>"]
+    assert chart["layout"]["yaxis"]["range"][1] > max(totals)
+    assert rows_of(titled(blocks, "Peak 0.68 KiB"))[1][:3] == ["300 B", "1", "activations"]
+
+
+def test_a_plan_and_a_history_are_drawn_on_one_scale(tmp_path: Path) -> None:
+    charts = of_kind(with_timelines(tmp_path, "planned", "measured"), "chart")
+    assert len(charts) == 2
+    assert charts[0]["layout"]["yaxis"]["range"] == charts[1]["layout"]["yaxis"]["range"]
+
+
+def test_causes_have_one_colour_in_all_pictures_and_one_bar_for_all_phases(tmp_path: Path) -> None:
+    blocks = with_timelines(tmp_path, memory=memory(parameters=100, gradients=100, activations_and_rest=200))
+    card = titled(blocks, "Measured")
+    assert "The most is held in backward: 400 B." in text_of([card])
+    rows = bars_of(card)
+    assert [(name, row["cells"]) for name, row in rows.items()] == [
+        ("activations and rest", ["200 B", "50.0%"]),
+        ("parameters", ["100 B", "25.0%"]),
+        ("gradients", ["100 B", "25.0%"]),
+    ]
+    assert rows["parameters"]["pieces"][0]["colour"] == CAUSE_COLOURS["parameters"]
+    assert sum(row["pieces"][0]["width"] for row in rows.values()) == pytest.approx(1.0)
+
+
+def test_causes_without_activations_are_not_shown_beside_a_timeline_that_has_them(tmp_path: Path) -> None:
+    blocks = with_timelines(tmp_path, "planned", memory=memory(parameters=100))
+    assert of_kind(blocks, "bars") == []
+
+
+def test_a_run_whose_memory_is_unknown_says_why(tmp_path: Path) -> None:
+    assert "--check_memory=true" in text_of(with_timelines(tmp_path))

@@ -1,0 +1,99 @@
+"""What the Ranks view shows: a row a rank, how much each is above the fast ones, and what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_ranks import STEPS, made_ranks
+from made_runs import made_entry, made_record
+from shown import of_kind, rows_of, series_of, shown, text_of, titled
+from stored_texts import assert_stored
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.report.views.ranks_view import above_fast
+
+
+def view_of(**options: Any) -> list[Any]:
+    return shown("ranks", Entry(Path("a"), made_record(**options)))
+
+
+def shaded(blocks: list[Any]) -> dict[tuple[int, int], float]:
+    """How strong the shade of each cell is that has one, by row and column."""
+    [table] = [table for table in of_kind(blocks, "table") if "shades" in table]
+    return {
+        (row, column): shade["percent"]
+        for row, shades in enumerate(table["shades"])
+        for column, shade in enumerate(shades)
+        if shade
+    }
+
+
+def test_each_rank_is_held_against_the_fast_ones() -> None:
+    ranks = made_ranks(world=2, slow=1)
+    assert above_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 30e-3])
+    assert above_fast(ranks, ranks.by_rank, "forward") == pytest.approx([0, 0])
+    blocks = view_of(ranks=ranks)
+    titles, fast, slow = rows_of(titled(blocks, "Own work and waiting"))
+    assert titles == ["rank", "data", "forward", "backward", "optimizer", "waiting"]
+    assert (fast[-1], slow[1], slow[-1]) == ("30.0", "35.0", "0.0")
+    assert shaded(blocks) == {(0, 5): 70.0, (1, 1): 70.0}  # the other's waiting, its data
+
+
+def test_the_chart_has_each_step_of_the_slow_rank() -> None:
+    heat = series_of(titled(view_of(ranks=made_ranks(world=2, slow=1)), "Own work, step by step"))["own work"]
+    assert [sum(more > 20 for more in row) for row in heat["z"]] == [0, STEPS]
+    assert sum(heat["z"][1]) / STEPS == pytest.approx(30, abs=1)
+    assert heat["zmax"] >= 30
+
+
+def test_of_three_ranks_two_slow_ones_do_not_hide_each_other() -> None:
+    ranks = made_ranks(world=3, slow=1)
+    also = ranks.by_rank[2].model_copy(update={"own_s": {**ranks.by_rank[2].own_s, "forward": 40e-3}})
+    rows = [*ranks.by_rank[:2], also]
+    assert above_fast(ranks, rows, "forward") == pytest.approx([0, 0, 20e-3])
+
+
+def test_more_slow_ranks_than_fast_ones_have_a_colour() -> None:
+    fast, *others = made_ranks(world=4, slow=0).by_rank[::-1]
+    rows = [fast, *(row.model_copy(update={"own_s": {**row.own_s, "data": 45e-3}}) for row in others)]
+    ranks = made_ranks(world=4).model_copy(update={"by_rank": rows})
+    assert above_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 40e-3, 40e-3, 40e-3])
+
+
+def test_where_not_all_ranks_are_known_the_slowest_come_first_and_it_is_said() -> None:
+    ranks = made_ranks(world=100, slow=70)
+    kept = [row for row in ranks.by_rank if row.rank in (0, 1, 70)]
+    blocks = view_of(ranks=ranks.model_copy(update={"by_rank": kept}))
+    titles, *rows = rows_of(titled(blocks, "Own work and waiting"))
+    assert titles[:2] == ["host", "rank"]
+    assert [row[1] for row in rows] == ["70", "0", "1"]
+    assert "3 of 100 ranks" in text_of(blocks)
+
+
+def test_a_rank_that_did_not_say_is_none_of_those_left_out() -> None:
+    """Of three, the last one's clock is unknown, say."""
+    ranks = made_ranks(world=2).model_copy(update={"world": 3})
+    blocks = view_of(ranks=ranks)
+    assert "2 of 3 ranks" in blocks[0]["title"]
+    assert "Drawn are" not in text_of(blocks)
+    assert above_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 30e-3])  # than the other one, not than both
+    assert ["ranks heard", "2"] in rows_of(titled(blocks, "What this is known from"))
+
+
+def test_a_record_without_steps_has_no_chart() -> None:
+    ranks = made_ranks()
+    rows = [row.model_copy(update={"own_by_column_s": []}) for row in ranks.by_rank]
+    assert of_kind(view_of(ranks=ranks.model_copy(update={"by_rank": rows, "columns": []})), "chart") == []
+
+
+def test_a_run_without_ranks_says_why(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "a")
+    said = {"one rank": text_of(shown("ranks", entry))}
+    assert entry.record is not None
+    assert entry.record.environment is not None
+    several = entry.record.environment.model_copy(update={"world_size": 2})
+    assert "2 ranks" in text_of(shown("ranks", Entry(tmp_path, made_record(environment=several))))
+    said["no run"] = text_of(shown("ranks", Entry(tmp_path, None)))
+    assert_stored("report/page_without_ranks", said)

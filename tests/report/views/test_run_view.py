@@ -1,0 +1,157 @@
+"""What the Run view shows of runs made by hand: forward 3 ms, backward 5 ms, other 2 ms (see made_runs.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_entry, made_record, made_rows
+from shown import bars_of, of_kind, rows_of, series_of, shown, text_of, titled
+from whole_record import WHOLE
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import PARTS, QUANTITIES
+from lm_profiler.record.run_record import Contention, OddStep, OtherByOwner, OwnedTime, RunRecord
+from lm_profiler.record.steps import write_steps
+from lm_profiler.report.pictures.drawing import PART_COLOURS
+from lm_profiler.report.run.sections import sections
+from lm_profiler.report.views.blocks import MEANINGS
+
+
+def charts_of(blocks: list[Any]) -> dict[str, Any]:
+    """The chart of the steps on each clock."""
+    [choice] = of_kind([titled(blocks, "Time of each step")], "choice")
+    return {choice["title"]: choice["blocks"][0] for choice in choice["choices"]}
+
+
+def test_the_verdict_the_picture_and_the_table_come_first_and_the_rest_is_folded(tmp_path: Path) -> None:
+    blocks = shown("run", made_entry(tmp_path / "run"))
+    assert [block["kind"] for block in blocks] == ["card"] * 3 + ["fold"] * (len(blocks) - 3)
+    head, steps, phases, *_ = blocks
+    assert head["words"] == ["ok", "steady"]
+    assert "bound by compute" in text_of([head])
+    assert "Next: " in text_of([head])
+    assert steps["title"] == "Time of each step"
+    titles, *rows = rows_of(phases)
+    share = {row[0]: row[titles.index("share")] for row in rows}
+    assert (share["forward"], share["backward"], share["other"]) == ("30.0%", "50.0%", "20.0%")
+    assert of_kind(blocks, "command")[0]["text"] == "python -m lm_profiler fit --config a.yaml"
+
+
+def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(tmp_path: Path) -> None:
+    charts = charts_of(shown("run", made_entry(tmp_path / "run")))
+    assert list(charts) == ["Device clock", "Host clock"]
+    device, host = ({series["name"]: series for series in chart["data"]} for chart in charts.values())
+    assert list(device) == [part for part in PARTS if part in ("forward", "backward", "other")]
+    assert device["backward"]["x"] == list(range(1, 26))
+    assert device["backward"]["y"] == [5.0] * 25
+    assert host["backward"]["y"] == [2.5] * 25
+    assert device["backward"]["marker"]["color"] == PART_COLOURS["backward"]
+    sums = [sum(parts) for parts in zip(*(series["y"] for series in device.values()), strict=True)]
+    assert sums[1:] == pytest.approx([10.0] * 24, rel=0.01)
+    layout = charts["Device clock"]["layout"]
+    [shade] = layout["shapes"]
+    assert (shade["x0"], shade["x1"]) == (0.5, 5.5)
+    # The first step takes a second: drawn whole, it would leave nothing of the others' 10 ms.
+    assert "1,008.0 ms" in layout["annotations"][0]["text"]
+    assert layout["yaxis"]["range"] == pytest.approx([0, 12.036])
+
+
+def test_of_many_thousand_steps_some_are_drawn(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "long")
+    write_steps(entry.folder / "steps.csv", made_rows(steps=20_000))
+    blocks = shown("run", entry)
+    assert charts_of(blocks)["Device clock"]["data"][0]["x"] == list(range(1, 20_001, 5))
+    assert "Drawn is 1 of 5 steps; the run has 20,000." in text_of(blocks)
+
+
+def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
+    odd = {"ratio": 1.9, "part": "forward", "excess_s": 9e-3}
+    caused = OddStep(step=15, step_s=10.03e-3, cause="page faults", cause_s=8e-3, rank=1, **odd)
+    beside = OddStep(step=9, step_s=10e-3, beside="9.0 ms more asleep", rank=0, **odd)
+    missing = OddStep(step=99, step_s=1.0, **odd)  # the file has no step 99
+    entry = made_entry(tmp_path / "odd", odd_steps=[caused, beside, missing], rank_step_s=[1.0, 1.0])
+    charts = charts_of(shown("run", entry))
+    device, host = ({series["name"]: series for series in chart["data"]}["odd"] for chart in charts.values())
+    assert device["x"] == [15, 9]
+    assert (device["y"][0], host["y"][0]) == pytest.approx((10.0, 5.0), rel=0.01)
+    first, second = device["text"]
+    assert "step 15" in first
+    assert "rank 1" in first
+    assert "page faults" in first
+    assert "rank 0" in second
+
+
+def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
+    actions = [
+        OwnedTime(owner=owner, action="hook", seconds=seconds, calls=1.0, in_steps=3)
+        for owner, seconds in {"LearningRateMonitor": 4e-3, "<b>Mine</b>": 2e-3}.items()
+    ]
+    entry = made_entry(tmp_path / "run", other_by_owner=OtherByOwner(steps=3, seconds=6e-3, actions=actions))
+    rows = bars_of(titled(shown("run", entry), "Who uses the time"))
+    assert list(rows) == ["LearningRateMonitor.hook", "<b>Mine</b>.hook"]
+    assert [row["cells"] for row in rows.values()] == [["4.000", "1", "3 of 3"], ["2.000", "1", "3 of 3"]]
+    assert [row["pieces"][0]["width"] for row in rows.values()] == [1.0, 0.5]
+
+
+def test_every_figure_of_the_printed_page_is_there_with_its_meaning() -> None:
+    record = RunRecord.model_validate(WHOLE)
+    fold = titled(shown("run", Entry(Path("a"), record)), "Every figure")
+    tables = of_kind([fold], "table")
+    texts = {text for table in tables for row in table["rows"] for text in row}
+    assert {cell.text for table in sections(record) for row in table.rows for cell in row[:2]} <= texts
+    facts = [table for table in tables if "tips" in table]
+    tips = {row[0]: tip for table in facts for row, tip in zip(table["rows"], table["tips"], strict=True)}
+    assert MEANINGS[tips["energy per token"]] == QUANTITIES["energy_per_token_j"].meaning
+
+
+def test_what_takes_a_runs_figures_back_stands_beside_its_name(tmp_path: Path) -> None:
+    """Noisy steps, and a machine that something else used."""
+    steadiness = made_record().steadiness
+    assert steadiness is not None
+    contention = Contention(
+        wall_s=2.0, cpus=2, had_s=1.5, waited_s=1.0, others_s=1.25, stolen_s=0.0, throttled_s=None, pressure=0.4,
+        involuntary_switches=9, not_had=0.41,
+    )  # fmt: skip
+    noisy = steadiness.model_copy(update={"word": "noisy", "known_to": 0.25})
+    head, *_ = shown("run", made_entry(tmp_path / "noisy", steadiness=noisy, contention=contention))
+    assert head["words"] == ["ok", "noisy", "shared"]
+    assert "the level is only known to within ±25%" in text_of([head])
+    assert "other processes took 41%" in text_of([head])
+
+
+def test_notes_stand_behind_a_fold_that_counts_them(tmp_path: Path) -> None:
+    blocks = shown("run", made_entry(tmp_path / "run", notes=["one", "two"]))
+    fold = titled(blocks, "2 notes")
+    assert [block["text"] for block in fold["blocks"] if block.get("look") == "note"] == ["note: one", "note: two"]
+
+
+def test_a_run_that_died_before_its_first_step_shows_its_error_and_no_chart(tmp_path: Path) -> None:
+    blocks = shown("run", made_entry(tmp_path / "died", status="oom"))
+    [error] = [block["text"] for block in of_kind(blocks, "line") if block.get("look") == "error"]
+    assert error == "oom in setup: OutOfMemoryError: no memory left"
+    assert of_kind(blocks, "chart") == []
+    assert "Time by phase" not in [block["title"] for block in blocks]
+
+
+def test_a_damaged_file_of_steps_hides_no_other_part(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "a", started="yesterday")
+    (entry.folder / "steps.csv").write_text("no steps")
+    blocks = shown("run", entry)
+    assert "a/steps.csv" in text_of([titled(blocks, "Time of each step")])
+    assert rows_of(titled(blocks, "Time by phase"))
+    assert "Started yesterday" in text_of(blocks)
+
+
+def test_a_cell_without_a_run_says_so() -> None:
+    assert "left no run" in text_of(shown("run", Entry(Path("a"), None)))
+
+
+def test_the_chart_of_one_clock_needs_no_choice(tmp_path: Path) -> None:
+    environment = made_record().environment
+    assert environment is not None
+    on_cpu = environment.model_copy(update={"device_type": "cpu"})
+    card = titled(shown("run", made_entry(tmp_path / "cpu", environment=on_cpu)), "Time of each step")
+    assert of_kind([card], "choice") == []
+    assert series_of(card)["backward"]["y"] == [2.5] * 25
