@@ -192,6 +192,7 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     card.get_by_label("Figure", exact=True).select_option(label="forward")
     card.get_by_label("against").select_option(label="context")
     card.get_by_label("by", exact=True).select_option(label="attention")
+    card.locator(".chart").scroll_into_view_if_needed()
     expect(card.locator(".legendtext").last).to_have_text("no figure")
     chart = tab.chart(card)
     assert chart["data"].keys() == {"attention math", "attention sdpa", "no figure"}
@@ -344,7 +345,7 @@ def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable
     opened = Tab(other, tab.address)
     expect(opened.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
     expect(opened.inside.get_by_label("Run", exact=True)).to_have_value(b)
-    expect(opened.inside.locator("main")).to_contain_text(b)
+    expect(opened.inside.locator("main")).to_contain_text("math,128,r0: 20 steps of fit")
 
 
 def test_small_memory_is_in_a_unit_that_fits(compare: Callable[..., Tab], logdir: Path) -> None:

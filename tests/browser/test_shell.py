@@ -41,7 +41,6 @@ def test_every_view_draws_all_of_its_parts(
 ) -> None:
     """The tab and the page, a wide and a narrow window, light and dark: of each view once."""
     tab = request.getfixturevalue(opened)(theme, width=width)
-    assert tab.frame.evaluate("document.documentElement.dataset.theme") == theme
     views = tab_views() if opened == "open_tab" else page_views()
     for view in (view for view in views if view["name"] != "trace"):  # test_trace_view.py has it
         section = tab.open_run(whole, view["title"]) if view["of_run"] else tab.open_view(view["title"])
@@ -54,6 +53,7 @@ def test_every_view_draws_all_of_its_parts(
         assert tab.overflow_px() <= 0, view["title"]
         section.evaluate("section => section.scrollIntoView()")
         screenshot(tab, f"{view['name']}-{theme}")
+    assert tab.frame.evaluate("document.documentElement.dataset.theme") == theme
     assert tab.inside.locator("img").count() == 0
     assert "injected" not in (tab.page.title(), tab.frame.title())
 

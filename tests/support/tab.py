@@ -73,6 +73,7 @@ class Tab:
 
     def chart(self, card: Locator) -> dict[str, Any]:
         """What plotly has drawn: ``data`` by name, and the layout."""
+        card.locator(".chart").scroll_into_view_if_needed()  # it draws itself when it can be seen
         drawn = card.locator(".js-plotly-plot")
         drawn.locator(".barlayer .point, .scatterlayer .point").first.wait_for(state="attached")
         found: dict[str, Any] = drawn.evaluate(
