@@ -36,7 +36,10 @@ class Page(HTMLParser):
             elif route == "runs":
                 self.answers["runs", None] = json.loads(content)
             else:
-                self.answers |= {(str(route), run): answer for run, answer in json.loads(content).items()}
+                answer = json.loads(content)
+                for place, run in enumerate(answer["names"]):
+                    blocks = [column[place] for column in answer["blocks"] if column[place] is not None]
+                    self.answers[str(route), run] = blocks
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))

@@ -37,10 +37,12 @@ async function ask(route, parameters = {}) {
   return response.json();
 }
 
-// The blocks of a view of one run.
+// The blocks of a view of one run. A page holds the first block of all runs, then the second of all, and so on.
 async function askForBlocks(view, run) {
-  const answer = await ask(view, { run });
-  return isOffline() ? answer[run] : answer.blocks;
+  if (!isOffline()) return (await ask(view, { run })).blocks;
+  const { names, blocks } = await heldAnswer(view);
+  const place = names.indexOf(run);
+  return blocks.map((column) => column[place]).filter(Boolean);
 }
 
 // -- TensorBoard, of which the tab is a frame; a page that is a file is its own host ----------------------------------
