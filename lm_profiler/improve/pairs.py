@@ -11,7 +11,7 @@ from lm_profiler.analysis.compare.sides import Side, read_side
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.improve.decision import repeated_interval, spread
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
+from lm_profiler.record.process_spread import ProcessSpread
 
 
 def paired_changes(
@@ -24,16 +24,16 @@ def paired_changes(
 ) -> list[PartChange]:
     """Return the rows that may decide, with intervals that miss the truth at any of ``looks`` in a share ``error``.
 
-    On a calm machine it is the step; on a busy one what waiting for a CPU does not stretch, as ``compare`` has it. The
-    step itself is added there: a neighbour is as likely beside A as beside B, so pairs that take turns are fair.
+    On a calm machine it is the step; on a busy one what waiting for a CPU does not stretch, as ``compare`` has it. If
+    that is unknown it is the step there too: a neighbour is as likely beside A as beside B, so turns are fair.
     """
     side_a, side_b = read_side("A", a), read_side("B", b)
     sides = SidePair(side_a, side_b, known, same_within)
-    rows = [sides.part_change("step", CONFIDENCE)]
+    rows = []
     if sides.is_busy:
-        rows = [*sides.work_changes(CONFIDENCE), *rows]
-        if known.std < ASSUMED_SPREAD.std:  # what a calm machine has shown says too little
-            known = ASSUMED_SPREAD
+        rows = sides.work_changes(CONFIDENCE)
+    if not rows:
+        rows = [sides.part_change("step", CONFIDENCE)]
     share = error / len(rows)
     return [_with_interval(row, sides, share, known, looks) for row in rows]
 

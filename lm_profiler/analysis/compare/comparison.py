@@ -35,7 +35,7 @@ from lm_profiler.analysis.compare.sides import (
 )
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry, machine_of
-from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread
+from lm_profiler.record.process_spread import ProcessSpread, known_spread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
 
@@ -141,6 +141,8 @@ def compare(
         raise UsageError(f"{min(on_both_sides)}: expected a run on one side, given on both")
     if spread is None:
         spread = known_spread(machine_of(a))
+    if side_a.is_contended or side_b.is_contended:
+        spread = spread.on_busy_machine()
     pair = SidePair(side_a, side_b, spread, same_within)
     first_a, first_b = side_a.runs[0].record, side_b.runs[0].record
     step = pair.part_change("step", CONFIDENCE)
@@ -239,13 +241,15 @@ class SidePair:
     def work_changes(self, confidence: float) -> list[PartChange]:
         """Return what waiting for a CPU does not stretch, as far as all runs know it.
 
-        The intervals of two rows hold together. CPU time says nothing if more processes or threads share the work on
-        one side, and nothing of this helps if others used the GPU.
+        The intervals of two rows hold together. Of one thread CPU time shows nothing that the first row lacks, and it
+        says nothing if more processes or threads share the work on one side. Nothing of this helps if others used the
+        GPU.
         """
         if any(used_gpu_of_others(run) for run in (*self.a.runs, *self.b.runs)):
             return []
         names = [WITHOUT_CPU_WAITS]
-        if _same_parallelism(self.a.runs[0], self.b.runs[0]):
+        has_several_threads = _threads(self.a.runs[0]) != 1
+        if has_several_threads and _same_parallelism(self.a.runs[0], self.b.runs[0]):
             names.append(CPU_TIME)
         together = 1.0 - (1.0 - confidence) / len(names)
         rows = []
@@ -271,10 +275,7 @@ class SidePair:
         means_a = [interval.mean for interval in a]
         means_b = [interval.mean for interval in b]
         if self.is_single:
-            spread = self.spread
-            if self.is_busy and spread.std < ASSUMED_SPREAD.std:  # a calm machine's spread says too little
-                spread = ASSUMED_SPREAD
-            interval = single_interval(a[0], b[0], confidence, spread, bias)
+            interval = single_interval(a[0], b[0], confidence, self.spread, bias)
         else:
             interval = repeats_interval(means_a, means_b, confidence, bias)
         return _changed(name, self.a, typical(means_a), typical(means_b), interval, self.same_within)
@@ -297,9 +298,17 @@ def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
 
 def _same_parallelism(a: Run, b: Run) -> bool:
     """Whether both runs share their work among as many threads and workers, as far as that is known."""
-    threads_a, threads_b = (run.record.environment and run.record.environment.threads for run in (a, b))
-    workers_a, workers_b = (run.record.loader and run.record.loader.workers for run in (a, b))
-    return threads_a == threads_b and workers_a == workers_b
+    return _threads(a) == _threads(b) and _workers(a) == _workers(b)
+
+
+def _threads(run: Run) -> int | None:
+    environment = run.record.environment
+    return None if environment is None else environment.threads
+
+
+def _workers(run: Run) -> int | None:
+    loader = run.record.loader
+    return None if loader is None else loader.workers
 
 
 def _flops_ratio(a: Side, b: Side) -> float | None:
