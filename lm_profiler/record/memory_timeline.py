@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -59,16 +60,19 @@ class MemoryTimeline(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> MemoryTimeline:
-        if len(self.start) != len(self.causes) or any(not 0 <= at < len(self.causes) for at, _ in self.events):
+        cause_numbers, event_counts = range(len(self.causes)), range(len(self.events) + 1)
+        are_causes_known = all(cause in cause_numbers for cause, _ in self.events)
+        if len(self.start) != len(self.causes) or not are_causes_known:
             raise ValueError(f"events: expected causes among {self.causes}, and a start for each")
-        if any(not 0 <= at <= len(self.events) for _, at in self.phases):
+        if not all(events_before in event_counts for _, events_before in self.phases):
             raise ValueError(f"phases: expected them among {len(self.events)} events")
         return self
 
     @cached_property
     def totals(self) -> list[int]:
         """Bytes of all causes, before the first event and after each."""
-        return [*accumulate((by for _, by in self.events), initial=sum(self.start))]
+        changes = [change for _, change in self.events]
+        return list(accumulate(changes, initial=sum(self.start)))
 
     @property
     def peak_at(self) -> int:
@@ -79,51 +83,71 @@ class MemoryTimeline(Part):
         return max(self.totals)
 
     def held_after(self, events: int) -> dict[str, int]:
-        held = [*self.start]
-        for at, by in self.events[:events]:
-            held[at] += by
-        return dict(zip(self.causes, held, strict=True))
+        """Return the bytes of each cause after a number of events."""
+        held_bytes = list(self.start)
+        for cause, change in self.events[:events]:
+            held_bytes[cause] += change
+        return dict(zip(self.causes, held_bytes, strict=True))
 
     def moments(self) -> dict[str, MemoryCauses]:
         """Return what is held after set-up, and before and after the optimizer's step, if known."""
-        held = {} if self.set_up is None else {"set_up": self.set_up}
-        names = [phase for phase, _ in self.phases]
+        moments = {}
+        if self.set_up is not None:
+            moments["set_up"] = _memory_causes(self.set_up)
+        phase_names = [phase for phase, _ in self.phases]
         # An optimizer may work before its closure too, and so before there are gradients.
-        gradients_from = names.index("backward") if "backward" in names else 0
-        steps = [number for number, phase in enumerate(names) if phase == "optimizer" and number >= gradients_from]
-        if steps:
-            after = self.phases[steps[-1] + 1 :] or [("", len(self.events))]
-            held["before_optimizer"] = self.held_after(self.phases[steps[0]][1])
-            held["after_optimizer"] = self.held_after(after[0][1])
-        return {moment: _coarse(of) for moment, of in held.items()}
+        first_backward = phase_names.index("backward") if "backward" in phase_names else 0
+        optimizer_phases = []
+        for number, name in enumerate(phase_names):
+            if name == "optimizer" and number >= first_backward:
+                optimizer_phases.append(number)
+        if not optimizer_phases:
+            return moments
+
+        first, last = optimizer_phases[0], optimizer_phases[-1]
+        _, events_before = self.phases[first]
+        events_after = len(self.events)
+        if last + 1 < len(self.phases):
+            _, events_after = self.phases[last + 1]
+        moments["before_optimizer"] = _memory_causes(self.held_after(events_before))
+        moments["after_optimizer"] = _memory_causes(self.held_after(events_after))
+        return moments
 
     def curves(self, most: int = 4000) -> tuple[list[int], Mapping[str, list[int]]]:
         """Return at most ``most`` places on the axis of events, and the bytes of each cause there."""
-        levels = {}
+        width = ceil(len(self.totals) / most)
+        places = []
+        for begin in range(0, len(self.totals), width):  # of each stretch the place with most bytes
+            end = min(begin + width, len(self.totals))
+            places.append(max(range(begin, end), key=self.totals.__getitem__))
+
+        curves = {}
         for number, cause in enumerate(self.causes):
-            changes = (by if at == number else 0 for at, by in self.events)
-            levels[cause] = [*accumulate(changes, initial=self.start[number])]
-        width = -(-len(self.totals) // most)
-        stretches = (range(at, min(at + width, len(self.totals))) for at in range(0, len(self.totals), width))
-        places = [max(stretch, key=self.totals.__getitem__) for stretch in stretches]
-        return places, {cause: [of[at] for at in places] for cause, of in levels.items() if any(of)}
+            changes = [change if changed == number else 0 for changed, change in self.events]
+            levels = list(accumulate(changes, initial=self.start[number]))
+            if any(levels):
+                curves[cause] = [levels[place] for place in places]
+        return places, curves
 
     def shaded(self) -> list[tuple[str, int, int]]:
         """Return each phase that has events, with the places where it begins and ends; neighbours are joined."""
         shaded: list[tuple[str, int, int]] = []
-        ends = [at for _, at in self.phases[1:]] + [len(self.events)]
-        for (phase, begins), end in zip(self.phases, ends, strict=True):
-            if begins == end or phase == "other":
+        ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
+        for (phase, begin), end in zip(self.phases, ends, strict=True):
+            if begin == end or phase == "other":
                 continue
-            if shaded and shaded[-1][0] == phase and shaded[-1][2] == begins:
-                begins = shaded.pop()[1]
-            shaded.append((phase, begins, end))
+            continues_last = bool(shaded) and shaded[-1][0] == phase and shaded[-1][2] == begin
+            if continues_last:
+                _, begin, _ = shaded.pop()
+            shaded.append((phase, begin, end))
         return shaded
 
 
-def _coarse(held: Mapping[str, int]) -> MemoryCauses:
-    known = {cause: held.get(cause, 0) for cause in MemoryCauses.model_fields}
-    return MemoryCauses(**known | {"activations_and_rest": sum(held.values()) - sum(known.values())})
+def _memory_causes(held_bytes: Mapping[str, int]) -> MemoryCauses:
+    """Return the causes that the record has; the others are the rest."""
+    causes = {cause: held_bytes.get(cause, 0) for cause in MemoryCauses.model_fields}
+    causes["activations_and_rest"] = sum(held_bytes.values()) - sum(causes.values())
+    return MemoryCauses(**causes)
 
 
 def write_timeline(timeline: MemoryTimeline, folder: Path) -> None:
@@ -138,5 +162,9 @@ def timeline_file(folder: Path, source: str) -> Path:
 
 def read_timelines(folder: Path) -> list[MemoryTimeline]:
     """Read the timelines of the run in ``folder``, the planned one first."""
-    files = [file for source in SOURCES if (file := timeline_file(folder, source)).is_file()]
-    return [read_as(file, MemoryTimeline, "a memory timeline") for file in files]
+    timelines = []
+    for source in SOURCES:
+        file = timeline_file(folder, source)
+        if file.is_file():
+            timelines.append(read_as(file, MemoryTimeline, "a memory timeline"))
+    return timelines

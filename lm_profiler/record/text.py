@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
 
 import yaml
@@ -13,7 +12,11 @@ def printable(text: str, keep: str = "\n\t") -> str:
     """Return ``text`` with a terminal's control characters spelled out: ``\\x1b`` for the escape character."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+    characters = []
+    for character in text:
+        is_kept = character.isprintable() or character in keep
+        characters.append(character if is_kept else ascii(character)[1:-1])
+    return "".join(characters)
 
 
 def well_formed(text: str) -> str:
@@ -23,7 +26,11 @@ def well_formed(text: str) -> str:
 
 def shortened(name: str, most: int = 48) -> str:
     """Return the end of a long ``name``, its most telling part, so that labels leave room for a picture."""
-    return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
+    if len(name) <= most:
+        return name
+    head = most // 3
+    tail = most - head - 1
+    return f"{name[:head]}…{name[-tail:]}"
 
 
 def short_path(path: str) -> str:
@@ -33,11 +40,18 @@ def short_path(path: str) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3``, or ``ranks 0, 2–5``."""
-    several = sorted(ranks)
-    # consecutive ranks have the same difference to their place
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(several), lambda each: each[1] - each[0])]
-    said = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' * (len(several) > 1)} {said}"
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []  # of consecutive numbers
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = []
+    for run in runs:
+        texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}")
+    word = "rank" if len(numbers) == 1 else "ranks"
+    return f"{word} {', '.join(texts)}"
 
 
 MOST_BYTES = 1 << 20

@@ -14,7 +14,7 @@ import random
 import types
 import warnings
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,16 +51,19 @@ class ModuleCopy:
     def __init__(self, tensor: Callable[[Tensor], Tensor], device: torch.device | None = None) -> None:
         self._tensor = tensor
         self._device = device
-        self._made: dict[int, tuple[Any, Any]] = {}  # keep the original alive so that its id() is not reused
+        # by id() of the original, which is kept alive so that its id() is not reused: the original and its copy
+        self._copies: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, value: Any) -> Any:
         """Return the copy of a module or a batch; raises UncopyableError for ScriptModules, DDP and FSDP."""
-        if id(value) in self._made:
-            return self._made[id(value)][1]
+        if id(value) in self._copies:
+            _, known_copy = self._copies[id(value)]
+            return known_copy
         if isinstance(value, Tensor):
-            made = self._tensor(value).requires_grad_(value.requires_grad)
-            is_parameter = isinstance(value, nn.Parameter)
-            return self._keep(value, nn.Parameter(made, value.requires_grad) if is_parameter else made)
+            tensor_copy = self._tensor(value).requires_grad_(value.requires_grad)
+            if isinstance(value, nn.Parameter):
+                tensor_copy = nn.Parameter(tensor_copy, value.requires_grad)
+            return self._keep(value, tensor_copy)
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, torch.device):
@@ -69,9 +72,9 @@ class ModuleCopy:
             return types.MethodType(value.__func__, self(value.__self__))
         return self._container(value)
 
-    def _keep(self, original: Any, made: Any) -> Any:
-        self._made[id(original)] = original, made
-        return made
+    def _keep(self, original: Any, copied: Any) -> Any:
+        self._copies[id(original)] = (original, copied)
+        return copied
 
     def _module(self, module: nn.Module) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in _UNCOPYABLE:
@@ -80,42 +83,55 @@ class ModuleCopy:
         # A parametrized module refuses to be pickled.
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
         # Without its compiled call the copy runs eagerly.
-        clone.__setstate__({key: self(value) for key, value in state.items() if key != COMPILED_CALL.name})
+        state_copy = {key: self(value) for key, value in state.items() if key != COMPILED_CALL.name}
+        clone.__setstate__(state_copy)
         # As a new module has them: empty, by whatever names this torch keeps them.
-        vars(clone).update({name: none for name, none in vars(nn.Module()).items() if "_hooks" in name})
+        for name, empty_hooks in vars(nn.Module()).items():
+            if "_hooks" in name:
+                vars(clone)[name] = empty_hooks
         return clone
 
     def _container(self, value: Any) -> Any:
         # Exact types only: a subclass may refuse writes. Kept before they are filled, since they may contain
         # themselves.
+        is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
+        is_dataclass_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
         if type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict):
-            made = self._keep(value, copy.copy(value))
-            made.update((key, self(value[key])) for key in value)
-        elif type(value) in (list, deque):
-            made = self._keep(value, copy.copy(value))
-            made.clear()
-            made.extend(map(self, value))
-        elif isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_make")):
-            made = getattr(value, "_make", tuple)(map(self, value))
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            made = self._keep(value, copy.copy(value))
-            for each in dataclasses.fields(value):
-                object.__setattr__(made, each.name, self(getattr(value, each.name)))  # frozen ones too
-        elif type(value) in _GENERATORS:
-            made = self._keep(value, copy.deepcopy(value))
-        else:
-            made = value
-        return made
+            container = self._keep(value, copy.copy(value))
+            for key in value:
+                container[key] = self(value[key])
+            return container
+        if type(value) in (list, deque):
+            container = self._keep(value, copy.copy(value))
+            container.clear()
+            container.extend(map(self, value))
+            return container
+        if type(value) is tuple:
+            return tuple(map(self, value))
+        if is_named_tuple:
+            return value._make(map(self, value))
+        if is_dataclass_instance:
+            container = self._keep(value, copy.copy(value))
+            for field_of_class in dataclasses.fields(value):
+                field_copy = self(getattr(value, field_of_class.name))
+                object.__setattr__(container, field_of_class.name, field_copy)  # frozen ones too
+            return container
+        if type(value) in _GENERATORS:
+            return self._keep(value, copy.deepcopy(value))
+        return value
 
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
     """Within this context steps of a copy of ``module`` run eagerly; random states and stdout stay as they are."""
-    cuda = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
+    cuda_devices = set()
+    for parameter in module.parameters():
+        if parameter.device.type == "cuda":
+            cuda_devices.add(parameter.device.index)
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.enter_context(torch.random.fork_rng(devices=sorted(cuda_devices)))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stdout(io.StringIO()))
@@ -155,21 +171,22 @@ def audit(
         ValueError: ``step`` gives no loss that can be differentiated.
     """
 
-    def copies(dtype: torch.dtype | None) -> tuple[nn.Module, Any]:
-        def copied(tensor: Tensor) -> Tensor:
-            to = dtype if tensor.is_floating_point() else None
-            return tensor.detach().to(device=device, dtype=to, copy=True)
+    def copy_of(original: Any, float_dtype: torch.dtype | None) -> Any:
+        def copy_tensor(tensor: Tensor) -> Tensor:
+            dtype = float_dtype if tensor.is_floating_point() else None
+            return tensor.detach().to(device=device, dtype=dtype, copy=True)
 
-        return ModuleCopy(copied)(module), ModuleCopy(copied)(batch)
+        return ModuleCopy(copy_tensor)(original)
 
     with undisturbed(module), torch.enable_grad():
-        as_it_is = _run(*copies(None), step, precision, loss_scale)
-        reference = _run(*copies(torch.float32), step, exact_float32(), 1.0)
-    return _compare(as_it_is, reference)
+        as_trained = _run(copy_of(module, None), copy_of(batch, None), step, precision, loss_scale)
+        module32, batch32 = copy_of(module, torch.float32), copy_of(batch, torch.float32)
+        reference = _run(module32, batch32, step, exact_float32(), scale=1.0)
+    return _compare(as_trained, reference)
 
 
 @dataclass
-class _Seen:
+class _StepResults:
     """The results of one run, as float32 on the host, by class of modules; shared parameters count once."""
 
     modules: Counter[str]
@@ -182,10 +199,12 @@ class _Seen:
     gradients: defaultdict[str, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
 
 
-def _run(module: nn.Module, batch: Any, step: Step, precision: AbstractContextManager[Any], scale: float) -> _Seen:
+def _run(
+    module: nn.Module, batch: Any, step: Step, precision: AbstractContextManager[Any], scale: float
+) -> _StepResults:
     module.eval()
-    seen = _Seen(Counter(map(_kind, module.modules())))
-    hooks = [part.register_forward_hook(partial(_see_output, seen)) for part in module.modules()]
+    results = _StepResults(Counter(map(_kind, module.modules())))
+    hooks = [part.register_forward_hook(partial(_note_output, results)) for part in module.modules()]
     seed()
     with precision:
         result = step(module, batch)
@@ -195,25 +214,30 @@ def _run(module: nn.Module, batch: Any, step: Step, precision: AbstractContextMa
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(f"expected a loss that can be differentiated, given {type(loss).__name__}")
     (loss * scale).backward()
-    seen.loss, seen.loss_dtype = loss.item(), _name(loss.dtype)
-    seen.output = {name: _on_host(output) for name, output in seen.output.items()}
-    _see_gradients(seen, module, scale)
-    return seen
+    results.loss = loss.item()
+    results.loss_dtype = _dtype_name(loss.dtype)
+    results.output = {name: _on_host(output) for name, output in results.output.items()}
+    _note_gradients(results, module, scale)
+    return results
 
 
-def _see_output(seen: _Seen, part: nn.Module, arguments: Any, output: Any) -> None:
+def _note_output(results: _StepResults, part: nn.Module, arguments: Any, output: Any) -> None:
     floating = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    seen.dtypes[_kind(part), "outputs"].update(_name(leaf.dtype) for leaf in floating)
-    seen.output = next(({"last": leaf} for leaf in floating if leaf.ndim), seen.output)
+    for leaf in floating:
+        results.dtypes[_kind(part), "outputs"].add(_dtype_name(leaf.dtype))
+    with_dimensions = [leaf for leaf in floating if leaf.ndim > 0]
+    if with_dimensions:
+        results.output = {"last": with_dimensions[0]}
 
 
-def _see_gradients(seen: _Seen, module: nn.Module, scale: float) -> None:
+def _note_gradients(results: _StepResults, module: nn.Module, scale: float) -> None:
     for name, parameter in module.named_parameters():
-        kind = _kind(module.get_submodule(name.rpartition(".")[0]))
-        seen.dtypes[kind, "parameters"].add(_name(parameter.dtype))
+        owner_path = name.rpartition(".")[0]
+        kind = _kind(module.get_submodule(owner_path))
+        results.dtypes[kind, "parameters"].add(_dtype_name(parameter.dtype))
         if parameter.grad is not None:
-            seen.dtypes[kind, "gradients"].add(_name(parameter.grad.dtype))
-            seen.gradients[kind][name] = _on_host(parameter.grad) / scale
+            results.dtypes[kind, "gradients"].add(_dtype_name(parameter.grad.dtype))
+            results.gradients[kind][name] = _on_host(parameter.grad) / scale
 
 
 def _kind(module: nn.Module) -> str:
@@ -224,43 +248,71 @@ def _on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32).to_dense()
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _compare(seen: _Seen, reference: _Seen) -> NumericsFacts:
-    gradients = {kind: _squares(seen.gradients[kind], reference.gradients[kind]) for kind in seen.modules}
-    kinds = [
-        NumericsKind(
-            kind=kind,
-            modules=modules,
-            parameters=sorted(seen.dtypes[kind, "parameters"]),
-            outputs=sorted(seen.dtypes[kind, "outputs"]),
-            gradients=sorted(seen.dtypes[kind, "gradients"]),
-            gradient_error=_relative([gradients[kind]]),
+@dataclass
+class _SquaredNorms:
+    """The squared Euclidean norms of the differences of some tensors, and of their references."""
+
+    difference: float = 0.0
+    reference: float = 0.0
+
+    def add(self, other: _SquaredNorms) -> None:
+        self.difference += other.difference
+        self.reference += other.reference
+
+    @property
+    def relative_error(self) -> float | None:
+        """The norm of the differences over that of the references; None where these are zero, or it is not finite."""
+        if self.reference == 0.0:
+            return None
+        return _finite(sqrt(self.difference) / sqrt(self.reference))
+
+
+def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
+    all_gradients = _SquaredNorms()
+    kinds = []
+    for kind, modules in results.modules.items():
+        gradients = _squared_norms(results.gradients[kind], reference.gradients[kind])
+        all_gradients.add(gradients)
+        parameter_dtypes, output_dtypes = results.dtypes[kind, "parameters"], results.dtypes[kind, "outputs"]
+        if not parameter_dtypes and not output_dtypes:
+            continue
+        kinds.append(
+            NumericsKind(
+                kind=kind,
+                modules=modules,
+                parameters=sorted(parameter_dtypes),
+                outputs=sorted(output_dtypes),
+                gradients=sorted(results.dtypes[kind, "gradients"]),
+                gradient_error=gradients.relative_error,
+            )
         )
-        for kind, modules in seen.modules.items()
-    ]
     return NumericsFacts(
-        loss=_finite(seen.loss),
-        loss_dtype=seen.loss_dtype,
+        loss=_finite(results.loss),
+        loss_dtype=results.loss_dtype,
         reference_loss=_finite(reference.loss),
-        output_error=_relative([_squares(seen.output, reference.output)]),
-        gradient_error=_relative(gradients.values()),
-        kinds=[kind for kind in kinds if kind.parameters or kind.outputs],
+        output_error=_squared_norms(results.output, reference.output).relative_error,
+        gradient_error=all_gradients.relative_error,
+        kinds=kinds,
     )
 
 
-def _squares(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, float]:
-    norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
-    pairs = [(ours[name], reference[name]) for name in ours.keys() & reference.keys()]
-    return sum(norm(a - b).item() ** 2 for a, b in pairs), sum(norm(b).item() ** 2 for _, b in pairs)
+def _squared_norms(tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> _SquaredNorms:
+    """Return the sums over the tensors that both have."""
+    sums = _SquaredNorms()
+    for name, tensor in tensors.items():
+        if name in references:
+            sums.difference += _squared_norm(tensor - references[name])
+            sums.reference += _squared_norm(references[name])
+    return sums
 
 
-def _relative(squares: Iterable[tuple[float, float]]) -> float | None:
-    """Return the Euclidean norm of the differences over that of the references; None without references."""
-    difference, reference = (sqrt(sum(column)) for column in zip(*squares, strict=True))
-    return _finite(difference / reference) if reference else None
+def _squared_norm(tensor: Tensor) -> float:
+    norm = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    return float(norm.item()) ** 2
 
 
 def _finite(value: float) -> float | None:
