@@ -183,7 +183,7 @@ class Attachment:
             MemoryReader(probe, timeline, device, parties, forward, heard, torch.UntypedStorage.data_ptr),
             Tracer(options.trace, device, timeline, folder, rank, module, is_a(user, "PyTorchProfiler")),
             [
-                OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, user, options.actions.steps),
+                OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, options.actions.steps),
                 FlopsWatch(timeline, module, forward),
                 *([loader_watch(trainer)] if options.verb == "fit" else []),
                 *([profiler_range()] if options.trace.cuda_profiler_range else []),
@@ -228,13 +228,16 @@ class Attachment:
             follow=lambda left: following.run(self._follow, left, otherwise=left),
             done=partial(recording.run, self._stages_are_over),
             ends=self.options.stages.stop_when_done,
-            idle=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
+            on_no_step=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
-        self.trainer.profiler = phases  # type: ignore[attr-defined]
+        phases.install()
         return phases
 
-    def _stages_are_over(self) -> None:
-        """Record the run, and watch the rest of training unless the stages failed: watching would fail too."""
+    def _stages_are_over(self) -> PhaseProfiler | None:
+        """Record the run, and watch the rest of training unless the stages failed: watching would fail too.
+
+        Returns what marks the rest of training, if it is watched.
+        """
         session, ending = self.ending.session, self.ending
         ending.finish("ok")
         watching = self.watching
@@ -244,6 +247,8 @@ class Attachment:
             watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
             if self.phases is not None:  # the stages' profiler entered the epoch that runs now
                 self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]
+            return watching.phases
+        return None
 
     def _follow(self, left: int) -> int:
         """Return the steps left; under ``until_ci`` the ranks agree on them, so all must ask equally often."""

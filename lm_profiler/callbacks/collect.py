@@ -36,8 +36,7 @@ from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES
 
-# profilers of Lightning and of ours that the Trainer has where the user chose none
-_OWN_PROFILERS = ("PassThroughProfiler", "PhaseProfiler")
+_NO_PROFILER = "PassThroughProfiler"  # the class of Lightning's that the Trainer has where the user chose none
 
 
 @dataclass(eq=False)
@@ -214,7 +213,7 @@ def switches(trainer: Trainer) -> Settings:
             for group in optimizer.param_groups
         ),
         anomalies=torch.is_anomaly_enabled(),
-        profiler=None if profiler in _OWN_PROFILERS else profiler,
+        profiler=None if profiler == _NO_PROFILER else profiler,
     )
 
 

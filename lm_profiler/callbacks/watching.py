@@ -158,7 +158,7 @@ class Watching:
         )  # fmt: skip
         self._user = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
-        trainer.profiler = self._phases  # type: ignore[attr-defined]
+        self._phases.install()
         self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
         self._phases.mark_optimizers()
         for logger in trainer.loggers:
@@ -167,6 +167,11 @@ class Watching:
                     bracket(logger, name, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
         self._writer.start()
         self._spans.append(NamedSpan(self.ledger.last_ns, self.clock(), terms.INSTRUMENTS))
+
+    @property
+    def phases(self) -> PhaseProfiler | None:
+        """What marks the watched steps; None where the watch could not begin."""
+        return None if self.part.out else self._phases
 
     def leave_epoch(self) -> None:
         self.part.run(lambda: self._phases.leave_epoch())

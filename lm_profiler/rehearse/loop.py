@@ -141,9 +141,8 @@ class Rehearsal(Callback):
         self._strategy = trainer.strategy
         self.trainer, self.timeline = trainer, Timeline()
         self._course = self._steps()
-        self._phases = trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
-            trainer, self.timeline, self._left, self._step_ended, self, ends=True
-        )
+        self._phases = PhaseProfiler(trainer, self.timeline, self._left, self._step_ended, self, ends=True)
+        self._phases.install()
         self._phases.mark_optimizers()
         endless(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections import Counter
@@ -164,6 +165,78 @@ def test_lightnings_pytorch_profiler_beside_ours(tmp_path: Path) -> None:
     assert profiler.record.status == "ok"
 
 
+class Sections(Callback):
+    """Uses the Trainer's profiler in every step, and keeps what it says of itself."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        with profiler.profile("my section") as section:
+            copied = copy.deepcopy(profiler)
+        counts = {name: len(times) for name, times in profiler.recorded_durations.items() if "my section" in name}
+        rows = sum("my section" in line for line in profiler.summary().splitlines())
+        kinds = type(profiler).__name__, isinstance(profiler, SimpleProfiler), type(copied)
+        self.said.append((section, counts, rows, *kinds, repr(profiler).partition(" object")[0]))
+        if args[-1] == 3:
+            profiler.describe()
+
+
+@pytest.mark.parametrize("watch", [False, True], ids=["stages", "watched"])
+def test_the_users_profiler_is_his_own_while_we_mark(tmp_path: Path, watch: bool) -> None:
+    """Its class, its summary, its report and its attributes are as without us, from the first step to the last."""
+    said = []
+    reports = []
+    for name, callbacks in (("plain", []), ("ours", [short(stop_when_done=False, watch=watch)])):
+        folder = tmp_path / name
+        sections = Sections()
+        users = SimpleProfiler(dirpath=folder, filename="users")
+        trainer = trainer_with([sections, *callbacks], tmp_path, profiler=users, max_steps=24)
+        trainer.fit(BoringModel())
+        assert type(users) is SimpleProfiler
+        said.append(sections.said)
+        (report,) = folder.glob("fit-users*")
+        reports.append(report.read_text().count("FIT Profiler Report"))
+    assert len(said[0]) == 24
+    assert said[1] == said[0]
+    assert reports[1] == reports[0] == 2
+
+
+class HasSlots(SimpleProfiler):
+    __slots__ = ("more",)
+
+
+class Guarded(SimpleProfiler):
+    """Lets nobody set an attribute that it does not know."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+class StartsItself(SimpleProfiler):
+    """Has an attribute of the object in place of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[str] = []
+        plain = super().start
+        self.start = lambda name: (self.started.append(name), plain(name))[1]  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [HasSlots, Guarded, StartsItself, AdvancedProfiler])
+def test_any_class_of_profiler_can_be_marked(tmp_path: Path, kind: type[Any]) -> None:
+    users, profiler = kind(), short()
+    trainer = trainer_with([profiler], tmp_path, profiler=users)
+    trainer.fit(BoringModel())
+    assert type(users) is kind
+    assert read_run(profiler.folder).steps == STEPS
+    if kind is StartsItself:
+        assert "[Strategy]SingleDeviceStrategy.training_step" in users.started
+
+
 def test_attributes_of_the_users_profiler_are_found_while_ours_stands_there(tmp_path: Path) -> None:
     class Asks(Callback):
         seen: Any = None
@@ -259,12 +332,14 @@ def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path) -> None:
 
         def __init__(self) -> None:
             self.profilers: list[Any] = []
+            self.classes: list[type] = []
             self.called: list[bool] = []
             self.hooks: list[bool] = []
 
         def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
             (optimizer,) = trainer.optimizers
             self.profilers.append(trainer.profiler)
+            self.classes.append(type(trainer.profiler))
             self.called.append(callable(profiler.on_train_batch_end))
             self.hooks.append(type(vars(optimizer).get("step")) is _MarkedStep)
 
@@ -276,8 +351,8 @@ def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path) -> None:
     in_stages = sum(STEPS.values())
     assert profiler in trainer.callbacks  # the user's list
     assert looks.called == [True] * in_stages + [False] * (30 - in_stages)
-    assert all(p is not users for p in looks.profilers[:in_stages])
-    assert all(p is users for p in looks.profilers[in_stages:])
+    assert all(p is users for p in looks.profilers)
+    assert [kind is SimpleProfiler for kind in looks.classes] == [False] * in_stages + [True] * (30 - in_stages)
     assert looks.hooks == [True] * in_stages + [False] * (30 - in_stages)
     _, bare = weights_after(tmp_path, [], max_steps=30)
     assert all(torch.equal(a, b) for a, b in zip(instrumented, bare, strict=True))

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.callbacks.marks.actions import NOTHING, Epoch, Loop, Marked, OptimizerStep, candidates
-from lm_profiler.callbacks.marks.namespaces import is_exactly, overrides
+from lm_profiler.callbacks.marks.namespaces import overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
@@ -52,10 +52,9 @@ class OwnersWatch(Instrument):
 
     trainer: Any  # the Trainer of the run
     timeline: Timeline  # its marks tell when ``other`` runs
-    # returns the profiler that stands in for the Trainer's; called once it does
+    # returns what marks the actions of the Trainer's profiler; called once it does
     profiler: Callable[[], PhaseProfiler | None]
     callback: Callback  # ours, whose time is named separately
-    user: object  # the profiler that the Trainer had
     steps: int  # number of steps that are timed by action; in one more, the program's lines are timed
     name = "actions"
     stage = "actions"
@@ -69,7 +68,7 @@ class OwnersWatch(Instrument):
             owners.follow = PythonTimes(lambda: owners.code, self.timeline.clock, part=self.part)
             self._undo.callback(owners.follow.stop)
         self.observe(self.timeline, owners.observe)
-        for thing, name, owner in self._calls_without_action():
+        for thing, name, owner in self._calls_without_action(profiler):
             # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
             with suppress(AttributeError):
                 bracket(thing, name, Owned(owners, owner), self.part, self._undo)
@@ -96,7 +95,7 @@ class OwnersWatch(Instrument):
         loop = span.loop if isinstance(span, OptimizerStep) else None
         return Owned(self._owners, owner, None if span is NOTHING else span, loop)
 
-    def _calls_without_action(self) -> Iterator[tuple[Any, str, Owner]]:
+    def _calls_without_action(self, profiler: PhaseProfiler) -> Iterator[tuple[Any, str, Owner]]:
         """Yield objects, methods and owners of what Lightning calls without an action around it."""
         trainer = self.trainer
         for name in _CONNECTOR:
@@ -107,9 +106,10 @@ class OwnersWatch(Instrument):
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):
                 yield logger, name, (type(logger).__name__, name)
-        if not is_exactly(self.user, "PassThroughProfiler"):
+        if profiler.users is not None:
+            class_name = type(trainer.profiler).__name__
             for name in ("start", "stop"):
-                yield self.user, name, (type(self.user).__name__, name)
+                yield profiler.users, name, (class_name, name)
 
 
 def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:

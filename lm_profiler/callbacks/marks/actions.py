@@ -24,6 +24,9 @@ _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_tran
 # Hooks that Lightning calls as an epoch begins or ends, between steps: their own time is noted by their names.
 _EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end")
 
+# spans that are kept at most: a program may name a section of its own anew in every step
+_MOST_NAMES = 10_000
+
 # matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
 
@@ -155,15 +158,16 @@ class Epoch(Nothing):
 
 
 @dataclass(eq=False)
-class Both(AbstractContextManager[None]):
+class Both(AbstractContextManager[Any]):
     """A span inside the user's own profiler, so that the profiler's cost is outside the phase."""
 
     user: AbstractContextManager[Any]
     span: Marked
 
-    def __enter__(self) -> None:
-        self.user.__enter__()
+    def __enter__(self) -> Any:
+        entered = self.user.__enter__()
         self.span.__enter__()
+        return entered
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         try:
@@ -208,6 +212,8 @@ class Actions(dict[str, Marked]):
             }
 
     def __missing__(self, action_name: str) -> Marked:
+        if len(self) >= _MOST_NAMES:
+            self.clear()
         part = self._timeline.part
         kind = _CLASS.sub("].", action_name)
         span = part.run(self._span, action_name, kind) or NOTHING

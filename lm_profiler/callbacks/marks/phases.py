@@ -1,39 +1,38 @@
 """Marks the phases, from Lightning's own profiler actions.
 
-Lightning wraps every action of its loops in ``trainer.profiler``. ``PhaseProfiler`` takes that place for the run, turns
-actions that begin or end a phase into marks, and passes all of them on to the profiler that the user configured.
+Lightning wraps every action of its loops in ``trainer.profiler``. ``PhaseProfiler`` gives that object other methods for
+the run, which turn actions that begin or end a phase into marks, and call the user's own ones for every action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
-
-from lightning.pytorch.profilers import Profiler
 
 from lm_profiler.analysis.watch.ledger import EPOCH
 from lm_profiler.callbacks.marks.actions import NOTHING, Actions, Both
 from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.users_profiler import ProfilerMarks, ProfilerMethods
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.torch_names import PrivateName
 
 _DRY = 1000  # after this many steps' worth of batches without a step, the loader has nothing to train on
 
 
 @dataclass(eq=False, repr=False)
-class PhaseProfiler(Profiler):
-    """Stands in for ``trainer.profiler`` until ``restore``, and marks at the optimizers of a fit.
+class PhaseProfiler:
+    """Marks the actions of ``trainer.profiler`` from ``install`` to ``restore``, and the optimizers of a fit.
 
     It counts the steps by itself and ends the loop, even if the instruments fail. ``batch_ended`` must be
     called until ``is_sure``, which the first step makes true: it notices where Lightning's actions have other names.
     """
 
-    trainer: Any  # its profiler is forwarded to. Lightning sets some of its attributes where no type checker looks
+    trainer: Any  # Lightning sets some of its attributes where no type checker looks
     timeline: Timeline  # takes the marks
     left: int  # steps until the stages are done
     step_ended: Callable[[], int]  # called between a step and the next; returns how many are left
@@ -41,55 +40,53 @@ class PhaseProfiler(Profiler):
     callback: object
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
     follow: Callable[[int], int] = lambda left: left
-    done: Callable[[], object] = lambda: None  # called when none is left; does not raise
+    # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
+    done: Callable[[], PhaseProfiler | None] = lambda: None
     ends: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
-    idle: Callable[[str], object] = lambda what: None  # is told what had no step, where the loop would never end
+    on_no_step: Callable[[str], object] = lambda what: None  # gets what had no step, where the loop would never end
     step_done: bool = False
     is_sure: bool = False
     cut: bool = False
-    _aside: bool = False
-    _without_step: int = 0
+    _stands_aside: bool = False
+    _batches_without_step: int = 0
     _fetched: bool = False
     _in_epoch: bool = False
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        super().__init__()
         trainer = self.trainer
-        self._wrapped: Profiler = trainer.profiler
-        self._user = None if is_exactly(self._wrapped, "PassThroughProfiler") else self._wrapped
         self._part = self.timeline.part
-        self._left_before, self._steps_before = self.left, trainer.global_step
+        self._left_at_epoch_start = self.left
+        self._steps_before = trainer.global_step
         verb = verb_of(trainer)
         self._fetch = fetch_action(trainer, verb)
         self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
         self._spans = Actions(trainer, self.timeline, self)
         self.surround = self._spans.surround
-        if self._user is None:
-            # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
-            self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
+        self._marks = ProfilerMarks(trainer.profiler)
+        # the methods of the user's profiler; None where the user has none
+        self.users: ProfilerMethods | None = self._marks.users
+        # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
+        profile: Callable[[str], AbstractContextManager[Any]] = self._spans.__getitem__
+        if is_exactly(trainer.profiler, "PassThroughProfiler"):
+            self.users = None
+        else:
+            profile = self.profile
+        self._marks.prepare(ProfilerMethods(profile, self.start, self.stop))
 
-    def __del__(self) -> None:
-        """Do nothing: Lightning's own method fails if the constructor raised."""
-
-    def __reduce__(self) -> Any:
-        return copy, (self._wrapped,)  # a copy of the Trainer gets a copy of the user's profiler
+    def install(self) -> None:
+        """Begin to mark the actions of the Trainer's profiler."""
+        self._marks.put()
 
     def mark_optimizers(self) -> None:
         if self._fitting:
             OptimizerMarks(self.timeline, self._undo).attach(self.trainer, self.trainer.lightning_module)
 
     def restore(self) -> None:
-        """Give the Trainer the user's profiler back, and leave its optimizers."""
-        if self.trainer.profiler is self:
-            self.trainer.profiler = self._wrapped
+        """Leave the Trainer's profiler and its optimizers."""
+        self._marks.remove()
         self._undo.close()
-
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        # Reached only with a profiler of the user's: see __init__.
-        span, user = self._spans[action_name], self._wrapped.profile(action_name)
-        return user if span is NOTHING else Both(user, span)
 
     def count_only(self) -> None:
         """Take no more marks, but still count steps, and end the loop where it would have ended."""
@@ -97,25 +94,31 @@ class PhaseProfiler(Profiler):
         self._spans.surround(None)
         self._undo.close()  # otherwise its hooks mark a timeline that nobody reads
 
+    # Lightning calls the next three for each action.
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:
+        """Return the context of an action, where the user has a profiler."""
+        assert self.users is not None
+        span = self._spans[action_name]
+        users = self.users.profile(action_name)
+        return users if span is NOTHING else Both(users, span)
+
     def start(self, action_name: str) -> None:
-        if self._user is not None:  # before our mark, so that its cost is in no phase that begins here
-            self._user.start(action_name)
+        if self.users is not None:  # before our mark, so that its cost is in no phase that begins here
+            self.users.start(action_name)
         if action_name != self._fetch:
             return
         timeline = self.timeline
         self._fetched = True
         if not self.step_done:
-            self._without_step += 1
-            if self._without_step > _DRY * self.trainer.accumulate_grad_batches and self._is_endless():
-                self.cut = True
-                self._part.run(self.idle, f"{self._without_step:,} batches in a row")
-                raise StopIteration
+            self._count_batch_without_step()
         elif self.left > 0:
             # Guard.run and close_step, written out: three frames fewer per step.
             self.step_done = False
             self.is_sure = True
-            self._without_step = 0
-            part, left = self._part, self.left - 1
+            self._batches_without_step = 0
+            part = self._part
+            left = self.left - 1
             if not part.out:
                 try:
                     timeline.note((at.END, timeline.clock()))
@@ -124,15 +127,8 @@ class PhaseProfiler(Profiler):
                     part.failed(error)
             self.left = self.follow(left) if part.out else left
             if self.left <= 0:
-                self.done()
-                if self.ends:
-                    self.cut = True
-                    try:
-                        self._leave()
-                    except BaseException as error:
-                        self._part.failed(error)
-                    raise StopIteration
-                if not isinstance(successor := self.trainer.profiler, PhaseProfiler):
+                successor = self._end_stages()
+                if successor is None:
                     return
                 timeline = successor.timeline  # this batch is the first of a run that is watched from here on
         try:
@@ -141,49 +137,70 @@ class PhaseProfiler(Profiler):
             timeline.part.failed(error)
 
     def stop(self, action_name: str) -> None:
-        timeline = self.timeline
-        try:
-            if action_name == self._fetch:
+        if action_name == self._fetch:
+            timeline = self.timeline
+            try:
                 timeline.note((at.LEAVE, timeline.clock()))
+            except BaseException as error:
+                self._part.failed(error)
+        if self.users is not None:  # after our mark, for the same reason
+            self.users.stop(action_name)
+
+    def _count_batch_without_step(self) -> None:
+        """Raise StopIteration where a fit without any limit had so many batches without a step that none will come."""
+        self._batches_without_step += 1
+        most = _DRY * self.trainer.accumulate_grad_batches
+        if self._batches_without_step <= most or not self._has_no_limit():
+            return
+        self.cut = True
+        self._part.run(self.on_no_step, f"{self._batches_without_step:,} batches in a row")
+        raise StopIteration
+
+    def _end_stages(self) -> PhaseProfiler | None:
+        """End the stages where the loop asks for a batch; return who marks from here on, or raise StopIteration."""
+        successor = self.done()
+        if not self.ends:
+            return successor
+        self.cut = True
+        try:
+            self._leave()
         except BaseException as error:
             self._part.failed(error)
-        if self._user is not None:  # after our mark, for the same reason
-            self._user.stop(action_name)
-
-    def __getattr__(self, name: str) -> Any:
-        # All other attributes of trainer.profiler are those of the user's profiler.
-        if name.startswith("__") or "_wrapped" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self._wrapped, name)
+        raise StopIteration
 
     def close_step(self) -> None:
         """End the step if it is done, as the loop is left; otherwise the step waits until the loop resumes."""
         if self.left <= 0:
             return  # the stages ended within this step, for example where it asks for its batch itself
-        if self.step_done:
-            self.step_done = False
-            self.is_sure = True
-            self._without_step = 0
-            self.left = self._part.run(self._end_step, otherwise=self.left - 1)
-            if self._part.out:
-                self.left = self.follow(self.left)
-            if self.left <= 0:
-                self.done()
-                if self.ends and self._fitting:  # the epoch ends too, in the usual way
-                    self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
-        else:
+        if not self.step_done:
             self.timeline.go_outside()
+            return
+        self.step_done = False
+        self.is_sure = True
+        self._batches_without_step = 0
+        self.left = self._part.run(self._end_step, otherwise=self.left - 1)
+        if self._part.out:
+            self.left = self.follow(self.left)
+        if self.left > 0:
+            return
+        self.done()
+        if self.ends and self._fitting:  # the epoch ends too, in the usual way
+            self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
+
+    def _end_step(self) -> int:
+        self.timeline.mark(at.END)
+        return self.step_ended()
 
     def batch_ended(self) -> bool:
         """Give up if no action of Lightning's came although a batch is over; returns whether the loop must end.
 
         Without the actions no step would ever be counted, and the loop would not end.
         """
-        stepped = self.trainer.global_step > self._steps_before if self._automatic else True
-        absent = FETCHED if not self._fetched else STEPPED if stepped and not self.step_done else None
+        absent = self._absent_action()
         if absent is None or self.left <= 0:
             return False
-        self.is_sure, self.left = True, 0
+        self.is_sure = True
+        self.left = 0
         self._part.failed(absent.missing())
         self.done()
         if self.ends:
@@ -191,33 +208,47 @@ class PhaseProfiler(Profiler):
             self._leave()
         return self.ends
 
+    def _absent_action(self) -> PrivateName | None:
+        """Return which of Lightning's actions should have come by the end of a batch and did not."""
+        if not self._fetched:
+            return FETCHED
+        has_stepped = not self._automatic or self.trainer.global_step > self._steps_before
+        if has_stepped and not self.step_done:
+            return STEPPED
+        return None
+
     def _leave(self) -> None:
         """End the loop if no epoch's context is open; an open one raises StopIteration where it is ``cut``."""
         if self._fitting and not self._in_epoch:  # this version of Lightning names its epochs differently
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def enter_epoch(self) -> None:
+        """Note that an epoch begins; in a trial fit of the Tuner, mark nothing until it ends."""
         self._in_epoch = True
-        self._left_before = self.left
+        self._left_at_epoch_start = self.left
         self.timeline.went_outside.append((self.timeline.clock(), EPOCH))
-        if self.trainer.profiler is self and not any(c is self.callback for c in self.trainer.callbacks):
-            self.trainer.profiler = self._wrapped
-            self._aside = True
+        is_ours = any(callback is self.callback for callback in self.trainer.callbacks)
+        if self._marks.are_put and not is_ours:
+            self._marks.remove()
+            self._stands_aside = True
 
     def leave_epoch(self) -> None:
-        if self._aside:
-            self._aside = False
-            self.trainer.profiler = self
+        """Close the step, and end a fit without any limit whose epoch had no step.
+
+        After a trial fit of the Tuner, in which nothing is marked, only begin to mark again.
+        """
+        if self._stands_aside:
+            self._stands_aside = False
+            self._marks.put()
             return
         self.close_step()
-        if self.left == self._left_before and self._is_endless() and not self.cut:
-            self.cut = True
-            self.idle("an epoch")
+        epoch_had_a_step = self.left != self._left_at_epoch_start
+        if epoch_had_a_step or not self._has_no_limit() or self.cut:
+            return
+        self.cut = True
+        self.on_no_step("an epoch")
 
-    def _is_endless(self) -> bool:
+    def _has_no_limit(self) -> bool:
+        """Return whether nothing but the stages would end this fit."""
         trainer = self.trainer
         return bool(self.ends and self._fitting and trainer.max_epochs == -1 and trainer.max_steps == -1)
-
-    def _end_step(self) -> int:
-        self.timeline.mark(at.END)
-        return self.step_ended()

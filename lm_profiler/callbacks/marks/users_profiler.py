@@ -1,0 +1,87 @@
+"""Puts our marks into the profiler of the Trainer, which stays the user's own object.
+
+A program may use ``trainer.profiler`` too: its class, ``summary()``, ``describe()``, its attributes, or a name of its
+own for the same object. So the object is not replaced. While marks are taken, it has another class: a subclass of its
+own class, with the same name, whose ``profile``, ``start`` and ``stop`` are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+_METHODS = ("profile", "start", "stop")
+
+# sets the class of an object also where its own class has a ``__setattr__``
+_set_attribute = object.__setattr__
+
+
+@dataclass(eq=False)
+class ProfilerMethods:
+    """The methods of a profiler that Lightning calls for its actions."""
+
+    profile: Callable[[str], AbstractContextManager[Any]]
+    start: Callable[[str], object]
+    stop: Callable[[str], object]
+
+
+class ProfilerMarks:
+    """Gives ``profiler`` other methods between ``put`` and ``remove``; ``users`` has its own ones.
+
+    A copy or a pickle of the profiler has its own methods.
+    """
+
+    def __init__(self, profiler: Any) -> None:
+        self.users = ProfilerMethods(profiler.profile, profiler.start, profiler.stop)
+        self._profiler = profiler
+        self._plain_class = type(profiler)
+        self._marked_class: type | None = None
+        self._displaced: dict[str, Any] = {}
+
+    @property
+    def are_put(self) -> bool:
+        return type(self._profiler) is self._marked_class
+
+    def prepare(self, methods: ProfilerMethods) -> None:
+        """Make the class that has ``methods``."""
+        self._marked_class = _subclass(self._plain_class, {**vars(methods), "__reduce_ex__": self._reduce_plain()})
+
+    def put(self) -> None:
+        if self.are_put:
+            return
+        attributes = vars(self._profiler)
+        for name in _METHODS:  # an attribute of the object would hide the method of its class
+            if name in attributes:
+                self._displaced[name] = attributes.pop(name)
+        _set_attribute(self._profiler, "__class__", self._marked_class)
+
+    def remove(self) -> None:
+        if not self.are_put:
+            return
+        _set_attribute(self._profiler, "__class__", self._plain_class)
+        vars(self._profiler).update(self._displaced)
+        self._displaced.clear()
+
+    def _reduce_plain(self) -> Callable[[Any, Any], Any]:
+        def reduce_plain(profiler: Any, protocol: Any) -> Any:
+            self.remove()
+            try:
+                return profiler.__reduce_ex__(protocol)
+            finally:
+                self.put()
+
+        return reduce_plain
+
+
+def _subclass(plain_class: type, methods: dict[str, Any]) -> type:
+    """Return a subclass of ``plain_class`` with its name and layout, and ``methods`` in place of some of its own."""
+    metaclass = type(plain_class)
+    described = {
+        "__module__": plain_class.__module__,
+        "__qualname__": plain_class.__qualname__,
+        "__doc__": plain_class.__doc__,
+        "__slots__": (),
+    }
+    return metaclass(plain_class.__name__, (plain_class,), {**described, **methods})
