@@ -52,7 +52,7 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent, WatchStatus, read_events
+from lm_profiler.record.watch_files import WatchEvent, WatchStatus, last_of_each, read_events
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 STEP_S = 0.1
@@ -277,6 +277,7 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
                   for s in range(first, first + 50) if s in spans]  # fmt: skip
         seen = [counters[s] for s in range(first, first + 50) if s in counters]
         told += run.add(ns[here], seconds[here], seen, inside)
+    told = last_of_each([*told, *run.finish()])
     return want, {(each.kind, each.part, each.cause) for each in told}
 
 

@@ -107,11 +107,13 @@ class WatchWriter:
     _timed: int = 0
     _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _stalled: str = ""  # where
+    _stalled_waiting_s: float = 0.0  # booked as stalled in phases in which ranks wait, and not compared with ranks yet
     _paused: list[tuple[str, float]] = field(default_factory=list)  # terms of the ledger that pauses were in
     _longest_s: dict[str, float] = field(default_factory=dict)  # longest stall that ended, by place
     _why: WatchEvent | None = None  # the event because of which the next trace is taken
     _traces_ns: deque[int] = field(default_factory=deque)  # when automatic traces of the last day were taken
     _trace_bytes: int = 0
+    _traced_events: dict[tuple[str, int, float], str] = field(default_factory=dict)  # the trace that each one caused
     _full: bool = False  # whether a failed write was reported
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ class WatchWriter:
             self._thread.join(timeout=30.0)
         if not self.part.out and not (self._thread is not None and self._thread.is_alive()):
             self._status(last.now_ns)
+            self._keep_events(self.run.finish())
             self._look_at_ranks(last.now_ns, last=True)
             self.ledger.close(last.now_ns)
             self._end_window()
@@ -190,8 +193,7 @@ class WatchWriter:
             self._longest_s[self._stalled] = (handed.now_ns - self._last.now_ns) * 1e-9
             if self._stalled in PARTS:
                 self._book_stall(timed)
-        for event in events:
-            self._lines[EVENTS].append(event.model_copy(update={"rank": self.rank}))
+        for event in self._keep_events(events):
             self._ask_for_trace(event, handed.now_ns)
         if handed.traced is not None:
             self._keep_trace(handed.traced)
@@ -199,6 +201,15 @@ class WatchWriter:
         self._keep(first, ns, timed.seconds, handed)
         self._status(handed.now_ns)  # as often as rows: it takes 0.3 ms of this thread
         self._flush()
+
+    def _keep_events(self, events: Sequence[WatchEvent]) -> list[WatchEvent]:
+        """Keep events to be written, with this rank, and with the trace that an earlier line of them names."""
+        kept = []
+        for event in events:
+            trace = self._traced_events.get((event.kind, event.step, event.at_s))
+            kept.append(event.model_copy(update={"rank": self.rank, "trace": trace}))
+        self._lines[EVENTS] += kept
+        return kept
 
     def _at_s(self, ns: int) -> float:
         return self.run.epoch_s + ns * 1e-9
@@ -218,7 +229,10 @@ class WatchWriter:
 
     def _ask_for_trace(self, event: WatchEvent, now_ns: int) -> None:
         """Have the next steps traced after a change of level or a slow step that repeats, where the budget allows."""
-        if event.kind != "level" and not (event.kind == "slow step" and self.run.repeats(event)):
+        is_new_level = event.kind == "level" and not event.withdrawn
+        is_repeated = event.kind == "slow step" and event.times > 1
+        was_traced = (event.kind, event.step, event.at_s) in self._traced_events
+        if was_traced or not (is_new_level or is_repeated):
             return
         options, taken_ns = self.options, self._traces_ns
         while taken_ns and now_ns - taken_ns[0] > _DAY_S * 1e9:
@@ -238,8 +252,8 @@ class WatchWriter:
         tracer.part.run(lambda: tracer.kernels(tracer.work([])))
         if why is not None:
             self._trace_bytes += path.stat().st_size
-            again = {"rank": self.rank, "trace": path.name, "times": 1}
-            self._lines[EVENTS].append(why.model_copy(update=again))
+            self._traced_events[why.kind, why.step, why.at_s] = path.name
+            self._lines[EVENTS].append(why.model_copy(update={"rank": self.rank, "trace": path.name}))
 
     def _where(self) -> str:
         """Return the innermost name of what training does now."""
@@ -303,6 +317,8 @@ class WatchWriter:
         excess_s = max(float(timed.host_s[at, part]) - (self.run.levels.level_s or 0.0), 0.0)
         self.ledger.seconds[terms.STALLED] += excess_s
         self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
+        if PARTS[part] in WAITED_IN:
+            self._stalled_waiting_s += excess_s
 
     def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
         """On rank 0, read the ranks' reports: who is late, who is silent. An unreadable report is skipped."""
@@ -314,7 +330,11 @@ class WatchWriter:
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
         self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
-        self.ledger.move(self._ranks.waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
+        # What rank 0 waited in a stalled step is booked as stalled already; each second is booked once.
+        booked_s = min(self._stalled_waiting_s, self._ranks.waited_s)
+        self._stalled_waiting_s -= booked_s
+        waited_s = self._ranks.waited_s - booked_s
+        self.ledger.move(waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
         self._ranks.waited_s = 0.0
         self._flush()
 

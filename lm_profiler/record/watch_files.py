@@ -12,7 +12,7 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,11 @@ class WatchWindow(Part):
 
 
 class WatchEvent(Part):
-    """Something that happened to a watched run."""
+    """Something that happened to a watched run.
+
+    An event is written again when more is known of it: its rank, kind, step and time are its name, and the last line
+    with that name counts.
+    """
 
     at_s: float = 0.0  # seconds since 1970
     rank: int = 0
@@ -115,12 +119,22 @@ class WatchEvent(Part):
     now: float  # the observed value, in seconds; bytes per hour for ``memory``
     against: float | None = None  # the expected value, in the same unit
     since_step: int | None = None  # the step at which a level began
+    until_step: int | None = None  # the last step before it went back, or before growth ended
+    # how a level changed, if not at once: it still moves, it moves back and forth, or it alternates between two
+    course: Annotated[Literal["drift", "wanders", "alternates"] | None, Newer] = None
     cause: str | None = None
     cause_s: float | None = None
     beside: str | None = None
     full_in_s: float | None = None  # seconds until memory is full, at that rate of growth
-    times: int = 1  # how often the same has happened since the last event like it
-    cost_s: float | None = None  # seconds that the other ranks have waited for a late rank so far
+    times: int = 1  # how often it has happened by now
+    # seconds that it has cost by now: what slow steps took beyond the usual, how long others waited for a late rank
+    cost_s: float | None = None
+    steps: list[int] = Field(default_factory=list)  # slow steps like it, the last fifty of them
+    every_steps: int | None = None  # steps from one to the next, if they come regularly
+    starts_epochs: bool | None = None  # whether they are the first steps of epochs
+    share: float | None = None  # share of the steps since the first that are like it, if they come irregularly
+    grew_bytes: int | None = None  # by how much memory has grown
+    withdrawn: bool = False  # whether another event stands for it: it is no event any more
     chronic: bool | None = None  # whether the rank was late repeatedly
     trace: str | None = None  # the folder of the trace that it caused
 
@@ -240,8 +254,14 @@ def read_events(folder: Path) -> list[WatchEvent]:
     """Return the events of all ranks in the order of time."""
     files = [path for path in folder.glob("events*.jsonl") if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name)]
     events = (event for path in files for event in _lines(path, WatchEvent))
+    return _with_late_ranks(last_of_each(events))
+
+
+def last_of_each(events: Iterable[WatchEvent]) -> list[WatchEvent]:
+    """Return each event as it was written last, in the order of time, without those that were withdrawn."""
     latest = {(event.rank, event.kind, event.step, event.at_s): event for event in events}
-    return _with_late_ranks(sorted(latest.values(), key=lambda event: event.at_s))
+    valid = [event for event in latest.values() if not event.withdrawn]
+    return sorted(valid, key=lambda event: event.at_s)
 
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:

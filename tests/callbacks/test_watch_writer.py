@@ -116,6 +116,23 @@ def test_a_step_that_stalled_gives_what_is_beyond_the_usual(tmp_path: Path) -> N
     assert watch_writer._STALL_S == 60.0
 
 
+def test_a_stall_in_which_a_rank_waits_for_another_is_booked_once(tmp_path: Path) -> None:
+    """The comparison of the ranks finds the same 90 s; of the 5 s beside them, which are no stall, 2 s are waiting."""
+    writer = Standing(tmp_path)
+    writer.ledger.seconds["step: forward"] = 5.0
+    in_backward(writer)
+    writer.wait(90)
+    writer.marks(at.LEAVE, at.END)
+    writer.take(Handed(writer.now_ns, writer.timeline.take()))
+    writer._ranks.waited_s = 92.0
+    writer.rank, writer.world_size = 0, 2
+    writer._look_at_ranks(writer.now_ns)
+    ledger = writer.ledger.seconds
+    assert ledger["stalled"] == pytest.approx(90.0)
+    assert ledger["waiting for ranks"] == pytest.approx(2.0)
+    assert ledger["step: forward"] + ledger["step: backward"] == pytest.approx(3.0, abs=1.5)
+
+
 def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path) -> None:
     writer = Standing(tmp_path, cpu_s=3.0)
     in_backward(writer)

@@ -84,26 +84,28 @@ def with_causes(
     return told, [*(ranks[rank].usual for rank in named), *slow]
 
 
-def cause_of_level(
-    change: OddStep,
-    before: Sequence[StepCounters],
-    after: Sequence[StepCounters],
+def explained_by(
+    odd: OddStep,
+    now: StepCounters,
+    usual: StepCounters,
     data_s: tuple[float, float],
     workers: int | None,
 ) -> OddStep:
-    """Return ``change``, the mean step of a new level, with what explains it: one rank's counters on either side.
+    """Return ``odd`` with what explains it: the counters of this step, or of a level, and the usual ones.
 
-    Each of ``before`` and ``after`` is of all steps since the one before it; ``data_s`` is how long a step waited for
-    its batch before and after. The ``ratio`` of ``change`` is the new level over the old one.
+    ``data_s`` is how long a step usually waits for its batch, and how long this one did.
     """
-    if len(before) < 2 or len(after) < 2:
-        return change
-    usual, now = (_of_a_step(each) for each in (before, after))
-    data = {change.step: data_s[1], -1: data_s[0], -2: data_s[0]}  # the median of which is the level before
-    return _explained(change, {0: _Rank({change.step: now}, usual, data)}, workers)
+    usual_data_s, now_data_s = data_s
+    waits_s = {odd.step: now_data_s, -1: usual_data_s, -2: usual_data_s}  # the median of which is the usual one
+    return _explained(odd, {0: _Rank({odd.step: now}, usual, waits_s)}, workers)
 
 
-def _of_a_step(counters: Sequence[StepCounters]) -> StepCounters:
+def usual_counters(counters: Sequence[StepCounters]) -> StepCounters:
+    """Return the median of each figure over readings of one rank."""
+    return _of_all(counters[0].rank, counters, median)
+
+
+def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
     """Return the mean of each figure over the steps that the readings are of, of which each may have several."""
     first, last = counters[0].step or 0, counters[-1].step or 0
     share = (len(counters) - 1) / max(last - first, 1)

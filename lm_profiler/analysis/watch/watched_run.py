@@ -1,58 +1,67 @@
 """Events of a running training, from its steps, validations and memory as they come.
 
-Times of single steps and levels are judged on the device's clock where there is one. A slow step is reported where
-``conclude`` finds it odd in the steps around it, with the cause that the counters show.
+Times of single steps and levels are judged on the device's clock where there is one. An event is returned again when
+more is known of it: its repetitions, its size, where it ended (see ``WatchEvent``).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.conclude import FINDINGS, conclude
-from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, cause_of_level
-from lm_profiler.analysis.watch.detectors import LevelChanges, MemorySlope, SlowSteps, confirmed
-from lm_profiler.analysis.watch.ledger import VALIDATION, NamedSpan
+from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, counters_per_step, explained_by, usual_counters
+from lm_profiler.analysis.watch.durations import Durations, LongDurations
+from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
+from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
+from lm_profiler.analysis.watch.memory_growth import MemoryGrowth, MemoryWatch
+from lm_profiler.analysis.watch.slow_steps import (
+    Occurrence,
+    SlowStep,
+    SlowStepGroup,
+    SlowStepGroups,
+    SlowSteps,
+    cause_kind,
+)
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run_record import OddStep, Settings, StepCounters
-from lm_profiler.record.steps import StepRow, StepTable
+from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.watch_files import WatchEvent
 
-# steps in memory: a change of level is confirmed in those around it, and a slow step is compared with its neighbours
-_RING = 2400
-_BEFORE = 1000  # steps before a suspected change that it is confirmed against
-_AROUND = 200  # steps on either side of a slow one
-_APART_S = 60.0  # seconds between two similar events; those in between are counted
-_SLOW_ONCE, _FEWEST = 1.5, 4  # times the longest of this many before: validations, checkpoints, turns of an epoch
-_LEAST_S, _LEAST_STEPS = 0.1, 10.0  # ... if it is also longer by this many seconds, and steps
+_READINGS = 2400  # readings of counters, named spans and steps in memory
+_USUAL_READINGS = 200  # readings whose median is the usual one
+_MOST_EXPLAINED = 20  # slow steps of one hand-over whose cause is looked for; the others count without a cause
+_SPAN_SHARE = 0.25  # of a usual step, below which a named span cannot explain a slow one
+_LONGEST_SPAN_NS = 50_000_000  # a span of this length is kept in any case
+_PAGES = 1000  # page faults that are worth being a cause: each takes a microsecond
+_LASTING_PARTS, _LASTING = 4, 3  # a cause of a level holds in at least so many of so many parts of it
 _DATA = PARTS.index("data")
-_ASKED = [each for each in FINDINGS if each[0] in ("steps", "figures", "causes of odd steps")]
 
 
 @dataclass(eq=False)
 class WatchedRun:
-    """Takes a run's readings as they come, and returns events."""
+    """Takes a run's readings as they come, and returns events that are new or known better."""
 
     workers: int | None = None  # processes of the loader; None is unknown
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     steps: int = 0
-    levels: LevelChanges = field(default_factory=LevelChanges)
-    slow: SlowSteps = field(default_factory=SlowSteps)
-    memory: MemorySlope = field(default_factory=MemorySlope)
-    _seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
-    _ns: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    _counters: deque[StepCounters] = field(default_factory=lambda: deque(maxlen=_RING))
-    _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_RING))
-    _before: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=20)))
-    _reported_s: dict[tuple[object, ...], float] = field(default_factory=dict)
-    _seen: Counter[tuple[object, ...]] = field(default_factory=Counter)
-    _since: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    levels: LevelFollower = field(default_factory=LevelFollower)
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+    _slow: SlowSteps = field(default_factory=SlowSteps)
+    _groups: SlowStepGroups = field(default_factory=SlowStepGroups)
+    _durations: defaultdict[str, Durations] = field(default_factory=lambda: defaultdict(Durations))
+    _numbers: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    _ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    _counters: deque[StepCounters] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    _epochs_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))  # when epochs began
+    _began_ns: int | None = None
+    _names: dict[int, dict[str, Any]] = field(default_factory=dict)  # rank, step and time of events, by identity
+    _named: list[object] = field(default_factory=list)  # the objects of those identities, so that they stay alive
+    _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
 
     def add(
         self,
@@ -62,133 +71,277 @@ class WatchedRun:
         spans: Sequence[NamedSpan] = (),
     ) -> list[WatchEvent]:
         """Take the next n steps: (n, 2) when they began and ended, and their (n, TIMED) seconds."""
+        self._counters.extend(counters)
+        self._add_spans(spans)
         if not len(ns):
             return []
-        known = np.where(np.isnan(seconds), 0.0, seconds)
+        numbers = np.arange(self.steps + 1, self.steps + len(ns) + 1)
         self.steps += len(ns)
-        self._ns = np.concatenate([self._ns, ns])[-_RING:]
-        self._seconds = np.concatenate([self._seconds, known])[-_RING:]
-        self._counters.extend(counters)
-        self._spans.extend(spans)
-        slow = self.slow.add(known[:, -1])
-        return self._emitted([*self._level(known[:, -1]), *(e for at in slow for e in self._slow_step(at + 1))])
+        if self._began_ns is None:
+            self._began_ns = int(ns[0, 0])
+        self._numbers.extend(numbers.tolist())
+        self._ends_ns.extend(ns[:, 1].tolist())
+        is_timed = ~np.isnan(seconds[:, -1])  # on a device, an instant may be unknown
+        numbers = numbers[is_timed]
+        seconds = np.nan_to_num(seconds[is_timed])
+        slow = self._slow.add(numbers, ns[is_timed], seconds)
+        self.levels.add(numbers, seconds)
+        return self._events(slow, is_last=False)
+
+    def finish(self) -> list[WatchEvent]:
+        """Judge the last steps, and return all events that are known better than they were returned."""
+        none = np.empty((0, len(TIMED)))
+        slow = self._slow.add(np.empty(0, np.int64), np.empty((0, 2), np.int64), none, is_last=True)
+        self.levels.finish()
+        events = self._events(slow, is_last=True)
+        for what, durations in self._durations.items():
+            durations.finish()
+            events += self._duration_events(what, durations)
+        return events
 
     def skip(self, steps: int) -> None:
         """Skip traced steps, which no figure includes."""
         self.steps += steps
-        self.slow.judged += steps
-        self._seconds, self._ns = self._seconds[:0], self._ns[:0]
-
-    @property
-    def _first(self) -> int:
-        return self.steps - len(self._seconds) + 1  # the number of the first step in memory, from 1
-
-    def _at_s(self, step: int) -> float:
-        """Return when ``step``, which is in memory, ended, in seconds since 1970."""
-        return self.epoch_s + float(self._ns[min(max(step - self._first, 0), len(self._ns) - 1), 1]) * 1e-9
-
-    def _level(self, step_s: NDArray[np.float64]) -> list[WatchEvent]:
-        ago = self.levels.add(step_s)
-        if ago is None:
-            return []
-        start = max(len(self._seconds) - ago - _BEFORE, 0)
-        change = confirmed(self._first + start, self._seconds[start:], ago)
-        if change is None:
-            self.levels.doubt()
-            return []
-        self.levels = LevelChanges()  # a new reference
-        self.levels.add(self._seconds[change.step - self._first :, -1])
-        by = np.abs(change.after_s - change.before_s)[:-1]
-        part = int(by.argmax())
-        before_s, after_s = float(change.before_s[-1]), float(change.after_s[-1])
-        differs_s = after_s - before_s
-        odd = OddStep(step=change.step, step_s=after_s, ratio=after_s / before_s, part=PARTS[part], excess_s=differs_s)
-        near = [each for each in self._counters if (each.step or 0) >= self._first + start]
-        before = [each for each in near if (each.step or 0) < change.step]
-        data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
-        odd = cause_of_level(odd, before, near[len(before) :], data_s, self.workers)
-        named = PARTS[part] if by[part] >= EXPLAINED * abs(differs_s) else None
-        event = WatchEvent(at_s=self._at_s(change.step), step=self.steps, kind="level", part=named, now=after_s)
-        why = {"cause": odd.cause, "cause_s": odd.cause_s, "beside": odd.beside}
-        return [event.model_copy(update={"against": before_s, "since_step": change.step, **why})]
-
-    def _slow_step(self, step: int) -> list[WatchEvent]:
-        at = step - self._first
-        if not 0 <= at < len(self._seconds):
-            return []
-        around = slice(max(at - _AROUND, 0), at + _AROUND)
-        first = self._first + around.start
-        each_s = map(tuple, self._seconds[around].tolist())
-        rows = StepTable.of(StepRow(at, "measure", seconds, seconds) for at, seconds in enumerate(each_s, first))
-        near = [each for each in self._counters if each.step is not None and first <= each.step < first + len(rows)]
-        settings = Settings(precision="", num_workers=self.workers)
-        record = conclude(Evidence(rows=rows, counters=near, settings=settings), _ASKED)
-        return [self._slow_event(odd) for odd in record.odd_steps if odd.step == step]
-
-    def _slow_event(self, odd: OddStep) -> WatchEvent:
-        excess_s = odd.step_s * (1.0 - 1.0 / odd.ratio) if odd.ratio else 0.0
-        cause, cause_s = odd.cause, odd.cause_s
-        named = self._named_in(*self._ns[odd.step - self._first].tolist())
-        if named is not None and named[1] >= max(EXPLAINED * excess_s, cause_s or 0.0):
-            cause, cause_s = named
-        return WatchEvent(
-            at_s=self._at_s(odd.step),
-            step=odd.step,
-            kind="slow step",
-            part=odd.part,
-            now=odd.step_s,
-            against=odd.step_s / odd.ratio if odd.ratio else None,
-            cause=cause,
-            cause_s=None if cause_s is None else min(cause_s, excess_s),
-            beside=odd.beside if cause is None else None,
-        )
-
-    def _named_in(self, begin_ns: int, end_ns: int) -> tuple[str, float] | None:
-        """Return the innermost name that took longest between two instants, with its seconds."""
-        inside = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns and span.what != VALIDATION]
-        longest = max(inside, key=lambda span: (span.ns, -span.begin_ns), default=None)
-        if longest is None:
-            return None
-        within = [s for s in inside if s is not longest and longest.begin_ns <= s.begin_ns < longest.end_ns]
-        inner = max(within, key=lambda span: span.ns, default=longest)
-        if inner.ns > EXPLAINED * longest.ns:
-            longest = inner
-        return longest.what, longest.ns * 1e-9
+        self._slow.forget()
+        self.levels.forget_unfinished()
 
     def outside(self, what: str, seconds: Sequence[float], at_s: float) -> list[WatchEvent]:
-        """Take how long the last validations, checkpoints or turns of an epoch (``what``) took."""
-        events, before = [], self._before[what]
-        for each in seconds:
-            usual = float(np.median(before)) if before else each
-            long = each - usual >= max(_LEAST_S, _LEAST_STEPS * (self.levels.level_s or 0.0))
-            if len(before) >= _FEWEST and each > _SLOW_ONCE * max(before) and long:
-                events.append(WatchEvent(at_s=at_s, step=self.steps, kind=cast(Any, what), now=each, against=usual))
-            else:
-                before.append(each)
-        return self._emitted(events)
+        """Take how long the last validations, checkpoints or epoch boundaries (``what``) took."""
+        durations = self._durations[what]
+        for duration_s in seconds:
+            durations.add(duration_s, self.steps, at_s, self.levels.level_s or 0.0)
+        return self._duration_events(what, durations)
 
     def held(self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]) -> list[WatchEvent]:
-        """Take the bytes that are held between steps; ``free_bytes`` asks what the machine has left."""
-        per_s = self.memory.add(at_s, held_bytes)
-        if per_s is None:
+        """Take the bytes that are held between steps; ``free_bytes`` returns what the machine has left."""
+        growth = self.memory.add(at_s, held_bytes, self.steps)
+        if growth is None:
             return []
-        self.memory = MemorySlope()
-        full_in_s = None if (free := free_bytes()) is None else free / per_s
-        grew = WatchEvent(at_s=at_s, step=self.steps, kind="memory", now=per_s * 3600.0, full_in_s=full_in_s)
-        return self._emitted([grew])
+        return [self._memory_event(growth, free_bytes)]
 
-    def _emitted(self, events: Iterable[WatchEvent]) -> list[WatchEvent]:
-        """Return the ``events`` that are worth a line: two of each kind, and then one per minute."""
-        emitted = []
-        for event in events:
-            key = (event.kind, event.part, event.cause)
-            self._seen[key] += 1
-            self._since[key] += 1
-            if self._seen[key] <= 2 or event.at_s - self._reported_s[key] >= _APART_S:
-                emitted.append(event.model_copy(update={"times": self._since[key]}))
-                self._reported_s[key], self._since[key] = event.at_s, 0
-        return emitted
+    # -- what the steps show -------------------------------------------------------------------------------------------
 
-    def repeats(self, event: WatchEvent) -> bool:
-        """Return whether something like ``event`` was reported before it."""
-        return self._seen[event.kind, event.part, event.cause] > 1
+    def _add_spans(self, spans: Sequence[NamedSpan]) -> None:
+        """Keep the spans that may explain a slow step; a run has several short ones in each step."""
+        shortest_ns = min(_SPAN_SHARE * (self.levels.level_s or 0.0) * 1e9, _LONGEST_SPAN_NS)
+        for span in spans:
+            if span.what == EPOCH and not span.ns:
+                self._epochs_ns.append(span.begin_ns)
+            elif span.ns >= shortest_ns and span.what != VALIDATION:
+                self._spans.append(span)
+
+    def _events(self, slow: Sequence[SlowStep], is_last: bool) -> list[WatchEvent]:
+        self._group(slow)
+        now_s = self._seconds_since_1970(self._ends_ns[-1]) if self._ends_ns else self.epoch_s
+        groups = self._groups.to_write(now_s, is_last)
+        events = [self._slow_step_event(group) for group in groups]
+        for change in self.levels.take_changed():
+            events.append(self._level_event(change))
+        return events
+
+    def _seconds_since_1970(self, ns: int) -> float:
+        return self.epoch_s + ns * 1e-9
+
+    def _group(self, slow: Sequence[SlowStep]) -> None:
+        """Put slow steps into groups by phase and cause; of many, only the slowest are explained."""
+        if not slow:
+            return
+        slowest = sorted(slow, key=lambda step: -step.excess_s)[:_MOST_EXPLAINED]
+        explained = {step.step for step in slowest}
+        counters = [*self._counters]
+        usual = usual_counters(counters[-_USUAL_READINGS:]) if counters else None
+        by_step = {reading.step: reading for reading in counters}
+        for step in slow:
+            cause, cause_s = None, 0.0
+            if step.step in explained:
+                cause, cause_s = self._cause(step, by_step.get(step.step), usual)
+            watched_s = (step.end_ns - (self._began_ns or 0)) * 1e-9
+            occurrence = Occurrence(
+                slow=step,
+                at_s=self._seconds_since_1970(step.end_ns),
+                cause=cause,
+                cause_s=cause_s,
+                starts_epoch=self._starts_epoch(step),
+            )
+            self._groups.add(occurrence, watched_s)
+
+    def _starts_epoch(self, step: SlowStep) -> bool:
+        """Return whether an epoch began in the step, or between it and the one before it."""
+        before_ns = step.begin_ns - round(step.usual_s * 1e9)
+        return any(before_ns <= began_ns <= step.end_ns for began_ns in reversed(self._epochs_ns))
+
+    def _cause(
+        self, step: SlowStep, counters: StepCounters | None, usual: StepCounters | None
+    ) -> tuple[str | None, float]:
+        """Return what explains most of a slow step, and how many seconds of it."""
+        cause, cause_s = None, 0.0
+        if counters is not None and usual is not None:
+            odd = OddStep(
+                step=step.step,
+                step_s=step.step_s,
+                ratio=step.step_s / step.usual_s,
+                part=step.part or "",
+                excess_s=step.excess_s,
+            )
+            odd = explained_by(odd, counters, usual, (step.usual_data_s, step.data_s), self.workers)
+            if odd.cause is not None and _is_worth_naming(odd.cause, counters):
+                cause, cause_s = odd.cause, odd.cause_s or 0.0
+        named = self._longest_span(step.begin_ns, step.end_ns)
+        if named is not None and named[1] >= max(EXPLAINED * step.excess_s, cause_s):
+            cause, cause_s = named
+        return cause, min(cause_s, step.excess_s)
+
+    def _longest_span(self, begin_ns: int, end_ns: int) -> tuple[str, float] | None:
+        """Return the innermost name that took longest between two instants, with its seconds."""
+        inside = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns]
+        if not inside:
+            return None
+        longest = max(inside, key=lambda span: (span.ns, -span.begin_ns))
+        within = []
+        for span in inside:
+            if span is not longest and longest.begin_ns <= span.begin_ns < longest.end_ns:
+                within.append(span)
+        innermost = max(within, key=lambda span: span.ns, default=longest)
+        if innermost.ns > EXPLAINED * longest.ns:
+            longest = innermost
+        return longest.what, longest.ns * 1e-9
+
+    def _slow_step_event(self, group: SlowStepGroup) -> WatchEvent:
+        interval = group.interval()
+        starts_epochs = group.starts_epochs()
+        is_regular = interval is not None or starts_epochs
+        return WatchEvent(
+            at_s=group.first_at_s,
+            step=group.first_step,
+            kind="slow step",
+            part=group.part,
+            now=group.step_s / group.times,
+            against=group.usual_s / group.times,
+            cause=group.cause,
+            cause_s=group.cause_s / group.times if group.cause is not None else None,
+            times=group.times,
+            cost_s=group.excess_s,
+            steps=list(group.steps),
+            every_steps=interval,
+            starts_epochs=starts_epochs or None,
+            share=None if is_regular else group.share(),
+        )
+
+    # -- levels --------------------------------------------------------------------------------------------------------
+
+    def _level_event(self, change: LevelChange) -> WatchEvent:
+        name = self._name(change, change.found_step, self._end_of(change.found_step))
+        cause, cause_s = self._cause_of_level(change)
+        return WatchEvent(
+            **name,
+            kind="level",
+            part=change.part,
+            now=float(change.after_s[-1]),
+            against=float(change.before_s[-1]),
+            since_step=change.since_step,
+            until_step=change.until_step,
+            course=change.course,
+            times=change.times,
+            cause=cause,
+            cause_s=cause_s,
+            withdrawn=change.is_withdrawn,
+        )
+
+    def _name(self, key: object, step: int, at_s: float) -> dict[str, Any]:
+        """Return step and time of the event of ``key``, which stay as they were at first."""
+        if id(key) not in self._names:
+            self._names[id(key)] = {"step": step, "at_s": at_s}
+            self._named.append(key)
+        return self._names[id(key)]
+
+    def _end_of(self, step: int) -> float:
+        """Return when ``step`` ended, in seconds since 1970."""
+        if step in self._numbers:
+            return self._seconds_since_1970(self._ends_ns[self._numbers.index(step)])
+        return self._seconds_since_1970(self._ends_ns[-1])
+
+    def _cause_of_level(self, change: LevelChange) -> tuple[str | None, float | None]:
+        """Return what explains a level, if it lasts as long as the level does.
+
+        Later corrections of the event keep the cause, unless the readings around the change are still in memory.
+        """
+        is_single_change = change.course is None
+        if not is_single_change:
+            return None, None
+        before = [reading for reading in self._counters if (reading.step or 0) < change.since_step]
+        after = [reading for reading in self._counters if (reading.step or 0) >= change.since_step]
+        if change.until_step is not None:
+            after = [reading for reading in after if (reading.step or 0) <= change.until_step]
+        if len(before) < 2 or len(after) < 2 * _LASTING_PARTS:
+            return self._causes.get(id(change), (None, None))
+
+        odd = OddStep(
+            step=change.since_step,
+            step_s=float(change.after_s[-1]),
+            ratio=float(change.after_s[-1] / change.before_s[-1]),
+            part=change.part or "",
+            excess_s=change.size_s,
+        )
+        data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
+        usual = counters_per_step(before)
+        explanations: list[tuple[str, float]] = []
+        for numbers in np.array_split(np.arange(len(after)), _LASTING_PARTS):
+            readings = [after[number] for number in numbers]
+            now = counters_per_step(readings)
+            explained = explained_by(odd, now, usual, data_s, self.workers)
+            if explained.cause is not None and _is_worth_naming(explained.cause, now):
+                explanations.append((explained.cause, explained.cause_s or 0.0))
+        cause: tuple[str | None, float | None] = (None, None)
+        kinds = Counter(cause_kind(name) for name, _ in explanations)
+        if kinds:
+            kind, times = kinds.most_common(1)[0]
+            if times >= _LASTING:
+                names = [name for name, _ in explanations if cause_kind(name) == kind]
+                seconds = [cause_s for name, cause_s in explanations if cause_kind(name) == kind]
+                cause = names[-1], float(np.mean(seconds))
+        self._causes[id(change)] = cause
+        return cause
+
+    # -- what is outside of steps --------------------------------------------------------------------------------------
+
+    def _duration_events(self, what: str, durations: Durations) -> list[WatchEvent]:
+        events = []
+        for long in durations.take_changed():
+            events.append(self._duration_event(what, long))
+        return events
+
+    def _duration_event(self, what: str, long: LongDurations) -> WatchEvent:
+        # A course and a long one that it stands for may begin with the same one; the step tells them apart.
+        return WatchEvent(
+            at_s=long.at_s,
+            step=long.found_step,
+            kind=cast(Any, what),
+            now=long.now_s,
+            against=long.against_s,
+            since_step=long.first_step if long.is_course else None,
+            until_step=long.until_step,
+            course="drift" if long.is_course else None,
+            times=long.times,
+            cost_s=None if long.is_course else long.excess_s,
+            withdrawn=long.is_withdrawn,
+        )
+
+    def _memory_event(self, growth: MemoryGrowth, free_bytes: Callable[[], int | None]) -> WatchEvent:
+        full_in_s = None
+        if growth.until_step is None and growth.bytes_per_s > 0.0:
+            free = free_bytes()
+            full_in_s = None if free is None else free / growth.bytes_per_s
+        return WatchEvent(
+            at_s=growth.at_s,
+            step=growth.step,
+            kind="memory",
+            now=growth.bytes_per_s * 3600.0,
+            full_in_s=full_in_s,
+            until_step=growth.until_step,
+            grew_bytes=round(growth.grew_bytes),
+        )
+
+
+def _is_worth_naming(cause: str, counters: StepCounters) -> bool:
+    """Return whether a cause means something to a user: a few page faults take microseconds."""
+    return "page fault" not in cause or (counters.minor_faults or 0.0) >= _PAGES

@@ -15,6 +15,7 @@ from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, Watc
 from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12
+_SHARE_SHOWN = 0.001  # share of slow steps from which on it is printed
 
 
 def is_watched(folder: Path) -> bool:
@@ -83,32 +84,83 @@ def _ranks(ranks: Sequence[WatchStatus]) -> Table:
 
 
 def event_text(event: WatchEvent, world_size: int = 1) -> str:
-    part = "" if event.part is None else f" in {event.part}"
-    took = duration_text(event.now) + ("" if event.against is None else f", not {duration_text(event.against)}")
-    text = f"{event.kind}: {took}{part}"
-    if event.kind == "stall":
-        text = f"stalled{part} since {_clock(event.at_s - event.now)}, for {took} by then"
-    elif event.kind == "memory":
-        text = f"memory grows by {bytes_text(round(event.now))} an hour"
-    elif event.kind == "silent rank":
-        text = f"no report: stalled{part} since {_clock(event.at_s - event.now)}"
-    elif event.kind == "rank late":
-        text = f"{'always' if event.chronic else 'once'} late{part}: {took}"
-    elif event.kind == "level" and event.ratio is not None:
-        change = "slower" if event.ratio > 1 else "faster"
-        text = f"{abs(event.ratio - 1):.1%} {change} since step {event.since_step:,}: {took}{part}"
+    """Return what happened in one line: what, how much, where, and why if that is known."""
+    text = _what_happened(event)
     if event.full_in_s is not None:
         text += f": full in {duration_text(event.full_in_s)}"
-    if event.cost_s is not None:
-        text += f"; the others waited {duration_text(event.cost_s)}"
     if event.cause is not None:
         text += f": {event.cause}"
-    elif event.beside:
-        text += f" ({event.beside})"
+    if world_size > 1:
+        text += f", rank {event.rank} of {world_size}"
+    elif event.rank:
+        text += f", rank {event.rank}"
+    if event.trace:
+        text += f"; trace: {event.trace}"
+    return text
+
+
+def _what_happened(event: WatchEvent) -> str:
+    part = "" if event.part is None else f" in {event.part}"
+    duration = duration_text(event.now)
+    usually = "" if event.against is None else f", usually {duration_text(event.against)}"
+    if event.kind == "stall":
+        return f"stalled{part} since {_clock(event.at_s - event.now)}, for {duration} by then"
+    if event.kind == "silent rank":
+        return f"no report: stalled{part} since {_clock(event.at_s - event.now)}"
+    if event.kind == "memory":
+        return _memory_text(event)
+    if event.kind == "rank late":
+        cost = "" if event.cost_s is None else f"; the others waited {duration_text(event.cost_s)}"
+        return f"{'always' if event.chronic else 'once'} late{part}: {duration}{usually}{cost}"
+    if event.kind == "level":
+        return _level_text(event, part)
+    if event.kind == "slow step":
+        return _slow_steps_text(event, f"{duration}{part}{usually}")
+    if event.course == "drift":
+        grew = f"{event.kind}: {duration_text(event.against or 0.0)} → {duration}"
+        end = "" if event.until_step is None else f" until step {event.until_step:,}"
+        return f"{grew} since step {event.since_step:,}{end}"
     times = f" ({event.times} times)" if event.times > 1 else ""
-    of_ranks = f" of {world_size}" if world_size > 1 else ""
-    rank = f", rank {event.rank}{of_ranks}" if world_size > 1 or event.rank else ""
-    return f"{text}{times}{rank}{f'; trace: {event.trace}' if event.trace else ''}"
+    return f"{event.kind}: {duration}{usually}{times}"
+
+
+def _memory_text(event: WatchEvent) -> str:
+    if event.until_step is None:
+        return f"memory grows by {bytes_text(round(event.now))} an hour"
+    return f"memory grew by {bytes_text(event.grew_bytes or 0)} until step {event.until_step:,}, no longer"
+
+
+def _level_text(event: WatchEvent, part: str) -> str:
+    before = duration_text(event.against or 0.0)
+    now = duration_text(event.now)
+    since = f"since step {event.since_step:,}"
+    if event.course == "wanders":
+        return f"the step wanders between {before} and {now}{part} {since}: {event.times} changes"
+    if event.course == "alternates":
+        return f"the step alternates between {before} and {now}{part} {since}: {event.times} changes"
+    ratio = event.ratio or 1.0
+    change = "slower" if ratio > 1 else "faster"
+    change = f"{abs(ratio - 1):.1%} {change}"
+    if event.course == "drift":
+        change = f"slowly {change}"
+    if event.until_step is not None:
+        since = f"from step {event.since_step:,} to {event.until_step:,}"
+    return f"{change} {since}: {before} → {now}{part}"
+
+
+def _slow_steps_text(event: WatchEvent, step: str) -> str:
+    """Return the text of one slow step or of a group of them; ``step`` is how long they take."""
+    if event.times == 1:
+        return f"slow step: {step}"
+    rhythm = ""
+    if event.starts_epochs:
+        rhythm = ", each the first of an epoch"
+    elif event.every_steps is not None:
+        rhythm = f", every {event.every_steps:,} steps"
+    elif event.share is not None and event.share >= _SHARE_SHOWN:
+        rhythm = f", {event.share:.1%} of the steps"
+    cost = "" if event.cost_s is None else f"; they cost {duration_text(event.cost_s)} together"
+    return f"{event.times:,} slow steps{rhythm}: {step}{cost}"
 
 
 def _clock(at_s: float) -> str:

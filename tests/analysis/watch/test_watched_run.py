@@ -9,7 +9,7 @@ from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent
+from lm_profiler.record.watch_files import WatchEvent, last_of_each
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 N = 6000
@@ -33,20 +33,20 @@ class Loop:
             counters = [each for each in self.counters if each.step is not None and each.step - 1 in here]
             spans = [NamedSpan(ns[s, 1] - round(d * 1e9), ns[s, 1] - 1, what) for s, what, d in self.spans if s in here]
             told += run.add(ns[at : at + 50], seconds[at : at + 50], counters, spans)
-        return told
+        return last_of_each([*told, *run.finish()])
 
 
 @pytest.mark.parametrize("part", ["data", "forward", "backward"])
 @pytest.mark.parametrize("by", [0.02, 0.05, 0.2])
-def test_a_level_that_changes_and_goes_back(part: str, by: float) -> None:
+def test_a_level_that_changes_and_goes_back_is_one_event(part: str, by: float) -> None:
     loop = Loop()
     loop.parts_s[3000:4500, PARTS.index(part)] += 0.1 * by
-    there, back = loop.events()
-    assert [there.kind, there.part, back.kind, back.part] == ["level", part] * 2
-    assert there.step - 3000 <= 500
-    assert there.since_step == pytest.approx(3001, abs=30)
-    assert there.ratio == pytest.approx(1 + by, rel=0.01)
-    assert back.ratio == pytest.approx(1 / (1 + by), rel=0.01)
+    (change,) = loop.events()
+    assert (change.kind, change.part) == ("level", part)
+    assert change.step - 3000 <= 500
+    assert change.since_step == pytest.approx(3001, abs=3)
+    assert change.until_step == pytest.approx(4500, abs=3)
+    assert change.ratio == pytest.approx(1 + by, rel=0.01)
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -68,10 +68,24 @@ def test_waiting_for_a_cpu_is_the_cause_of_a_level(every: int) -> None:
 def test_a_phase_that_is_slow_now_and_then() -> None:
     loop = Loop()
     loop.parts_s[2500::500, PARTS.index("optimizer")] += 0.08
-    events = loop.events()
-    assert {(each.kind, each.part) for each in events} == {("slow step", "optimizer")}
-    assert sum(each.times for each in events) >= 6
-    assert events[0].step == 2501
+    (event,) = loop.events()
+    assert (event.kind, event.part) == ("slow step", "optimizer")
+    assert event.steps == [2501, 3001, 3501, 4001, 4501, 5001, 5501]
+    assert event.every_steps == 500
+    assert event.cost_s == pytest.approx(7 * 0.08, rel=0.1)
+
+
+def test_a_cause_explains_only_what_lasts_as_long_as_it_does() -> None:
+    """A recompilation of one step near a change that lasts is not its cause."""
+    loop = Loop()
+    loop.parts_s[3000:, PARTS.index("forward")] += 0.02
+    usual = {"wall_s": 0.1, "between_s": 0.0, "gc_s": 0.0, "compile_s": 0.0, "cpu_s": 0.1}
+    loop.counters = [StepCounters(step=step, **usual) for step in range(1, N + 1)]
+    loop.counters[3004] = StepCounters(step=3005, **usual | {"compile_s": 5.4}, compiled="forward")
+    loop.parts_s[3004, PARTS.index("forward")] += 5.4
+    level, recompiled = sorted(loop.events(), key=lambda event: event.kind)
+    assert (level.kind, level.cause) == ("level", None)
+    assert (recompiled.kind, recompiled.step, recompiled.cause) == ("slow step", 3005, "compilation of forward")
 
 
 def test_garbage_collection_is_the_cause() -> None:

@@ -1,0 +1,244 @@
+"""Real training loops with one planted trouble each, for ``python -m benchmarks.watch loops``.
+
+A loop is a small network on the CPU, 2 to 6 ms per step. What is planted takes real time: it sleeps, so that it takes
+as long as asked for, also on a busy machine. Every plant knows what must be reported of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+    WatchOptions,
+)
+
+STAGE_STEPS = 4  # steps of the stages before the watch begins
+
+# seconds that something at a place takes longer in a step (from 1, as the watch counts)
+Delay = Callable[[int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plant:
+    """A planted trouble, and the events that must be reported of it."""
+
+    delays: dict[str, Delay] = field(default_factory=dict)  # by place: a phase, ``callback`` or ``logger``
+    slow_steps: dict[str | None, list[int]] = field(default_factory=dict)  # by phase: the steps that are slow
+    changes: list[tuple[int, str, float]] = field(default_factory=list)  # levels: the step, the phase, seconds added
+    drift: tuple[str, float] | None = None  # the phase, and the seconds added in the last step
+    validations_s: list[float] = field(default_factory=list)  # how long each validation takes
+    checkpoints_s: list[float] = field(default_factory=list)  # how long each checkpoint takes
+    collected_s: dict[int, float] = field(default_factory=dict)  # garbage that takes as long to collect, by step
+
+
+def at_steps(delays_s: dict[int, float]) -> Delay:
+    return lambda step: delays_s.get(step, 0.0)
+
+
+def since(first: int, seconds: float) -> Delay:
+    def delay(step: int) -> float:
+        return seconds if step >= first else 0.0
+
+    return delay
+
+
+def stairs(every: int, rise_s: float) -> Delay:
+    return lambda step: step // every * rise_s
+
+
+def ramp(last: int, seconds: float, power: float = 1.0) -> Delay:
+    return lambda step: seconds * (step / last) ** power
+
+
+class Batches(IterableDataset[Tensor]):
+    """Batches that are made at once, apart from what is planted in ``data``."""
+
+    def __init__(self, steps: int, delay: Callable[[], None]) -> None:
+        self.steps = steps
+        self.delay = delay
+
+    def __iter__(self) -> Iterator[Tensor]:
+        batch = torch.ones(32, 128)
+        for _ in range(self.steps):
+            self.delay()
+            yield batch
+
+
+class DelayInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Loop) -> Tensor:
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.module.delay("backward")
+        return grad, None
+
+
+class DelayedSGD(torch.optim.SGD):
+    def __init__(self, module: Loop) -> None:
+        super().__init__(module.parameters(), lr=1e-4)
+        self.module = module
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.module.delay("optimizer")
+        return loss
+
+
+class Loop(LightningModule):
+    """A small network whose phases take what the plant asks for."""
+
+    def __init__(self, plant: Plant, steps: int, epoch_steps: int) -> None:
+        super().__init__()
+        self.plant = plant
+        self.steps = steps
+        self.epoch_steps = epoch_steps
+        self.validations = 0
+        self.network = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128))
+        self.batches_fetched = 0
+
+    def delay(self, place: str, step: int | None = None) -> None:
+        """Sleep as long as the plant asks for at ``place``."""
+        if place not in self.plant.delays:
+            return
+        if step is None:
+            step = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        seconds = self.plant.delays[place](step)
+        if seconds > 0:
+            time.sleep(seconds)
+
+    def fetch_delay(self) -> None:
+        self.batches_fetched += 1
+        self.delay("data", self.batches_fetched)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Batches(self.epoch_steps, self.fetch_delay), batch_size=None)
+
+    def val_dataloader(self) -> Any:
+        if not self.plant.validations_s:
+            return []
+        return DataLoader(torch.ones(2, 128), batch_size=1)  # type: ignore[arg-type]
+
+    def validation_step(self, batch: Tensor, batch_index: int) -> None:
+        if batch_index == 0:
+            time.sleep(self.plant.validations_s[self.validations % len(self.plant.validations_s)])
+            self.validations += 1
+
+    def training_step(self, batch: Tensor, batch_index: int) -> Tensor:
+        step = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        self.delay("forward", step)
+        if step in self.plant.collected_s:
+            collect_garbage(self.plant.collected_s[step])
+        loss = self.network(batch).square().mean()
+        delayed: Tensor = DelayInBackward.apply(loss, self)  # type: ignore[no-untyped-call]
+        return delayed
+
+    def configure_optimizers(self) -> Any:
+        return DelayedSGD(self)
+
+
+def collect_garbage(seconds: float) -> None:
+    """Have Python collect garbage for about ``seconds``: a finalizer in a cycle sleeps."""
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(seconds)
+
+    slow = Slow()
+    slow.me = slow  # type: ignore[attr-defined]
+    del slow
+    gc.collect()
+
+
+class DelayedCallback(Callback):
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+        module.delay("callback", trainer.fit_loop.epoch_loop.total_batch_idx + 1)
+
+
+class SlowSaves(Callback):
+    """Writes a checkpoint every ``every`` steps, which takes as long as the plant asks for."""
+
+    def __init__(self, plant: Plant, steps: int) -> None:
+        self.saves_s = plant.checkpoints_s
+        self.every = steps // (len(plant.checkpoints_s) + 1)
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+        index = trainer.global_step // self.every - 1
+        if trainer.global_step % self.every == 0 and index < len(self.saves_s):
+            self.seconds = self.saves_s[index]
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "saved.ckpt", weights_only=False)
+
+    def on_save_checkpoint(self, *_: Any) -> None:
+        time.sleep(self.seconds)
+
+
+class DelayedLogger(CSVLogger):
+    module: Any = None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if self.module is not None:
+            self.module.delay("logger")
+
+
+class LogsAlways(Callback):
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+        if (trainer.global_step) % 50 == 0:
+            trainer.logger.log_metrics({"a": 0.0}, trainer.global_step)  # type: ignore[union-attr]
+
+
+def train(folder: Path, plant: Plant, steps: int, epoch_steps: int = 10**9) -> None:
+    """Train ``steps`` steps with the plant, watched; the run's folder is made below ``folder``."""
+    torch.set_num_threads(1)
+    module = Loop(plant, steps, min(epoch_steps, steps))
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=STAGE_STEPS - 1),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0),
+        quiet=True,
+        log_dir=folder,
+        watch=WatchOptions(traces=False),
+    )
+    callbacks: list[Callback] = [profiler]
+    if "callback" in plant.delays:
+        callbacks.append(DelayedCallback())
+    if plant.checkpoints_s:
+        callbacks.append(SlowSaves(plant, steps))
+    logger: Any = False
+    if "logger" in plant.delays:
+        logger = DelayedLogger(folder / "metrics")
+        logger.module = module
+        callbacks.append(LogsAlways())
+    trainer = Trainer(
+        max_steps=steps,
+        logger=logger,
+        callbacks=callbacks,
+        default_root_dir=folder,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=1,
+        limit_val_batches=2 if plant.validations_s else 0,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module)

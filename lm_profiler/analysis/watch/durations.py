@@ -1,0 +1,134 @@
+"""Judges how long validations, checkpoints and epoch boundaries take: single long ones, and a course that grows."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_KEPT = 20  # durations that are compared with
+_FEWEST = 3  # durations before anything is reported
+_LONG_RATIO = 1.5  # times the median before it
+_LONG_AGAINST_LONGEST = 1.25  # times the longest before it
+_GREW_RATIO = 1.25  # by which all of the last ``_FEWEST`` are above the reference
+_LEAST_S, _LEAST_STEPS = 0.1, 10.0  # seconds and steps below which nothing is reported
+_CORRECTED = 0.1  # share by which a course must have moved to be reported again
+
+
+@dataclass(eq=False, kw_only=True)
+class LongDurations:
+    """Single durations that are longer than usual, or a course: durations that stay longer than they were."""
+
+    first_step: int
+    found_step: int  # the step at which it was found
+    at_s: float
+    against_s: float  # the usual duration, or the one at the beginning of the course
+    now_s: float  # the mean of the long ones, or the duration by now
+    is_course: bool = False
+    times: int = 1
+    excess_s: float = 0.0
+    until_step: int | None = None
+    is_withdrawn: bool = False  # a course stands for it
+    _reported_s: float = 0.0
+
+    @property
+    def is_corrected(self) -> bool:
+        return abs(self.now_s - self._reported_s) > _CORRECTED * self._reported_s
+
+    def reported(self) -> None:
+        self._reported_s = self.now_s
+
+
+@dataclass(eq=False)
+class Durations:
+    """The durations of one kind, as they come."""
+
+    _usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _last: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_FEWEST))
+    _begin_s: list[float] = field(default_factory=list)  # the durations that the reference was taken from
+    _reference_s: float | None = None
+    _long: LongDurations | None = None
+    _course: LongDurations | None = None
+    _changed: list[LongDurations] = field(default_factory=list)
+
+    def add(self, seconds: float, step: int, at_s: float, step_s: float) -> None:
+        """Take how long one took, which ended at ``at_s`` after ``step``; a step usually takes ``step_s``."""
+        least_s = max(_LEAST_S, _LEAST_STEPS * step_s)
+        usual_s = float(np.median(self._usual_s)) if self._usual_s else seconds
+        self._last.append((seconds, step, at_s))
+        if self._follow_course(seconds, step, least_s):
+            self._usual_s.append(seconds)
+            return
+
+        is_long = len(self._usual_s) >= _FEWEST and seconds - usual_s >= least_s
+        is_long = is_long and seconds >= _LONG_RATIO * usual_s
+        is_long = is_long and seconds >= _LONG_AGAINST_LONGEST * max(self._usual_s)
+        if not is_long:
+            self._usual_s.append(seconds)
+            return
+        if self._long is None:
+            self._long = LongDurations(first_step=step, found_step=step, at_s=at_s, against_s=usual_s, now_s=seconds)
+        else:
+            long = self._long
+            long.now_s = (long.now_s * long.times + seconds) / (long.times + 1)
+            long.times += 1
+        self._long.excess_s += seconds - usual_s
+        self._changed.append(self._long)
+
+    def _follow_course(self, seconds: float, step: int, least_s: float) -> bool:
+        """Return whether the durations have grown for good, and keep the event of it up to date."""
+        if self._reference_s is None:
+            self._begin_s.append(seconds)
+            if len(self._begin_s) == _FEWEST:
+                self._reference_s = float(np.median(self._begin_s))
+            return False
+        reference_s = self._reference_s
+        shortest_s = min(duration for duration, _, _ in self._last)
+        has_grown = shortest_s >= _GREW_RATIO * reference_s and seconds - reference_s >= least_s
+        course = self._course
+        if course is not None:
+            course.now_s = seconds
+            course.times += 1
+            if seconds < _GREW_RATIO * reference_s:
+                course.until_step = step
+                self._course = None
+                self._changed.append(course)
+            elif course.is_corrected:
+                self._changed.append(course)
+            return True
+        if not has_grown:
+            return False
+        _, first_step, at_s = self._last[0]
+        grows_from_start = self._begin_s == sorted(self._begin_s)
+        against_s = min(self._begin_s) if grows_from_start else reference_s
+        self._course = LongDurations(
+            first_step=first_step,
+            found_step=step,
+            at_s=at_s,
+            against_s=against_s,
+            now_s=seconds,
+            is_course=True,
+            times=_FEWEST,
+        )
+        self._changed.append(self._course)
+        if self._long is not None and self._long.first_step >= first_step:
+            self._long.is_withdrawn = True
+            self._changed.append(self._long)
+            self._long = None
+        return True
+
+    def finish(self) -> None:
+        """Report the last duration of a course, as the run is over."""
+        if self._course is not None:
+            self._changed.append(self._course)
+
+    def take_changed(self) -> list[LongDurations]:
+        """Return the events that are new or have changed."""
+        changed = []
+        for event in self._changed:
+            if event not in changed:
+                changed.append(event)
+                event.reported()
+        self._changed = []
+        return changed

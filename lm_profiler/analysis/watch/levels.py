@@ -1,0 +1,616 @@
+"""Follows the level of a running training's steps: changes, drifts, and levels that wander or alternate.
+
+The reference is the level that was reported last; it stays as it is until a change is reported, so that a slow drift
+adds up against it. A change is found by a generalised likelihood ratio over blocks of steps (Lorden 1971, Annals of
+Mathematical Statistics 42:1897; Siegmund & Venkatraman 1995, Annals of Statistics 23:255). The noise of a block is
+estimated from the differences of successive blocks, which a drift does not inflate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.steps.statistics import FINEST
+from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
+from lm_profiler.record.parts import PARTS, TIMED
+
+BLOCK = 20  # steps of a block
+_TRIMMED = 6  # of them on either side; the block's value is the mean of the rest, which single slow steps do not move
+
+_REFERENCE = 25  # blocks that estimate the level, from where it began
+_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = 20, 3  # blocks of a reference before a change against it is looked for
+_STEPS_COMPARED = 400  # steps before a change whose median is compared with that of the steps after it
+_RECENT = 50  # blocks in which a change may lie: 1,000 steps
+_NOISE_BLOCKS, _FEWEST_DIFFERENCES = 200, 8  # blocks that estimate the noise
+# Standard errors of a change. Simulated (tests): less than one false alarm in 10^6 steps, also under AR(1) noise of
+# 0.6 and Student's t of three degrees.
+_THRESHOLD = 6.0
+_HISTORY = 800  # blocks in memory; the older half is merged in pairs beyond that
+_PART_SHARE = 0.5  # share of a change that its phase must have
+_RETURN_SHARE = 0.25  # a level has gone back if it is nearer to the old one than this share of the change
+_REVERSALS, _REMEMBERED = 4, 7  # so many changes of direction among the last changes are a level that wanders
+_STAIRS = 8  # successive changes in one direction that are told one by one; more are a drift
+_FURTHER_AFTER = (5, 10, 25, 100)  # blocks after a change at which its size is estimated anew
+_CORRECTED = 0.03  # share of the size by which an estimate must differ to be reported again
+_DRIFT_STEP = 0.1  # share by which a drift's size must grow to be reported again
+_BEGIN_CORRECTED_AT = (4, 8)  # changes of a drift at which its beginning is estimated anew
+_DRIFT_SLOWER = 4.0  # ratio of the intervals between two changes of a drift
+_OPEN = 12  # changes that may go back yet
+_CURRENT = 5  # blocks whose mean is the level at the end of a drift
+
+Course = Literal["drift", "wanders", "alternates"]
+
+
+class StepBlock(NamedTuple):
+    """Some successive steps."""
+
+    first_step: int
+    last_step: int
+    log_s: float  # mean logarithm of the step's seconds, of those in the middle
+    seconds: NDArray[np.float64]  # (TIMED,) means of the same steps
+
+    @property
+    def steps(self) -> int:
+        return self.last_step - self.first_step + 1
+
+
+@dataclass(eq=False, kw_only=True)
+class LevelChange:
+    """A change of level as it is known by now: it is corrected while more steps come in."""
+
+    since_step: int
+    before_s: NDArray[np.float64]  # (TIMED,) the level before, by part
+    after_s: NDArray[np.float64]
+    found_step: int  # the step at which it was found
+    course: Course | None = None
+    until_step: int | None = None  # the last step before the level went back
+    times: int = 1  # changes that this one stands for
+    is_withdrawn: bool = False  # another change stands for it
+    _reported_s: float | None = None
+
+    @property
+    def size_s(self) -> float:
+        return float(self.after_s[-1] - self.before_s[-1])
+
+    @property
+    def direction(self) -> int:
+        return 1 if self.size_s > 0 else -1
+
+    @property
+    def part(self) -> str | None:
+        """The part of the step that makes up most of the change; None if no part makes up half of it."""
+        differences_s = (self.after_s - self.before_s)[:-1]
+        largest = int(np.abs(differences_s).argmax())
+        if abs(differences_s[largest]) < _PART_SHARE * abs(self.size_s):
+            return None
+        return PARTS[largest]
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether the size differs from the one that was reported."""
+        if self._reported_s is None:
+            return True
+        share = _DRIFT_STEP if self.course == "drift" else _CORRECTED
+        return abs(self.size_s - self._reported_s) > share * abs(self._reported_s)
+
+    def reported(self) -> None:
+        self._reported_s = self.size_s
+
+
+@dataclass(eq=False)
+class LevelFollower:
+    """Takes steps as they come and keeps the changes of their level.
+
+    ``take_changed`` returns those that are new or corrected.
+    """
+
+    open_changes: list[LevelChange] = field(default_factory=list)  # that have not gone back, the oldest first
+    _left_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _left_seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
+    _recent_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _recent_seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
+    _blocks: list[StepBlock] = field(default_factory=list)
+    _level_begin: int = 0  # index of the first block of the current level
+    _jumps: set[int] = field(default_factory=set)  # first steps of blocks that begin a new level
+    _last_changes: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _reported: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=4 * _REMEMBERED))
+    _wandering: LevelChange | None = None  # what stands for a level that wanders
+    _range_s: tuple[float, float] = (0.0, 0.0)  # between which it wanders
+    _rise: list[LevelChange] = field(default_factory=list)  # successive changes in one direction
+    _changed: list[LevelChange] = field(default_factory=list)
+
+    @property
+    def level_s(self) -> float | None:
+        """The current level of the step in seconds; None before it is known."""
+        if not self._blocks:
+            return None
+        return float(np.mean([block.seconds[-1] for block in self._blocks[-_REFERENCE:]]))
+
+    def add(self, steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
+        """Take the next steps: their numbers and (n, TIMED) seconds."""
+        steps = np.concatenate([self._left_steps, steps])
+        seconds = np.concatenate([self._left_seconds, seconds])
+        whole = len(steps) // BLOCK * BLOCK
+        self._left_steps = steps[whole:]
+        self._left_seconds = seconds[whole:]
+        if not whole:
+            return
+        kept = (_RECENT + 4) * BLOCK + whole
+        self._recent_steps = np.concatenate([self._recent_steps, steps[:whole]])[-kept:]
+        self._recent_seconds = np.concatenate([self._recent_seconds, seconds[:whole]])[-kept:]
+        for block in _blocks(steps[:whole], seconds[:whole]):
+            self._blocks.append(block)
+            self._inspect()
+        self._merge_old()
+
+    def forget_unfinished(self) -> None:
+        """Forget the steps that fill no block yet, because steps are left out after them."""
+        self._left_steps = self._left_steps[:0]
+        self._left_seconds = self._left_seconds[:0]
+
+    def take_changed(self) -> list[LevelChange]:
+        """Return the changes that are new or differ from what was reported of them."""
+        changed = []
+        for change in self._changed:
+            if change not in changed:
+                changed.append(change)
+                change.reported()
+        self._changed = []
+        return changed
+
+    def finish(self) -> None:
+        """Correct what is still open, as the run is over."""
+        self._correct(is_last=True)
+
+    # -- finding a change ----------------------------------------------------------------------------------------------
+
+    def _inspect(self) -> None:
+        """Look for a change of level in the last blocks, and correct the size of the last one."""
+        onset = self._onset()
+        if onset is not None:
+            self._add_change(onset)
+            return
+        if len(self._blocks) - self._level_begin in _FURTHER_AFTER or self._drifts():
+            self._correct(is_last=False)
+
+    def _drifts(self) -> bool:
+        return bool(self.open_changes) and self.open_changes[-1].course == "drift"
+
+    def _onset(self) -> int | None:
+        """Return the index of the first block of a new level; None if the level has not changed."""
+        logs = np.array([block.log_s for block in self._blocks[self._level_begin :]])
+        is_first_level = self._level_begin == 0
+        fewest = _FEWEST_AT_START if is_first_level else _FEWEST_AFTER_CHANGE
+        widest = min(_RECENT, len(logs) - fewest)
+        if widest < 2:
+            return None
+        noise, differences = self._noise(widest)
+        if noise is None:
+            return None
+
+        reference = logs[: min(_REFERENCE, len(logs) - 2)]
+        center = float(reference.mean())
+        counts = np.arange(2, widest + 1)
+        means = _winsorized_means(logs[::-1][:widest] - center)
+        references = np.minimum(len(reference), len(logs) - counts)
+        scores = np.abs(means) / (noise * np.sqrt(1.0 / counts + 1.0 / references))
+        scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))  # few differences estimate the noise (Student's t)
+        scores[np.abs(means) < SMALLEST_EFFECT] = 0.0
+        best = int(scores.argmax())
+        if scores[best] <= _THRESHOLD:
+            return None
+        onset = self._split(center, float(means[best]))
+        return onset if self._is_change_of_most_steps(onset) else None
+
+    def _split(self, center: float, size: float) -> int:
+        """Return the index of the block from which on the level is nearer to its new value than to ``center``."""
+        begin = self._level_begin
+        logs = np.array([block.log_s for block in self._blocks[begin:]])
+        towards = (logs - center - size / 2.0) * math.copysign(1.0, size)
+        from_here_on = np.cumsum(towards[::-1])[::-1]
+        onset = begin + int(from_here_on.argmax())
+        return min(max(onset, begin + 1), len(self._blocks) - 2)
+
+    def _is_change_of_most_steps(self, onset: int) -> bool:
+        """Return whether the median step changed too: otherwise there were only more slow steps than usual."""
+        begin = max(self._level_begin, onset - _STEPS_COMPARED // BLOCK)
+        is_before = self._recent_steps >= self._blocks[begin].first_step
+        is_before &= self._recent_steps < self._blocks[onset].first_step
+        is_after = self._recent_steps >= self._blocks[onset].first_step
+        is_after &= self._recent_steps <= self._blocks[-1].last_step
+        before_s = self._recent_seconds[is_before, -1]
+        after_s = self._recent_seconds[is_after, -1]
+        if not len(before_s) or not len(after_s):
+            return True
+        before = np.mean([block.log_s for block in self._blocks[begin:onset]])
+        after = np.mean([block.log_s for block in self._blocks[onset:]])
+        size = float(after - before)
+        by_median = math.log(float(np.median(after_s)) / float(np.median(before_s)))
+        return abs(size) >= SMALLEST_EFFECT and by_median * math.copysign(1.0, size) >= 0.3 * abs(size)
+
+    def _noise(self, recent: int) -> tuple[float | None, int]:
+        """Return the standard deviation of a block around its level, and from how many differences it is known."""
+        end = len(self._blocks) - recent
+        begin = max(end - _NOISE_BLOCKS, 0)
+        blocks = self._blocks[begin:end]
+        squares = []
+        for before, after in pairwise(blocks):
+            is_merged = before.steps > BLOCK or after.steps > BLOCK
+            if after.first_step not in self._jumps and not is_merged:
+                squares.append((after.log_s - before.log_s) ** 2)
+        if len(squares) < _FEWEST_DIFFERENCES:
+            return None, 0
+        return max(math.sqrt(sum(squares) / len(squares) / 2.0), FINEST), len(squares)
+
+    # -- a change and what it means ------------------------------------------------------------------------------------
+
+    def _add_change(self, onset: int) -> None:
+        """Take the change of level that begins with the block ``onset``."""
+        before = self._blocks[self._level_begin : onset]
+        after = self._blocks[onset:]
+        step = self._exact_step(onset, before, after)
+        change = LevelChange(
+            since_step=step,
+            before_s=_mean_seconds(before),
+            after_s=_mean_seconds(_without_straddling(after, step)),
+            found_step=self._blocks[-1].last_step,
+        )
+        self._correct(is_last=False, blocks=before)
+        self._jumps.add(self._blocks[onset].first_step)
+        first_whole = onset + (self._blocks[onset].first_step < step and len(after) > 1)
+        if first_whole != onset:
+            self._jumps.add(self._blocks[first_whole].first_step)
+        drifts = _is_line(before, after)
+        self._level_begin = first_whole
+        self._rise = [*self._continued_rise(change), change]
+        self._last_changes.append(change)
+
+        if self._wanders(change):
+            return
+        if self._returns(change):
+            return
+        if self._continues_drift(change, drifts):
+            return
+        self.open_changes.append(change)
+        self._reported.append(change)
+        self._changed.append(change)
+        del self.open_changes[:-_OPEN]
+
+    def _continued_rise(self, change: LevelChange) -> list[LevelChange]:
+        if self._rise and self._rise[-1].direction == change.direction:
+            return self._rise
+        return []
+
+    def _exact_step(self, onset: int, before: Sequence[StepBlock], after: Sequence[StepBlock]) -> int:
+        """Return the step at which the level changed, from the steps around the block ``onset``."""
+        first = self._blocks[max(onset - 2, self._level_begin)].first_step
+        last = self._blocks[min(onset + 1, len(self._blocks) - 1)].last_step
+        is_near = (self._recent_steps >= first) & (self._recent_steps <= last)
+        steps = self._recent_steps[is_near]
+        if len(steps) < BLOCK:
+            return self._blocks[onset].first_step
+        difference_s = _mean_seconds(after[-_REFERENCE:]) - _mean_seconds(before[-_REFERENCE:])
+        step_difference_s = float(difference_s[-1])
+        is_changed = difference_s[:-1] * np.sign(step_difference_s) >= 0.25 * abs(step_difference_s)
+        if not is_changed.any():
+            is_changed = np.full(len(PARTS), True)
+        values = self._recent_seconds[is_near][:, :-1][:, is_changed].sum(axis=1)
+        low = _mean_seconds(before[-_REFERENCE:])[:-1][is_changed].sum()
+        high = _mean_seconds(after[-_REFERENCE:])[:-1][is_changed].sum()
+        clipped = np.clip(values, min(low, high), max(low, high))
+        towards = (clipped - (low + high) / 2.0) * np.sign(high - low)
+        place = int(np.cumsum(towards).argmin())
+        if towards[0] > 0 and np.cumsum(towards).min() > 0:
+            return int(steps[0])
+        return int(steps[min(place + 1, len(steps) - 1)])
+
+    def _wanders(self, change: LevelChange) -> bool:
+        """Return whether the level wanders, so that ``change`` is only counted."""
+        wandering = self._wandering
+        if wandering is not None and self._is_in_range(change.after_s):
+            self._count_wandering(wandering, change)
+            return True
+
+        changes = [*self._last_changes]
+        reversals = sum(before.direction != after.direction for before, after in pairwise(changes))
+        if reversals < _REVERSALS:
+            return False
+        levels_s = [float(changes[0].before_s[-1]), *(float(each.after_s[-1]) for each in changes)]
+        alternates = _alternates(levels_s)
+        lowest = min(changes, key=lambda each: each.after_s[-1])
+        highest = max(changes, key=lambda each: each.after_s[-1])
+        if wandering is None:
+            wandering = LevelChange(
+                since_step=changes[0].since_step,
+                before_s=lowest.after_s,
+                after_s=highest.after_s,
+                found_step=change.found_step,
+                course="alternates" if alternates else "wanders",
+                times=len(changes),
+            )
+            self._wandering = wandering
+        else:
+            wandering.course = "wanders"
+            wandering.times += len(changes)
+            self._widen(lowest.after_s)
+            self._widen(highest.after_s)
+        self._range_s = float(wandering.before_s[-1]), float(wandering.after_s[-1])
+        self._withdraw(changes)
+        self._withdraw_within_range()
+        self._last_changes.clear()
+        self._changed.append(wandering)
+        return True
+
+    def _widen(self, level_s: NDArray[np.float64]) -> None:
+        """Widen the range in which the level wanders by a level that is beyond it."""
+        wandering = self._wandering
+        assert wandering is not None
+        if level_s[-1] < wandering.before_s[-1]:
+            wandering.before_s = level_s
+        if level_s[-1] > wandering.after_s[-1]:
+            wandering.after_s = level_s
+        self._range_s = float(wandering.before_s[-1]), float(wandering.after_s[-1])
+
+    def _withdraw_within_range(self) -> None:
+        """Withdraw the earlier changes between levels that are within the range in which the level wanders."""
+        wandering = self._wandering
+        assert wandering is not None
+        within = [each for each in self._reported if self._is_in_range(each.before_s, each.after_s)]
+        for change in within:
+            wandering.since_step = min(wandering.since_step, change.since_step)
+            self._reported.remove(change)
+        self._withdraw(within)
+
+    def _is_in_range(self, *levels_s: NDArray[np.float64]) -> bool:
+        """Return whether levels are within the range in which the level wanders, or half of it beyond."""
+        low_s, high_s = self._range_s
+        margin = math.sqrt(high_s / low_s)
+        return all(low_s / margin <= level_s[-1] <= high_s * margin for level_s in levels_s)
+
+    def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
+        wandering.times += 1
+        self._close_back_to(None)
+        if wandering.course == "wanders":
+            self._widen(change.after_s)
+            self._withdraw_within_range()
+        has_doubled = wandering.times & (wandering.times - 1) == 0
+        if has_doubled or (wandering.is_corrected and wandering.times < 100):
+            self._changed.append(wandering)
+
+    def _withdraw(self, changes: Sequence[LevelChange]) -> None:
+        """Withdraw ``changes``, because another one stands for them."""
+        for change in changes:
+            was_reported = change in self._changed or change._reported_s is not None
+            if was_reported and not change.is_withdrawn:
+                self._changed.append(change)
+            change.is_withdrawn = True
+        self.open_changes = [change for change in self.open_changes if not change.is_withdrawn]
+
+    def _returns(self, change: LevelChange) -> bool:
+        """Return whether ``change`` goes back to the level before a change that is open, which it closes."""
+        level = math.log(change.after_s[-1])
+        for index in range(len(self.open_changes) - 1, -1, -1):
+            earlier = self.open_changes[index]
+            if earlier.direction == change.direction:
+                continue
+            before = math.log(earlier.before_s[-1])
+            size = abs(math.log(earlier.after_s[-1]) - before)
+            if abs(level - before) <= max(SMALLEST_EFFECT, _RETURN_SHARE * size):
+                self._close_back_to(index, change.since_step - 1)
+                return True
+        return False
+
+    def _close_back_to(self, index: int | None, last_step: int | None = None) -> None:
+        """Close the open changes from ``index`` on."""
+        for change in self.open_changes[index or 0 :]:
+            change.until_step = last_step
+            self._changed.append(change)
+        del self.open_changes[index or 0 :]
+
+    def _continues_drift(self, change: LevelChange, is_line: bool) -> bool:
+        """Return whether ``change`` is a part of a drift of earlier changes, one of which then stands for it."""
+        has_many_stairs = len(self._rise) > _STAIRS
+        last = self.open_changes[-1] if self.open_changes else None
+        is_small_beside_drift = (
+            last is not None
+            and last.course == "drift"
+            and last.direction == change.direction
+            and abs(change.size_s) <= abs(last.size_s) / 2.0
+        )
+        if not is_line and not has_many_stairs and not is_small_beside_drift:
+            return False
+        first = self._first_of_drift(change, has_many_stairs)
+        if first is None:
+            change.course = "drift"
+            self._set_drift_begin(change)
+            return False
+
+        is_new = first.course != "drift"
+        later = self.open_changes[self.open_changes.index(first) + 1 :]
+        self._withdraw(later)
+        first.course = "drift"
+        first.after_s = change.after_s
+        first.times += 1 + len(later)
+        if not has_many_stairs and (is_new or first.times in _BEGIN_CORRECTED_AT):
+            self._set_drift_begin(first)
+        if is_new or first.is_corrected:
+            self._changed.append(first)
+        return True
+
+    def _first_of_drift(self, change: LevelChange, has_many_stairs: bool) -> LevelChange | None:
+        """Return the open change with which the drift began that ``change`` belongs to; None if that is ``change``.
+
+        The changes of a drift follow each other ever faster or about as fast; stairs may be of any length.
+        """
+        first = None
+        next_step = change.since_step
+        interval = None
+        for earlier in reversed(self.open_changes):
+            if earlier.direction != change.direction:
+                break
+            steps = max(next_step - earlier.since_step, BLOCK)
+            is_far = interval is not None and steps > _DRIFT_SLOWER * interval
+            if is_far and not has_many_stairs and earlier.course != "drift":
+                break
+            first = earlier
+            if earlier.course == "drift":
+                break
+            interval = steps
+            next_step = earlier.since_step
+        return first
+
+    def _set_drift_begin(self, change: LevelChange) -> None:
+        """Correct where a drift began, and the level before it: a constant that becomes a line, over the blocks."""
+        first_step = change.since_step - 2 * _REFERENCE * BLOCK
+        blocks = [block for block in self._blocks if block.last_step >= first_step]
+        knee, before_log = _knee(blocks)
+        level = math.exp(before_log)
+        scale = level / float(change.before_s[-1])
+        if 0.5 < scale < 2.0:
+            change.before_s = change.before_s * scale
+        change.since_step = blocks[knee].first_step
+
+    def _correct(self, is_last: bool, blocks: Sequence[StepBlock] | None = None) -> None:
+        """Estimate the size of the last open change anew."""
+        if self._last_changes and blocks:
+            self._last_changes[-1].after_s = _mean_seconds(blocks)
+        change = self.open_changes[-1] if self.open_changes else None
+        if change is None:
+            return
+        level = self._blocks[self._level_begin :] if blocks is None else blocks
+        if not level:
+            return
+        if change.course == "drift":
+            change.after_s = _mean_seconds(level[-_CURRENT:])
+        else:
+            change.after_s = _mean_seconds(level)
+            size = math.log(change.after_s[-1] / change.before_s[-1])
+            if abs(size) < SMALLEST_EFFECT / 2.0:
+                self._withdraw([change])
+                return
+        if change.is_corrected or (is_last and change.course == "drift"):
+            self._changed.append(change)
+
+    def _merge_old(self) -> None:
+        """Merge the older half of the blocks in pairs if there are many."""
+        if len(self._blocks) <= _HISTORY:
+            return
+        half = min(_HISTORY // 2, len(self._blocks) - 2 * _RECENT)
+        old = self._blocks[:half]
+        merged = [_merged(before, after) for before, after in zip(old[::2], old[1::2], strict=False)]
+        level_begin_step = self._blocks[self._level_begin].first_step
+        self._blocks = [*merged, *self._blocks[2 * len(merged) :]]
+        firsts = np.array([block.first_step for block in self._blocks])
+        self._level_begin = max(int(np.searchsorted(firsts, level_begin_step, "right")) - 1, 0)
+        self._jumps = {step for step in self._jumps if step >= int(firsts[0])}
+
+
+def _blocks(steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[StepBlock]:
+    count = len(steps) // BLOCK
+    step_s = seconds[:, -1].reshape(count, BLOCK)
+    middle = np.argsort(step_s, axis=1, kind="stable")[:, _TRIMMED:-_TRIMMED]
+    rows = middle + np.arange(count)[:, None] * BLOCK
+    means = seconds[rows].mean(axis=1)
+    logs = np.log(np.maximum(seconds[rows, -1], 1e-9)).mean(axis=1)
+    blocks = []
+    for index in range(count):
+        first = int(steps[index * BLOCK])
+        last = int(steps[(index + 1) * BLOCK - 1])
+        blocks.append(StepBlock(first, last, float(logs[index]), means[index]))
+    return blocks
+
+
+def _winsorized_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the means of the first 2, 3, … ``values``, towards zero: the most extreme one counts as the next one.
+
+    So a single block that is far off, such as one with many slow steps, is no change of level.
+    """
+    highest, second_highest = -math.inf, -math.inf
+    lowest, second_lowest = math.inf, math.inf
+    total = 0.0
+    means = []
+    for count, value in enumerate(values.tolist(), 1):
+        total += value
+        second_highest = max(second_highest, min(value, highest))
+        highest = max(highest, value)
+        second_lowest = min(second_lowest, max(value, lowest))
+        lowest = min(lowest, value)
+        if count > 1 and total > 0.0:
+            means.append(max(total - highest + second_highest, 0.0) / count)
+        elif count > 1:
+            means.append(min(total - lowest + second_lowest, 0.0) / count)
+    return np.array(means)
+
+
+def _merged(before: StepBlock, after: StepBlock) -> StepBlock:
+    weight = before.steps / (before.steps + after.steps)
+    log_s = weight * before.log_s + (1.0 - weight) * after.log_s
+    seconds = weight * before.seconds + (1.0 - weight) * after.seconds
+    return StepBlock(before.first_step, after.last_step, log_s, seconds)
+
+
+def _mean_seconds(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
+    weights = np.array([block.steps for block in blocks], dtype=float)
+    seconds = np.array([block.seconds for block in blocks])
+    mean: NDArray[np.float64] = weights @ seconds / weights.sum()
+    return mean
+
+
+def _without_straddling(blocks: Sequence[StepBlock], step: int) -> Sequence[StepBlock]:
+    """Return the blocks that lie after ``step`` as a whole, or all if there are none."""
+    whole = [block for block in blocks if block.first_step >= step]
+    return whole or blocks
+
+
+def _is_line(before: Sequence[StepBlock], after: Sequence[StepBlock]) -> bool:
+    """Return whether one line fits the blocks better than two levels."""
+    if len(before) < 3 or len(after) < 2:
+        return False
+    blocks = [*before, *after]
+    weights = np.array([block.steps for block in blocks], dtype=float)
+    logs = np.array([block.log_s for block in blocks])
+    places = np.array([block.first_step + block.last_step for block in blocks]) / 2.0
+    levels = np.empty(len(blocks))
+    levels[: len(before)] = np.average(logs[: len(before)], weights=weights[: len(before)])
+    levels[len(before) :] = np.average(logs[len(before) :], weights=weights[len(before) :])
+    slope, start = np.polyfit(places, logs, 1, w=np.sqrt(weights))
+    by_levels = float(weights @ (logs - levels) ** 2)
+    by_line = float(weights @ (logs - start - slope * places) ** 2)
+    return by_line < by_levels
+
+
+def _knee(blocks: Sequence[StepBlock]) -> tuple[int, float]:
+    """Return the block at which a level becomes a line, and the logarithm of that level."""
+    logs = np.array([block.log_s for block in blocks])
+    places = np.array([float(block.first_step) for block in blocks])
+    best = (math.inf, 0, float(logs[0]))
+    for knee in range(0, len(blocks) - 3, max(len(blocks) // 100, 1)):
+        rise = np.maximum(places - places[knee], 0.0)
+        design = np.column_stack([np.ones(len(blocks)), rise])
+        solution, *_ = np.linalg.lstsq(design, logs, rcond=None)
+        error = float(((logs - design @ solution) ** 2).sum())
+        # The first block stays the choice unless a later one is clearly better: a drift may begin with the run.
+        if error < best[0] * (1.0 - 4.0 / len(blocks) * (best[1] == 0)):
+            best = (error, knee, float(solution[0]))
+    return best[1], best[2]
+
+
+def _alternates(levels_s: Sequence[float]) -> bool:
+    """Return whether the levels are two: each is near one of them, and each of the two occurs at least twice."""
+    logs = np.sort(np.log(np.array(levels_s)))
+    gaps = np.diff(logs)
+    split = int(gaps.argmax()) + 1
+    low = logs[:split]
+    high = logs[split:]
+    if len(low) < 2 or len(high) < 2:
+        return False
+    spread = max(float(low[-1] - low[0]), float(high[-1] - high[0]))
+    return spread <= 0.25 * float(gaps.max())

@@ -1,0 +1,140 @@
+"""Finds memory that grows steadily, in windows of the last minutes and hours."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_READINGS = 40  # readings of a window: the least memory in equal spans of time
+_WINDOWS_S = (1200.0, 4800.0, 19_200.0, 76_800.0)
+_GREW_SHARE = 0.02  # a share of the held bytes, and ...
+_GREW_BYTES = 32 * 2**20  # ... bytes, below which growth is that of caches and heaps
+_RISING = 0.8  # Kendall's rank correlation with time
+_UNEVEN = 0.25  # least slope of a quarter of the window over the mean
+_SLOWING = 0.88  # least slope of the second half over that of the first: what fills up grows slower and slower
+_ENDED = 0.1  # share of the reported slope below which growth has ended
+_CORRECTED = 0.2  # share by which a slope must differ to be reported again
+
+
+@dataclass(eq=False, kw_only=True)
+class MemoryGrowth:
+    """Memory that grows, as it is known by now."""
+
+    step: int
+    at_s: float
+    bytes_per_s: float
+    grew_bytes: float  # since it was first seen to grow
+    until_step: int | None = None
+    _first_bytes: float = 0.0
+    _reported_per_s: float = 0.0
+    _judged_at_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Window:
+    span_s: float
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _READINGS))
+    held_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _READINGS))
+    _begin_s: float | None = None
+    _least_bytes: float = math.inf
+
+    def add(self, at_s: float, held_bytes: float) -> bool:
+        """Take a reading; return whether it completes a span."""
+        if self._begin_s is None:
+            self._begin_s = at_s
+        self._least_bytes = min(self._least_bytes, held_bytes)
+        if at_s - self._begin_s < self.span_s / _READINGS:
+            return False
+        self.times_s.append(at_s)
+        self.held_bytes.append(self._least_bytes)
+        self._begin_s = at_s
+        self._least_bytes = math.inf
+        return True
+
+    def slope(self) -> float | None:
+        """Return bytes per second if memory grew steadily in the last two windows; None otherwise."""
+        if len(self.held_bytes) < 2 * _READINGS:
+            return None
+        held = np.array(self.held_bytes)
+        times = np.array(self.times_s)
+        grew = float(held[-1] - held[_READINGS])
+        if grew < max(_GREW_SHARE * float(held[0]), _GREW_BYTES):
+            return None
+        pairs = np.triu_indices(len(held), 1)
+        rising = float(np.sign(held[pairs[1]] - held[pairs[0]]).mean())
+        if rising < _RISING:
+            return None
+        last = len(held) - 1
+        quarters = [0, last // 4, last // 2, 3 * last // 4, last]
+        slopes = np.diff(held[quarters]) / np.diff(times[quarters])
+        is_even = float(slopes.min()) >= _UNEVEN * float(slopes.mean())  # one jump is a level, not a slope
+        is_lasting = float(slopes[2:].mean()) >= _SLOWING * float(slopes[:2].mean())
+        if not is_even or not is_lasting:
+            return None
+        return float(slopes[2:].mean())
+
+    def last_slope(self) -> float | None:
+        """Return bytes per second over the last window, steady or not."""
+        if len(self.held_bytes) < _READINGS:
+            return None
+        grew = self.held_bytes[-1] - self.held_bytes[-_READINGS]
+        return grew / (self.times_s[-1] - self.times_s[-_READINGS])
+
+
+@dataclass(eq=False)
+class MemoryWatch:
+    """Takes the bytes that a process or a device holds between steps."""
+
+    growth: MemoryGrowth | None = None
+    _windows: list[_Window] = field(default_factory=lambda: [_Window(span_s) for span_s in _WINDOWS_S])
+    _found_in: _Window | None = None
+
+    def add(self, at_s: float, held_bytes: float, step: int) -> MemoryGrowth | None:
+        """Take a reading; return growth that is new, whose slope has changed, or that has ended."""
+        changed = None
+        for window in self._windows:
+            if not window.add(at_s, held_bytes):
+                continue
+            if self.growth is None:
+                changed = self._found(window, step) or changed
+            elif window is self._found_in:
+                changed = self._followed(window, step) or changed
+        return changed
+
+    def _found(self, window: _Window, step: int) -> MemoryGrowth | None:
+        slope = window.slope()
+        if slope is None:
+            return None
+        self.growth = MemoryGrowth(
+            step=step,
+            at_s=window.times_s[-1],
+            bytes_per_s=slope,
+            grew_bytes=window.held_bytes[-1] - window.held_bytes[0],
+            _first_bytes=window.held_bytes[0],
+            _reported_per_s=slope,
+            _judged_at_s=window.times_s[-1],
+        )
+        self._found_in = window
+        return self.growth
+
+    def _followed(self, window: _Window, step: int) -> MemoryGrowth | None:
+        """Judge the growth again once a whole window has passed."""
+        growth = self.growth
+        slope = window.last_slope()
+        if growth is None or slope is None or window.times_s[-1] - growth._judged_at_s < window.span_s:
+            return None
+        growth._judged_at_s = window.times_s[-1]
+        growth.grew_bytes = window.held_bytes[-1] - growth._first_bytes
+        if slope < _ENDED * growth._reported_per_s:
+            growth.until_step = step
+            self.growth = None
+            self._found_in = None
+            return growth
+        growth.bytes_per_s = slope
+        if abs(slope - growth._reported_per_s) > _CORRECTED * growth._reported_per_s:
+            growth._reported_per_s = slope
+            return growth
+        return None

@@ -1,0 +1,358 @@
+"""Finds the slow steps of a running training and groups those of the same phase, cause and size.
+
+A slow step takes ``SLOW_RATIO`` times the median of its neighbours. A group of them becomes an event if it costs enough
+to be worth reporting: either a single step, measured against how long the run has been watched, or all together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.record.parts import PARTS, TIMED
+
+NEIGHBOURS = 40  # steps of a block; the usual step is the largest median of its own block and the two beside it
+SLOW_RATIO = 1.5
+
+# A single step is worth an event if it costs this share of the time watched so far: rare delays happen in every
+# process, and the longest of them grows with the time. Within these limits in seconds.
+_SINGLE_SHARE, _SINGLE_CAUSED_SHARE, _SINGLE_LEAST_S, _SINGLE_MOST_S = 5e-4, 1e-4, 0.05, 1.0
+# Without a cause of its own it must also be this much longer than most of the last slow steps.
+_COMMON, _FEWEST_COMMON, _COMMON_QUANTILE, _ABOVE_COMMON = 100, 10, 0.9, 3.0
+# Steps with a cause of their own (a callback, a checkpoint, garbage collection) are worth one together by this share.
+_CAUSED_SHARE, _CAUSED_LEAST_S = 2e-3, 0.1
+# All others must cost this share of the last minute.
+_RECENT_SHARE, _RECENT_S = 0.02, 60.0
+_FEWEST_REPEATS = 4  # slow steps before anything is said of how regularly they come
+_REGULAR_SHARE = 0.8  # share of the intervals that must be alike
+_UPDATE_GROWTH, _UPDATE_APART_S = 1.5, 600.0  # a group is written again after this growth, or this time
+_MOST_GROUPS = 40
+_FASTER = 0.1  # share of the interval so far below which slow steps come faster
+_SAME_SIZE = (
+    3.0  # ratio of excess times beyond which slow steps are not alike: a stall of a second is no delay of 20 ms
+)
+# causes that other processes bring about: they say nothing about the program
+_CONTENTION = ("waiting for a CPU", "page fault")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowStep:
+    """A step that took several times the median of its neighbours."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+    step_s: float
+    usual_s: float
+    part: str | None  # the part of the step that took most of the excess; None if no part took half of it
+    part_s: float  # what that part took, or the whole step
+    data_s: float
+    usual_data_s: float
+
+    @property
+    def excess_s(self) -> float:
+        return self.step_s - self.usual_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """A slow step with what is known of it."""
+
+    slow: SlowStep
+    at_s: float  # when it ended
+    cause: str | None
+    cause_s: float
+    starts_epoch: bool
+
+
+@dataclass(eq=False)
+class SlowSteps:
+    """Finds slow steps. A step is judged once the block of steps after its own is known, or the run is over."""
+
+    _steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _ns: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    _seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
+
+    def add(
+        self, steps: NDArray[np.int64], ns: NDArray[np.int64], seconds: NDArray[np.float64], is_last: bool = False
+    ) -> list[SlowStep]:
+        """Take the next n steps: their numbers, (n, 2) begin and end, (n, TIMED) seconds. Return the slow ones."""
+        self._steps = np.concatenate([self._steps, steps])
+        self._ns = np.concatenate([self._ns, ns])
+        self._seconds = np.concatenate([self._seconds, seconds])
+        blocks = len(self._steps) // NEIGHBOURS
+        if blocks < 3 - is_last:
+            return []
+        whole = blocks * NEIGHBOURS
+        medians = np.median(self._seconds[:whole].reshape(blocks, NEIGHBOURS, len(TIMED)), axis=1)
+        step_medians = medians[:, -1]
+        usual_s = np.max([step_medians[:-2], step_medians[1:-1], step_medians[2:]], axis=0)
+        first = NEIGHBOURS
+        end = whole - NEIGHBOURS
+        usual_of_steps = np.repeat(usual_s, NEIGHBOURS)
+        usual_parts = np.repeat(medians[1:-1], NEIGHBOURS, axis=0)
+        if is_last:
+            end = len(self._steps)
+            after = end - (whole - NEIGHBOURS)
+            last_s = max(float(step_medians[-1]), float(step_medians[-2]))
+            usual_of_steps = np.concatenate([usual_of_steps, np.full(after, last_s)])
+            usual_parts = np.concatenate([usual_parts, np.tile(medians[-1], (after, 1))])
+
+        judged = self._seconds[first:end]
+        is_slow = judged[:, -1] > SLOW_RATIO * usual_of_steps
+        slow_steps = []
+        for index in np.flatnonzero(is_slow):
+            place = first + int(index)
+            slow_steps.append(self._slow_step(place, float(usual_of_steps[index]), usual_parts[index]))
+        kept = whole - 2 * NEIGHBOURS
+        self._steps = self._steps[kept:]
+        self._ns = self._ns[kept:]
+        self._seconds = self._seconds[kept:]
+        return slow_steps
+
+    def _slow_step(self, place: int, usual_s: float, usual_parts_s: NDArray[np.float64]) -> SlowStep:
+        seconds = self._seconds[place]
+        excess_s = seconds[:-1] - usual_parts_s[:-1]
+        largest = int(excess_s.argmax())
+        step_s = float(seconds[-1])
+        part = None
+        part_s = step_s
+        if excess_s[largest] >= 0.5 * (step_s - usual_s):
+            part = PARTS[largest]
+            part_s = float(seconds[largest])
+        data = PARTS.index("data")
+        return SlowStep(
+            step=int(self._steps[place]),
+            begin_ns=int(self._ns[place, 0]),
+            end_ns=int(self._ns[place, 1]),
+            step_s=step_s,
+            usual_s=usual_s,
+            part=part,
+            part_s=part_s,
+            data_s=float(seconds[data]),
+            usual_data_s=float(usual_parts_s[data]),
+        )
+
+    def forget(self) -> None:
+        """Forget the steps that are not judged yet, because steps are left out after them."""
+        self._steps = self._steps[:0]
+        self._ns = self._ns[:0]
+        self._seconds = self._seconds[:0]
+
+
+@dataclass(eq=False, kw_only=True)
+class SlowStepGroup:
+    """The slow steps of one phase, cause and size so far."""
+
+    part: str | None
+    cause: str | None
+    first_step: int
+    first_at_s: float
+    times: int = 0
+    step_s: float = 0.0  # what the steps took together
+    usual_s: float = 0.0  # what they would have taken usually
+    cause_s: float = 0.0  # what the cause explains together
+    last_step: int = 0
+    epoch_starts: int = 0  # how many of them were the first step of an epoch
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))  # the last of them
+    is_reported: bool = False
+    _last: Occurrence | None = None
+    _recent_s: float = 0.0  # the excess of the last minute; older excess fades
+    _recent_at_s: float = 0.0
+    _written_times: int = 0
+    _written_at_s: float = 0.0
+
+    @property
+    def excess_s(self) -> float:
+        return self.step_s - self.usual_s
+
+    def add(self, occurrence: Occurrence) -> None:
+        slow = occurrence.slow
+        self._last = occurrence
+        self.times += 1
+        self.step_s += slow.step_s
+        self.usual_s += slow.usual_s
+        self.cause_s += occurrence.cause_s
+        self.last_step = slow.step
+        self.epoch_starts += occurrence.starts_epoch
+        self.steps.append(slow.step)
+        self._recent_s = self.recent_s(occurrence.at_s) + slow.excess_s
+        self._recent_at_s = occurrence.at_s
+
+    def recent_s(self, at_s: float) -> float:
+        """Return what the slow steps of about the last minute cost."""
+        return self._recent_s * math.exp(-max(at_s - self._recent_at_s, 0.0) / _RECENT_S)
+
+    @property
+    def has_own_cause(self) -> bool:
+        return self.cause is not None and not self.cause.startswith(_CONTENTION)
+
+    def costs_much_by_itself(self, at_s: float) -> bool:
+        """Return whether steps cost enough together that have a cause of their own, or come regularly."""
+        since_s = at_s - self.first_at_s
+        if self.times < 2 or self.excess_s < max(_CAUSED_SHARE * since_s, _CAUSED_LEAST_S):
+            return False
+        return self.has_own_cause or self.starts_epochs() or self.interval() is not None
+
+    def costs_much_recently(self, at_s: float) -> bool:
+        return self.times >= _FEWEST_REPEATS and self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
+
+    def comes_faster(self, step: int) -> bool:
+        """Return whether ``step`` comes much sooner after the last one than the steps before did."""
+        if self.times < 2:
+            return False
+        interval = (self.last_step - self.first_step) / (self.times - 1)
+        return step - self.last_step < _FASTER * interval
+
+    def restart(self) -> None:
+        """Begin with the last slow step, as what happens from there on is not what happened before."""
+        last = self._last
+        assert last is not None
+        self.times = 0
+        self.step_s, self.usual_s, self.cause_s = 0.0, 0.0, 0.0
+        self.epoch_starts = 0
+        self.steps.clear()
+        self.first_step = last.slow.step
+        self.first_at_s = last.at_s
+        self.add(last)
+
+    def should_write(self, at_s: float) -> bool:
+        """Return whether the group's event is to be written, for the first time or again."""
+        if not self.is_reported or self.times == self._written_times:
+            return False
+        has_grown = self.times >= _UPDATE_GROWTH * self._written_times
+        return has_grown or at_s - self._written_at_s >= _UPDATE_APART_S
+
+    def has_unwritten_steps(self) -> bool:
+        return self.is_reported and self.times != self._written_times
+
+    def written(self, at_s: float) -> None:
+        self._written_times = self.times
+        self._written_at_s = at_s
+
+    def starts_epochs(self) -> bool:
+        """Return whether the slow steps are the first ones of epochs."""
+        return self.times >= 2 and self.epoch_starts >= _REGULAR_SHARE * self.times
+
+    def interval(self) -> int | None:
+        """Return the number of steps from one slow step to the next; None if they come irregularly."""
+        if self.times < _FEWEST_REPEATS:
+            return None
+        steps = np.array(self.steps)
+        usual = int(np.median(np.diff(steps)))
+        expected = steps[:-1] + usual
+        expected = expected[expected <= steps[-1]]
+        if len(expected) < _FEWEST_REPEATS - 1:
+            return None
+        nearest = np.abs(steps[None, :] - expected[:, None]).min(axis=1)
+        is_regular = (nearest <= 0.02 * usual).mean() >= _REGULAR_SHARE
+        return usual if is_regular else None
+
+    def share(self) -> float | None:
+        """Return the share of all steps since the first slow one; None if they are few."""
+        if self.times < _FEWEST_REPEATS:
+            return None
+        return self.times / (self.last_step - self.first_step + 1)
+
+
+@dataclass(eq=False)
+class SlowStepGroups:
+    """The groups of slow steps of a run: by phase, cause and size, at most ``_MOST_GROUPS`` of them."""
+
+    _groups: list[SlowStepGroup] = field(default_factory=list)
+    _unexplained_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COMMON))  # the last excess times
+
+    def add(self, occurrence: Occurrence, watched_s: float) -> None:
+        """Add a slow step that came ``watched_s`` after the watch began."""
+        slow, cause, at_s = occurrence.slow, occurrence.cause, occurrence.at_s
+        kind = None if cause is None else cause_kind(cause)
+        part = slow.part
+        if kind is not None and kind.startswith(_CONTENTION):
+            part = None  # other processes delay whatever runs
+        group = self._nearest(part, kind, slow.excess_s)
+        if group is None:
+            group = SlowStepGroup(part=part, cause=cause, first_step=slow.step, first_at_s=at_s)
+            self._groups.append(group)
+            self._drop_cheapest(kept=group)
+        elif group.cause != cause:
+            group.cause = kind
+        may_restart = not group.is_reported and not group.has_own_cause
+        if may_restart and group.comes_faster(slow.step):
+            group.restart()
+        group.add(occurrence)
+
+        if not group.is_reported:
+            is_worth = self._is_worth_alone(slow, watched_s, group.has_own_cause) or group.costs_much_by_itself(at_s)
+            group.is_reported = is_worth or self._stands_out(group, at_s)
+        if not group.has_own_cause:
+            self._unexplained_s.append(slow.excess_s)
+
+    def _is_worth_alone(self, slow: SlowStep, watched_s: float, has_own_cause: bool) -> bool:
+        """Return whether a single step costs enough to be worth an event.
+
+        Delays without a cause come in every process. One of them must be clearly longer than most of the last ones.
+        """
+        share = _SINGLE_CAUSED_SHARE if has_own_cause else _SINGLE_SHARE
+        if slow.excess_s < min(max(share * watched_s, _SINGLE_LEAST_S), _SINGLE_MOST_S):
+            return False
+        if has_own_cause or len(self._unexplained_s) < _FEWEST_COMMON:
+            return True
+        common_s = float(np.quantile(np.array(self._unexplained_s), _COMMON_QUANTILE))
+        return slow.excess_s >= _ABOVE_COMMON * common_s
+
+    def _stands_out(self, group: SlowStepGroup, at_s: float) -> bool:
+        """Return whether a group costs much of the last minute, and more than all other groups without a cause.
+
+        What delays any phase alike is the machine, not the program.
+        """
+        if not group.costs_much_recently(at_s):
+            return False
+        if group.cause is not None:
+            return True
+        unexplained_s = sum(other.recent_s(at_s) for other in self._groups if other.cause is None)
+        return group.recent_s(at_s) >= 0.5 * unexplained_s
+
+    def _nearest(self, part: str | None, kind: str | None, excess_s: float) -> SlowStepGroup | None:
+        """Return the group of this phase and cause whose steps cost about as much; None if there is none."""
+        nearest = None
+        least_ratio = _SAME_SIZE
+        for group in self._groups:
+            group_kind = None if group.cause is None else cause_kind(group.cause)
+            has_no_part = part is None and kind is None and group.is_reported
+            if group_kind != kind or (group.part != part and not has_no_part):
+                continue
+            typical_s = group.excess_s / group.times
+            ratio = max(excess_s / typical_s, typical_s / excess_s)
+            if ratio <= least_ratio:
+                nearest = group
+                least_ratio = ratio
+        return nearest
+
+    def _drop_cheapest(self, kept: SlowStepGroup) -> None:
+        if len(self._groups) <= _MOST_GROUPS:
+            return
+        others = [group for group in self._groups if group is not kept]
+        self._groups.remove(min(others, key=lambda group: group.excess_s))
+
+    def to_write(self, at_s: float, is_last: bool) -> Sequence[SlowStepGroup]:
+        """Return the groups whose event is to be written now; at the end, all that have changed."""
+        groups = []
+        for group in self._groups:
+            if group.should_write(at_s) or (is_last and group.has_unwritten_steps()):
+                group.written(at_s)
+                groups.append(group)
+        return groups
+
+
+def cause_kind(cause: str) -> str:
+    """Return ``cause`` without what differs each time: numbers, and which function was compiled."""
+    kind = re.sub(r"\d[\d,.]*", "", cause).strip()
+    if kind.startswith(("compilation", "recompilation")):
+        return kind.split()[0]
+    return kind

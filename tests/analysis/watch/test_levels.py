@@ -1,0 +1,143 @@
+"""Changes of level, drifts and levels that wander are found with where and how much; steady steps have none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
+from lm_profiler.record.parts import PARTS
+
+SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
+FORWARD = PARTS.index("forward")
+
+
+@dataclass
+class Followed:
+    """The changes that were reported, and those that are left at the end."""
+
+    reported: list[LevelChange]
+    changes: list[LevelChange]
+
+
+def rows(
+    factor: NDArray[np.float64], forward_s: NDArray[np.float64] | float = 0.0, seed: int = 0
+) -> NDArray[np.float64]:
+    """Return rows of steps of 5 ms that vary by 2 %, times ``factor``, with more seconds in forward."""
+    rng = np.random.default_rng(seed)
+    step_s = 0.005 * factor * np.exp(0.02 * rng.standard_normal(len(factor)))
+    parts_s = step_s[:, None] * SHARES
+    parts_s[:, FORWARD] += forward_s
+    return np.column_stack([parts_s, parts_s.sum(axis=1)])
+
+
+def follow(seconds: NDArray[np.float64], steps_together: int = 317) -> Followed:
+    follower = LevelFollower()
+    reported: list[LevelChange] = []
+    numbers = np.arange(1, len(seconds) + 1)
+    for first in range(0, len(seconds), steps_together):
+        chunk = slice(first, first + steps_together)
+        follower.add(numbers[chunk], seconds[chunk])
+        reported += [change for change in follower.take_changed() if change not in reported]
+    follower.finish()
+    reported += [change for change in follower.take_changed() if change not in reported]
+    return Followed(reported, [change for change in reported if not change.is_withdrawn])
+
+
+def noise(kind: str, steps: int, seed: int) -> NDArray[np.float64]:
+    rng = np.random.default_rng(seed)
+    drawn = rng.standard_t(3, steps) if kind == "heavy" else rng.standard_normal(steps)
+    if kind == "correlated":
+        drawn = np.asarray(lfilter([0.8], [1.0, -0.6], drawn))
+    return np.asarray(np.exp(0.02 * drawn))
+
+
+@pytest.mark.parametrize("kind", ["independent", "correlated", "heavy"])
+def test_steady_steps_have_no_change(kind: str) -> None:
+    assert follow(rows(noise(kind, 100_000, seed=7))).reported == []
+
+
+@pytest.mark.parametrize("by", [0.02, 0.05, 0.2, -0.02])
+def test_a_change_is_reported_within_500_steps_with_its_size_and_phase(by: float) -> None:
+    late = np.arange(6000) >= 3000
+    (change,) = follow(rows(np.ones(6000), 0.005 * by * late), steps_together=20).changes
+    assert change.found_step - 3000 <= 500
+    assert change.since_step == pytest.approx(3001, abs=3)
+    assert change.size_s == pytest.approx(0.005 * by, rel=0.1)
+    assert change.part == "forward"
+
+
+@pytest.mark.parametrize("steps_together", [20, 173, 499])
+def test_a_change_does_not_depend_on_where_the_hand_over_falls(steps_together: int) -> None:
+    late = np.arange(6000) >= 1499
+    (change,) = follow(rows(np.ones(6000), 0.003 * late), steps_together).reported
+    assert (change.since_step, change.part) == (1500, "forward")
+    assert change.size_s == pytest.approx(0.003, rel=0.02)
+
+
+def test_a_level_that_goes_back_is_one_event() -> None:
+    number = np.arange(8000)
+    (change,) = follow(rows(1.0 + 0.05 * ((number >= 3000) & (number < 4500)))).reported
+    assert change.since_step == pytest.approx(3001, abs=5)
+    assert change.until_step == pytest.approx(4500, abs=5)
+
+
+def test_a_burst_does_not_hide_the_change_after_it() -> None:
+    number = np.arange(6000)
+    burst, change = follow(rows(1.0 + 0.9 * ((number >= 535) & (number < 600)) + 0.55 * (number >= 865))).changes
+    assert (burst.since_step, burst.until_step) == (536, 600)
+    assert (change.since_step, change.until_step) == (866, None)
+    assert change.size_s == pytest.approx(0.55 * 0.005, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", ["line", "square", "stairs"])
+def test_a_drift_is_one_event_with_its_size_at_the_end(shape: str) -> None:
+    number = np.arange(12_000)
+    by = {"line": number / 12_000, "square": (number / 12_000) ** 2, "stairs": np.floor(number / 400) / 29}[shape]
+    (change,) = follow(rows(np.ones(12_000), 0.004 * by)).changes
+    assert (change.course, change.part) == ("drift", "forward")
+    assert change.size_s == pytest.approx(0.004, rel=0.1)
+
+
+def test_a_few_stairs_are_reported_one_by_one() -> None:
+    number = np.arange(4000)
+    changes = follow(rows(np.ones(4000), 0.0007 * np.minimum(number // 600, 5))).changes
+    assert [change.since_step for change in changes] == pytest.approx([601, 1201, 1801, 2401, 3001], abs=3)
+    assert [change.size_s for change in changes] == pytest.approx([0.0007] * 5, rel=0.1)
+
+
+@pytest.mark.parametrize("by, steps", [(0.05, 20_000), (0.10, 10_000)])
+def test_a_slow_drift_is_reported_with_its_whole_size(by: float, steps: int) -> None:
+    number = np.arange(2 * steps)
+    (change,) = follow(rows(1.0 + by * np.minimum(number / steps, 1.0))).changes
+    assert change.course == "drift"
+    assert change.size_s == pytest.approx(by * 0.005, rel=0.1)
+
+
+@pytest.mark.parametrize("memory_steps", [200, 1000, 4000])
+def test_a_level_that_wanders_is_one_event(memory_steps: int) -> None:
+    rng = np.random.default_rng(3)
+    keeps = np.exp(-1.0 / memory_steps)
+    level = lfilter([0.03 * np.sqrt(1.0 - keeps**2)], [1.0, -keeps], rng.standard_normal(100_000))
+    (change,) = follow(rows(np.exp(level))).changes
+    assert change.course == "wanders"
+    assert change.times > 10
+
+
+def test_two_levels_that_alternate_by_chance_are_one_event() -> None:
+    rng = np.random.default_rng(4)
+    is_high = np.cumsum(rng.random(150_000) < 1 / 5000) % 2
+    (change,) = follow(rows(1.0 + 0.3 * is_high)).changes
+    assert change.course == "alternates"
+    assert [change.before_s[-1], change.after_s[-1]] == pytest.approx([0.005, 0.0065], rel=0.01)
+
+
+@pytest.mark.parametrize("share, factor", [(0.1, 3.0), (0.2, 2.0), (0.4, 1.5)])
+def test_two_kinds_of_steps_by_chance_are_no_change(share: float, factor: float) -> None:
+    rng = np.random.default_rng(5)
+    is_long = rng.random(50_000) < share
+    assert follow(rows(1.0 + (factor - 1.0) * is_long)).reported == []

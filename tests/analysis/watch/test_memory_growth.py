@@ -1,0 +1,50 @@
+"""Memory that grows is reported within the hour, whenever it begins; caches that fill up and jumps are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lm_profiler.analysis.watch.memory_growth import MemoryGrowth, MemoryWatch
+
+GIB = 2.0**30
+HOUR_S = 3600.0
+
+
+def watch(held: Callable[[float], float], hours: float) -> list[tuple[float, MemoryGrowth]]:
+    """Return each reported growth with the hours after which it was; readings come every ten seconds."""
+    memory = MemoryWatch()
+    rng = np.random.default_rng(0)
+    reported = []
+    for at_s in np.arange(0.0, hours * HOUR_S, 10.0).tolist():
+        growth = memory.add(at_s, held(at_s) * (1.0 + 0.002 * rng.random()), round(at_s))
+        if growth is not None:
+            reported.append((at_s / HOUR_S, growth))
+    return reported
+
+
+@pytest.mark.parametrize("begins_h", [0, 1, 8, 24])
+def test_a_leak_is_reported_within_an_hour_with_its_size(begins_h: int) -> None:
+    reported = watch(lambda at_s: 2 * GIB + GIB * max(at_s / HOUR_S - begins_h, 0.0), hours=begins_h + 2)
+    at_h, growth = reported[0]
+    assert at_h - begins_h < 1.0
+    assert growth.bytes_per_s * HOUR_S == pytest.approx(GIB, rel=0.1)
+
+
+@pytest.mark.parametrize("fills_s", [100.0, 600.0, 3600.0])
+def test_a_cache_that_fills_up_is_not_reported(fills_s: float) -> None:
+    assert watch(lambda at_s: 2 * GIB * (2.0 - np.exp(-at_s / fills_s)), hours=6) == []
+
+
+def test_steady_memory_and_a_jump_are_not_reported() -> None:
+    assert watch(lambda _: 2 * GIB, hours=6) == []
+    assert watch(lambda at_s: (2 if at_s < 3000 else 3) * GIB, hours=6) == []
+
+
+def test_growth_that_ends_is_reported_as_ended() -> None:
+    reported = watch(lambda at_s: 2 * GIB + 2 * GIB * min(at_s / HOUR_S, 1.0), hours=4)
+    growth = reported[-1][1]
+    assert growth.until_step is not None
+    assert growth.grew_bytes == pytest.approx(2 * GIB, rel=0.05)

@@ -1,0 +1,86 @@
+"""Slow steps are found with their phase and grouped with their rhythm and cost; noise is not reported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.record.parts import PARTS
+from lm_profiler.record.watch_files import WatchEvent, last_of_each
+
+SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
+
+
+def parts_of(steps: int, seed: int = 0) -> NDArray[np.float64]:
+    """Return the parts of steps of 5 ms that vary by 2 %, with a delay of 1 to 20 ms somewhere in one of 200."""
+    rng = np.random.default_rng(seed)
+    parts_s = 0.005 * np.exp(0.02 * rng.standard_normal(steps))[:, None] * SHARES
+    delayed = np.flatnonzero(rng.random(steps) < 0.005)
+    parts_s[delayed, rng.integers(len(PARTS), size=len(delayed))] += 0.001 * 20 ** rng.random(len(delayed))
+    return parts_s
+
+
+def events_of(parts_s: NDArray[np.float64], steps_together: int = 190) -> list[WatchEvent]:
+    seconds = np.column_stack([parts_s, parts_s.sum(axis=1)])
+    ends = np.cumsum(seconds[:, -1] * 1e9).astype(np.int64)
+    ns = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
+    run = WatchedRun(workers=0)
+    events: list[WatchEvent] = []
+    for first in range(0, len(seconds), steps_together):
+        chunk = slice(first, first + steps_together)
+        events += run.add(ns[chunk], seconds[chunk])
+    return last_of_each([*events, *run.finish()])
+
+
+def test_one_slow_step_in_each_phase() -> None:
+    planted = {1500: ("data", 1.0), 3000: ("forward", 2.0), 5000: ("backward", 5.0), 7000: ("optimizer", 1.0)}
+    parts_s = parts_of(12_000)
+    for step, (part, seconds) in planted.items():
+        parts_s[step - 1, PARTS.index(part)] += seconds
+    events = events_of(parts_s)
+    assert [(event.step, event.part, event.times) for event in events] == [
+        (step, part, 1) for step, (part, _) in planted.items()
+    ]
+    assert [event.cost_s for event in events] == pytest.approx([seconds for _, seconds in planted.values()], rel=0.05)
+
+
+def test_five_short_stalls_are_one_event() -> None:
+    planted = [1700, 3900, 5100, 8000, 11_990]
+    parts_s = parts_of(12_000)
+    parts_s[np.array(planted) - 1, PARTS.index("forward")] += 0.085
+    (event,) = events_of(parts_s)
+    assert (event.kind, event.part, event.steps) == ("slow step", "forward", planted)
+    assert event.cost_s == pytest.approx(5 * 0.085, rel=0.1)
+
+
+@pytest.mark.parametrize("every, steps", [(1000, 50_000), (5, 12_000)])
+def test_slow_steps_that_come_regularly_are_one_event_with_their_rhythm(every: int, steps: int) -> None:
+    parts_s = parts_of(steps)
+    parts_s[every - 1 :: every] += 0.045 * SHARES
+    (event,) = events_of(parts_s)
+    assert event.every_steps == every
+    assert event.cost_s == pytest.approx(steps / every * 0.045, rel=0.1)
+
+
+def test_every_fifth_step_that_is_slow_from_somewhere_on() -> None:
+    parts_s = parts_of(12_000)
+    parts_s[6000::5] += 0.006 * SHARES
+    events = [event for event in events_of(parts_s) if event.kind == "slow step"]
+    assert [event.every_steps for event in events] == [5]
+    assert events[0].step == pytest.approx(6001, abs=5)
+
+
+def test_steps_that_are_long_by_chance_are_one_event_with_their_share() -> None:
+    rng = np.random.default_rng(1)
+    parts_s = parts_of(50_000)
+    parts_s[rng.random(50_000) < 0.1] += 0.01 * SHARES
+    (event,) = events_of(parts_s)
+    assert event.kind == "slow step"
+    assert event.every_steps is None
+    assert event.share == pytest.approx(0.1, rel=0.1)
+
+
+def test_short_delays_alone_are_not_reported() -> None:
+    assert events_of(parts_of(300_000, seed=2), steps_together=500) == []
