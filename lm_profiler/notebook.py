@@ -17,11 +17,13 @@ from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.steps import StepTable
 from lm_profiler.report.run.comparison_table import comparison_table
 from lm_profiler.report.run.run_page import end_tables
+from lm_profiler.report.tables.filters import entries_where
 from lm_profiler.report.tables.formats import terminal
+from lm_profiler.report.tables.layouts import LAYOUTS, laid_out
 from lm_profiler.report.tables.rows import repeats_together, rows
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import columns_named
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect_one_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class LoadedRun(Shown):
     def steps(self) -> StepTable:
         """The steps of all ranks and stages; ``steps["step_s"]`` is an array of numpy, ``steps.columns`` all of them.
 
+        ``steps["forward_backward_s"]`` is the sum of both passes.
+
         The record's own ``steps``, the counts by stage, are ``data.steps``.
         """
         return Entry(self.folder, self.data).rows
@@ -83,10 +87,30 @@ def load(folder: str | Path) -> LoadedRun:
     return LoadedRun(record, end_tables(record, where), where)
 
 
-def table(*folders: str | Path, columns: Sequence[str] = ()) -> Shown:
-    """Return the table that ``lm_profiler report`` has of the runs at or below ``folders``."""
+def table(
+    *folders: str | Path, columns: Sequence[str] = (), layout: str | None = None, where: Sequence[str] = ()
+) -> Shown:
+    """Return the table that ``lm_profiler report`` has of the runs at or below ``folders``.
+
+    Args:
+        folders: Folders of runs or sweeps, or a folder above them.
+        columns: Facts and figures by name.
+        layout: A table as in published reports: blocks, wide, devices, modes or warmups.
+        where: Conditions on facts, such as ``["verb=fit"]``.
+
+    Raises:
+        UsageError: there are no such runs, columns or layouts.
+    """
     entries = runs_below(list(map(Path, folders)), "table").entries
-    shown = rows(repeats_together(entries), columns_named(columns, entries) if columns else None)
+    if where:
+        entries = entries_where(entries, where)
+    if layout is not None:
+        expect_one_of(LAYOUTS, "layout", layout)
+        if columns:
+            raise UsageError("columns: expected one way to show the runs, given a layout too; leave one out")
+        shown = laid_out(entries, layout)
+    else:
+        shown = rows(repeats_together(entries), columns_named(columns, entries) if columns else None)
     return Shown(shown, [shown])
 
 

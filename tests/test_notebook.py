@@ -70,6 +70,18 @@ plan._rehearsed = lambda *asked: iter([planned] * len(asked[-1]))
 """
 
 
+def test_a_table_takes_a_layout_and_conditions_and_steps_have_both_passes_together(logs: Path) -> None:
+    wide = lm_profiler.table(logs, layout="wide", where=["verb=fit"])
+    assert len(wide.rows) == 2
+    assert "fwd avg (sec)" in repr(wide)
+    for wrong in ({"layout": "wyde"}, {"layout": "wide", "columns": ["name"]}, {"where": ["verb=test"]}):
+        with pytest.raises(UsageError):
+            lm_profiler.table(logs, **wrong)  # type: ignore[arg-type]
+    steps = lm_profiler.load(logs / "demo").steps
+    assert np.array_equal(steps["forward_backward_s"], steps["forward_s"] + steps["backward_s"])
+    assert np.array_equal(steps["forward_backward_host_s"], steps["forward_host_s"] + steps["backward_host_s"])
+
+
 def test_the_cells_of_the_page_show_what_they_name(logs: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in [REHEARSED, *cells()]])
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
@@ -115,7 +127,7 @@ def test_the_latest_run_is_loaded_with_its_figures_as_attributes(logs: Path) -> 
 def test_pandas_is_used_where_it_is(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = lm_profiler.load(logs).steps
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
-    assert list(steps.to_pandas()) == list(steps.columns)
+    assert list(steps.to_pandas()) == [*steps.columns, *steps.sums]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pandas"):
         steps.to_pandas()

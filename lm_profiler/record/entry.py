@@ -15,7 +15,16 @@ from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord, read_
 from lm_profiler.record.run_record import Environment, RunRecord, if_readable, read_run
 from lm_profiler.record.secrets import masked_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
-from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
+from lm_profiler.record.sweep_files import (
+    OUTCOME_FILE,
+    PLAN_FILE,
+    Cell,
+    CellOutcome,
+    SweepPlan,
+    read_outcome,
+    read_outcomes,
+    read_plan,
+)
 
 UNFINISHED = "it is still running, or its process was killed"  # the reason of a run whose status is unfinished
 
@@ -161,10 +170,12 @@ def collect(paths: Iterable[Path]) -> Collection:
     for path in paths:
         if not path.is_dir():
             raise FileNotFoundError(path)
-        search.walk(path)
+        if not search.add_cell(path):
+            search.walk(path)
     for link in search.links:
         if any((link / name).exists() for name in (PLAN_FILE, "run.json")) and search.first_time(link):
             search.collection.problems.append(f"{link}: is a link, and links are not followed; give {link.resolve()}")
+    search.collection.entries[:] = search.in_order_of_sweeps()
     return search.collection
 
 
@@ -177,6 +188,52 @@ class _Search:
         self._read = partial(if_readable, problems=self._problems)
         self.links: list[Path] = []
         self._seen: set[str] = set()
+        self._plans: dict[Path, SweepPlan | None] = {}  # of sweeps whose cells are given one by one
+
+    def add_cell(self, path: Path) -> bool:
+        """Add the cell whose folder, or whose run's folder, is ``path``; return False if it is none.
+
+        So a cell has its options, its outcome and its place in the sweep, also where it is given by a pattern.
+        """
+        for folder in (path, path.parent):
+            sweep = folder.parent
+            if folder.name and (sweep / PLAN_FILE).is_file():
+                return self._add_cell_of(sweep, folder.name, path)
+        return False
+
+    def _add_cell_of(self, sweep: Path, cell_id: str, path: Path) -> bool:
+        if sweep not in self._plans:
+            self._plans[sweep] = if_readable(read_plan, sweep)
+        plan = self._plans[sweep]
+        cells = [] if plan is None else [cell for cell in plan.cells if cell.id == cell_id]
+        if not cells:
+            return False
+        outcome = read_outcome(sweep, cell_id)
+        run = _run_of(sweep / cell_id, outcome)
+        is_another_run = path.name != cell_id and path != run
+        if is_another_run:  # an earlier version in the cell's folder
+            return False
+        if self.first_time(run or sweep / cell_id):
+            record = None if run is None else self._read(read_run, run)
+            self.collection.entries.append(Entry(run or sweep / cell_id, record, cells[0], outcome, sweep))
+        return True
+
+    def in_order_of_sweeps(self) -> list[Entry]:
+        """Return the entries; cells that were given one by one stand together, in the order of their sweep."""
+        entries: list[Entry] = []
+        done: set[Path] = set()
+        for entry in self.collection.entries:
+            plan = None if entry.sweep is None else self._plans.get(entry.sweep)
+            if entry.sweep is None or plan is None:
+                entries.append(entry)
+            elif entry.sweep not in done:
+                done.add(entry.sweep)
+                entries += self._cells_in_order(entry.sweep, plan)
+        return entries
+
+    def _cells_in_order(self, sweep: Path, plan: SweepPlan) -> list[Entry]:
+        cells = {entry.name: entry for entry in self.collection.entries if entry.sweep == sweep}
+        return _with_siblings([cells[cell.id] for cell in plan.cells if cell.id in cells])
 
     def walk(self, top: Path) -> None:
         """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
@@ -213,8 +270,8 @@ class _Search:
             outcome = outcomes.get(cell.id)
             if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
                 self._problems.append(f"{left}: cannot be read; the cell counts as not run")
-            run = _begun(folder / cell.id) if outcome is None else outcome.run and folder / outcome.run
-            if not run or self.first_time(run):
+            run = _run_of(folder / cell.id, outcome)
+            if self.first_time(run or folder / cell.id):
                 record = self._read(read_run, run) if run else None
                 entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
         self.collection.entries.extend(_with_siblings(entries))
@@ -226,6 +283,15 @@ class _Search:
         new = real not in self._seen
         self._seen.add(real)
         return new
+
+
+def _run_of(cell: Path, outcome: CellOutcome | None) -> Path | None:
+    """Return the folder of a cell's run: as its outcome says, or the run that it has begun; None if it left none."""
+    if outcome is None:
+        return _begun(cell)
+    if not outcome.run:
+        return None
+    return cell.parent / outcome.run
 
 
 def _begun(cell: Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,8 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
     "ms": ("s", "ms", 1e3, 3),
     "s": ("s", "s", 1.0, 2),
     "GiB": ("bytes", "GiB", 2.0**-30, 3),
+    "MiB": ("bytes", "MiB", 2.0**-20, 3),
+    "KiB": ("bytes", "KiB", 2.0**-10, 3),
     "MB": ("bytes", "MB", 1e-6, 3),
     "bytes": ("bytes", "", 1.0, 0),
     "%": ("1", "%", 100.0, 1),
@@ -217,6 +219,14 @@ def at(path: str) -> Callable[[Any], Any]:
         return record
 
     return get
+
+
+def in_fitting_unit(quantity: Figure, values: Iterable[float]) -> Figure:
+    """Return ``quantity`` in the largest unit in which the largest of ``values`` is 1 or more; only bytes change."""
+    largest = max(values, default=0.0)
+    if quantity.kind != "GiB" or largest >= 2**30:
+        return quantity
+    return replace(quantity, kind="MiB" if largest >= 2**20 else "KiB")
 
 
 def counted(count: int, noun: str) -> str:

@@ -155,9 +155,18 @@ class StepTable(Sequence[StepRow]):
         values = (self.step, self.stage, *self.seconds.T, *self.host_seconds.T, self.tokens, *self.memory.T, self.rank)
         return dict(zip(STEP_COLUMNS, values, strict=True))
 
+    @property
+    def sums(self) -> dict[str, NDArray[Any]]:
+        """The columns that are sums of others, which no file has: forward and backward together, on each clock."""
+        forward, backward = TIMED.index("forward"), TIMED.index("backward")
+        return {
+            "forward_backward_s": self.seconds[:, forward] + self.seconds[:, backward],
+            "forward_backward_host_s": self.host_seconds[:, forward] + self.host_seconds[:, backward],
+        }
+
     def to_pandas(self) -> Any:
-        """Return a ``DataFrame`` of the columns, where pandas is installed."""
-        return import_module("pandas").DataFrame(self.columns)
+        """Return a ``DataFrame`` of the columns and of ``sums``, where pandas is installed."""
+        return import_module("pandas").DataFrame({**self.columns, **self.sums})
 
     @property
     def timed(self) -> StepTable:
@@ -201,7 +210,7 @@ class StepTable(Sequence[StepRow]):
     def __getitem__(self, at: str) -> NDArray[Any]: ...
     def __getitem__(self, at: int | slice | str) -> StepRow | StepTable | NDArray[Any]:
         if isinstance(at, str):
-            return self.columns[at]
+            return self.sums[at] if at in self.sums else self.columns[at]
         return self.where(at) if isinstance(at, slice) else next(iter(self.where([at])))
 
 

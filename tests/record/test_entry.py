@@ -116,6 +116,30 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     assert found.problems == []
 
 
+def test_cells_that_are_given_one_by_one_are_those_of_their_sweep_in_its_order(tmp_path: Path):
+    sweep = tmp_path / "sweep"
+    ran = [write(sweep / f"cell{at}" / "version_0", STEPS) for at in range(2)]
+    cells = [({"data.a": "9"}, 0, "ok", ran[0]), ({"data.a": "1"}, 0, "ok", ran[1])]
+    write_sweep(sweep, [*cells, ({"data.a": "5"}, 0, "timeout", None)])
+    (sweep / "cell2").mkdir(exist_ok=True)
+    alone = write(tmp_path / "alone" / "version_0", STEPS)
+    whole = collect([sweep]).entries
+    by_pattern = collect([sweep / "cell2", sweep / "cell1", alone, sweep / "cell0", sweep / "cell1"]).entries
+    assert [entry.folder for entry in by_pattern] == [*(entry.folder for entry in whole), alone]
+    assert [(entry.name, entry.status) for entry in by_pattern[:3]] == [(entry.name, entry.status) for entry in whole]
+    assert [dict(entry.overrides) for entry in by_pattern[:3]] == [{"data.a": value} for value in ("9", "1", "5")]
+    assert [entry.folder for entry in collect([ran[1]]).entries] == [ran[1]]
+    assert len(collect([sweep / "cell2", sweep]).entries) == 3
+
+
+def test_an_earlier_run_in_the_folder_of_a_cell_is_a_run_of_its_own(tmp_path: Path):
+    sweep = tmp_path / "sweep"
+    earlier = write(sweep / "cell0" / "version_0", STEPS)
+    write_sweep(sweep, [({"data.a": "1"}, 0, "ok", write(sweep / "cell0" / "version_1", STEPS))])
+    [entry] = collect([earlier]).entries
+    assert (entry.folder, entry.cell) == (earlier, None)
+
+
 def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it_has(tmp_path: Path):
     sweep = tmp_path / "sweep"
     write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])

@@ -26,7 +26,8 @@ from lm_profiler.report.run.plan_table import allocation_tables
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
-from lm_profiler.report.tables.layouts import blocks, devices, modes, pivot, warmups, wide
+from lm_profiler.report.tables.filters import entries_where
+from lm_profiler.report.tables.layouts import laid_out, pivot
 from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_named, config_of, every_column
@@ -37,6 +38,7 @@ for example:
   lm_profiler report logs
   lm_profiler report logs --columns name,device,data.batch_size,step_s,allocated_peak_bytes --output runs.csv
   lm_profiler report --columns help            the name of every column
+  lm_profiler report logs --where verb=fit,precision!=32-true
   lm_profiler report logs/sweep --group_by size,precision
   lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
   lm_profiler report logs/small --warmup 0 1 2 5
@@ -49,7 +51,6 @@ for example:
 _PEOPLE = ("terminal", "markdown")
 # options that ask for a table even of a single run, as the formats for programs do
 _TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
-_LAYOUTS = {"wide": wide, "devices": devices, "blocks": blocks, "modes": modes, "warmups": warmups}
 
 Found = TypeVar("Found")
 
@@ -64,6 +65,8 @@ class Options:
     Args:
         config: A YAML file of these options.
         runs: Folders of runs or sweeps, or a folder above them.
+        where: Use only runs with these facts, such as verb=fit,size=small; != excludes. Of one fact several values may
+            be given, as in size=small,size=large.
         columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
         group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
         pivot: Two facts, one down and one across; several with commas between.
@@ -90,6 +93,7 @@ class Options:
 
     config: str | None = None
     runs: Sequence[Path] = ()
+    where: Sequence[str] = ()
     columns: Sequence[str] = ()
     group_by: Sequence[str] = ()
     pivot: tuple[str, str] | None = None
@@ -145,6 +149,8 @@ def run(options: Options) -> int:
         write(Collection(), every_column(), "terminal", None)
         return OK
     runs, changes = runs_below(options.runs, "RUNS"), list[Table]()
+    if options.where:
+        runs = replace(runs, entries=entries_where(runs.entries, options.where))
     if options.again:
         runs, changes = _again(runs)
     problems, shown = _show(runs, options, changes)
@@ -261,7 +267,7 @@ def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | Non
 
 def _make(entries: Sequence[Entry], options: Options) -> Table:
     if options.layout is not None:
-        return _LAYOUTS[options.layout](entries)
+        return laid_out(entries, options.layout)
     if options.pivot is not None:
         down, across = (_facts(names.split(","), entries) for names in options.pivot)
         [value] = columns_named([options.value or "step_s"], entries)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import in_fitting_unit
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
@@ -114,38 +115,74 @@ def _said(step: Estimate, ended: str) -> str:
 _MOST_WORDS = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
 _WIDTH, _MOST_TICKS = 7.2, 24
 _MARKERS, _DASHES = "osD^vPX", ("-", "--", ":", "-.")
+_SAME = 1e-3  # lines whose points differ by less than this share of the largest value would hide each other
 
 
-def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
-    """Draw ``figure`` against the first column, with a line for each combination of the others."""
-    assert figure.quantity is not None
-    figures = [estimated(group.entries, figure) for group in groups]
-    if all(of.value is None for of in figures):
+def _figure_against(groups: Sequence[Group], column: Column) -> Figure:
+    """Draw the figure of ``column`` against the first fact, with a line for each combination of the other facts."""
+    assert column.quantity is not None
+    figures = [estimated(group.entries, column) for group in groups]
+    values = [figure.value for figure in figures if figure.value is not None]
+    if not values:
         raise UsageError(
-            f"plot: expected runs that ended well and know their {figure.title}, given none; "
+            f"plot: expected runs that ended well and know their {column.title}, given none; "
             "`report RUNS` shows how each ended"
         )
+    quantity = in_fitting_unit(column.quantity, values)
     absent = _absent(groups, figures)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
-    ticks, numbers = drawing.places(groups)
-    named = drawing.lines(groups)
-    for at, (name, line) in enumerate(named.items()):
-        style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
-        colour, label = SERIES_COLOURS[at % len(SERIES_COLOURS)], shortened(name) if at < _MOST_WORDS else "_"
-        points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
-        x, y, *around = drawing.known_points(points, figure.quantity.scale)
+    ticks, are_numbers = drawing.places(groups)
+    lines = _distinct_lines(drawing.lines(groups), column, _SAME * max(values))
+    for index, (name, groups_of_line) in enumerate(lines.items()):
+        points = [(ticks[group.values[0]], estimated(group.entries, column)) for group in groups_of_line]
+        colour = SERIES_COLOURS[index % len(SERIES_COLOURS)]
+        style = _MARKERS[index % len(_MARKERS)]
+        if are_numbers:
+            style += _DASHES[index // len(SERIES_COLOURS) % len(_DASHES)]
+        label = name if index < _MOST_WORDS else "_"
+        x, y, *around = drawing.known_points(points, quantity.scale)
         axes.errorbar(x, y, yerr=around, color=colour, capsize=3, fmt=style, label=label)
-        if missing := [x for x, of in points if of.value is None]:  # a cross on the axis
+        missing = [place for place, figure in points if figure.value is None]
+        if missing:  # a cross on the axis
             axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
-    _ticks(axes, ticks, numbers)
+    _ticks(axes, ticks, are_numbers)
     columns = groups[0].columns
     axes.set_xlabel("\n".join((wrapped(columns[0].title, _WIDTH), *absent)))
-    axes.set_ylabel("\n".join(filter(None, (figure.quantity.heading, drawing.error_bars(figures)))))
-    if len(named) > 1:
-        more = f"\nand {len(named) - _MOST_WORDS} more" * (len(named) > _MOST_WORDS)
+    axes.set_ylabel("\n".join(filter(None, (quantity.heading, drawing.error_bars(figures)))))
+    if len(lines) > 1 or len(drawing.lines(groups)) > 1:
         title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
-        drawn.legend(loc="outside right upper", title=title + more)
+        if len(lines) > _MOST_WORDS:
+            title += f"\nand {len(lines) - _MOST_WORDS} more"
+        drawn.legend(loc="outside right upper", title=title)
     return drawn
+
+
+def _distinct_lines(lines: Mapping[str, list[Group]], column: Column, same: float) -> dict[str, list[Group]]:
+    """Return the lines to draw by their labels. Lines whose values differ by less than ``same`` are one.
+
+    Otherwise the last one drawn would hide the others. Its label names all of them, each on a line of its own.
+    """
+    values_of: dict[str, dict[Any, float | None]] = {}
+    for name, groups in lines.items():
+        values_of[name] = {group.values[0]: estimated(group.entries, column).value for group in groups}
+    alike: dict[str, list[str]] = {}
+    for name, values in values_of.items():
+        twin = next((other for other in alike if _are_same(values, values_of[other], same)), name)
+        alike.setdefault(twin, []).append(shortened(name))
+    return {" =\n".join(names): lines[name] for name, names in alike.items()}
+
+
+def _are_same(values: Mapping[Any, float | None], others: Mapping[Any, float | None], same: float) -> bool:
+    if values.keys() != others.keys():
+        return False
+    for place, value in values.items():
+        other = others[place]
+        if value is None or other is None:
+            if value is not other:
+                return False
+        elif abs(value - other) >= same:
+            return False
+    return True
 
 
 def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:

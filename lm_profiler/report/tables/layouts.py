@@ -191,11 +191,22 @@ def devices(entries: Sequence[Entry]) -> Table:
 
 
 def _milliseconds(group: Merged, of: Column) -> TableCell:
-    trained = [entry for entry in group if entry.verb == "fit"]
-    # If a size also ran the forward pass alone, that run gives its forward pass.
-    alone = [entry for entry in group if entry.verb != "fit" and of.name == "forward_s"]
-    cell = value_cell(alone or trained, of, interval=False)
-    return cell if cell.value is None else replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms")
+    part = of.name.removesuffix("_s")
+    runs = [entry for entry in group if _mode(entry) in _modes_with(part)]
+    # Runs that do exactly that give its time. Others would mix in it: an optimizer makes the passes slower.
+    shortest = min((_mode(entry) for entry in runs), key=list(MODES).index, default=None)
+    timed = [entry for entry in runs if _mode(entry) == shortest]
+    cell = value_cell(timed, of, interval=False)
+    if cell.value is None:
+        return cell
+    std = COLUMNS[f"{part}_std_s"].get(timed[0]) if len(timed) == 1 else None
+    return replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms", std=std)
+
+
+def _modes_with(part: str) -> list[str]:
+    """Return the modes whose step has this part, that of the part alone first."""
+    order = list(MODES)
+    return order[order.index(part) :]
 
 
 def _parameters(group: Merged) -> TableCell:
@@ -232,7 +243,7 @@ def _mode(entry: Entry) -> str:
 
 def _mode_cell(group: Merged, part: str) -> TableCell:
     # A mode is timed by runs that do exactly that; if there are none, it is that part of a longer step.
-    order = list(MODES)[list(MODES).index(part) :]
+    order = _modes_with(part)
     does = sorted((entry for entry in group if _mode(entry) in order), key=lambda entry: order.index(_mode(entry)))
     if not does:
         return TableCell()
@@ -241,7 +252,7 @@ def _mode_cell(group: Merged, part: str) -> TableCell:
         return TableCell(text=merged.WORDS.get(does[0].status, does[0].status), status=does[0].status)
     shown = [_STEP.show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None]
     others = f" (of {len(same)})" if (same := [of for of in does if _mode(of) == _mode(does[0])])[1:] else ""
-    return TableCell(mean, " ± ".join(shown) + others)
+    return TableCell(mean, " ± ".join(shown) + others, std=std)
 
 
 _TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
@@ -318,7 +329,10 @@ def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
     if steps is None:
         return [*facts, *[TableCell(text=merged.WORDS.get(entry.status, entry.status), status=entry.status)] * 2]
     times = (steps.times[part] for part in ("forward", "backward"))
-    return [*facts, *(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell() for time in times)]
+    cells = []
+    for time in times:
+        cells.append(TableCell(time.mean, _mean_std(time, "±"), std=time.std) if time.max else TableCell())
+    return [*facts, *cells]
 
 
 def warmups(entries: Sequence[Entry]) -> Table:
@@ -336,3 +350,30 @@ def warmups(entries: Sequence[Entry]) -> Table:
                 seconds = [_figure(f"{part}{which}_s", "{:.6g}".format)(of) for which in ("", "_std")]
                 body.append([*facts, *seconds])
     return Table([Heading(title or "model", title, at > 1) for at, title in enumerate(titles)], body)
+
+
+LAYOUTS: dict[str, Callable[[Sequence[Entry]], Table]] = {
+    "blocks": blocks,
+    "wide": wide,
+    "devices": devices,
+    "modes": modes,
+    "warmups": warmups,
+}
+
+
+def laid_out(entries: Sequence[Entry], layout: str) -> Table:
+    """Return the table of ``entries`` in the ``layout``, smallest sizes first; cells of a sweep keep its order."""
+    return LAYOUTS[layout](by_size(entries))
+
+
+def by_size(entries: Sequence[Entry]) -> list[Entry]:
+    """Return runs of different sizes from the smallest on: the names of their folders are in alphabetical order.
+
+    The cells of one sweep stay in the order in which it names them.
+    """
+    sweeps = {entry.sweep for entry in entries}
+    is_one_sweep = len(sweeps) == 1 and None not in sweeps
+    if is_one_sweep:
+        return list(entries)
+    size = COLUMNS["size"]
+    return sorted(entries, key=lambda entry: merged.rank(size.get(entry)))

@@ -26,8 +26,9 @@ class Heading:
 
 @dataclass(frozen=True)
 class TableCell:
-    """``value`` (with ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
+    """``value`` (with ``std``, ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
 
+    ``std`` is the standard deviation of the steps, ``low`` and ``high`` are the ends of the value's interval.
     ``status`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
     """
 
@@ -37,6 +38,7 @@ class TableCell:
     high: float | None = None
     status: str | None = None
     style: str = ""
+    std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,19 @@ class Table:
         return titles if any(titles) else []
 
     def fields(self) -> dict[str, list[Any]]:
-        """Return columns for programs, in SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
+        """Return columns for programs, in SI.
+
+        A column is followed by ``<name>_std``, ``_low``, ``_high`` and ``_status`` where one of its cells has them.
+        """
         fields: dict[str, list[Any]] = {}
-        for at, heading in enumerate(self.headings):
-            for of in ("value", "low", "high", "status"):
-                values = [_unicode(getattr(row[at], of)) for row in self.rows]
-                if of == "value":
-                    fields[_unicode(heading.name)] = values
-                elif any(value is not None for value in values):
-                    fields[_unicode(f"{heading.name}_{of}")] = values
+        for index, heading in enumerate(self.headings):
+            name = _unicode(heading.name)
+            cells = [row[index] for row in self.rows]
+            fields[name] = [_unicode(cell.value) for cell in cells]
+            for part in ("std", "low", "high", "status"):
+                values = [_unicode(getattr(cell, part)) for cell in cells]
+                if any(value is not None for value in values):
+                    fields[f"{name}_{part}"] = values
         return fields
 
     def records(self) -> list[dict[str, Any]]:

@@ -91,6 +91,17 @@ def test_a_single_run_is_a_page_of_its_figures_unless_a_table_is_asked_for(
 _SLOW_MS = {"forward": "20.00", "backward": "50.00"}
 
 
+def test_runs_are_chosen_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
+    def folders(*conditions: str) -> list[str]:
+        assert report(logs, "--where", ",".join(conditions), *["--format", "csv", "--group_by", "folder"]) == 0
+        rows = csv.DictReader(capsys.readouterr().out.splitlines())
+        return [Path(row["folder"]).relative_to(logs).parts[-2 if "version" in row["folder"] else -1] for row in rows]
+
+    assert folders("size=medium") == ["alone"]
+    assert folders("size=small", "size=medium", "precision!=bf16-mixed") == ["alone", "cell0", "cell2"]
+    assert folders("verb=fit", "trainer.precision=bf16-mixed") == ["cell1", "cell3"]
+
+
 def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs, "--group_by", "size", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -196,7 +207,7 @@ def test_a_single_run_is_shown_as_at_its_end(logs: Path, capsys: pytest.CaptureF
 
 def test_options_may_stand_between_the_runs(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs / "alone", "--columns", "name,status", logs / "sweep" / "cell0", "--format", "csv") == 0
-    assert capsys.readouterr().out == "name,status\nalone,ok\nrun,ok\n"
+    assert capsys.readouterr().out == "name,status\nalone,ok\ncell0,ok\n"
 
 
 def test_damaged_folders_are_warnings_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
@@ -266,6 +277,10 @@ REFUSED = [
     ["report", *["{logs}", "--pivot", "size"]],
     ["report", *["{logs}", "--value", "mfu"]],
     ["report", *["{logs}", "--plot", "phases"]],
+    ["report", *["{logs}", "--where", "verb=predict"]],
+    ["report", *["{logs}", "--where", "verb"]],
+    ["report", *["{logs}", "--where", "verbs=fit"]],
+    ["report", *["{logs}", "--where", "step_s=1"]],
 ]
 
 

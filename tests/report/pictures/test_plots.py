@@ -93,13 +93,17 @@ def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[En
 
 def test_lines_are_drawn_for_what_else_varies(tmp_path: Path) -> None:
     cells = [
-        made_entry(tmp_path / f"{size}{context}", {"model.size": size, "data.context_length": str(context)})
-        for size in ("large", "small")
+        made_entry(
+            tmp_path / f"{size}{context}",
+            {"model.size": size, "data.context_length": str(context)},
+            forward_s=forward_s * context,
+        )
+        for size, forward_s in (("large", 9e-5), ("small", 2e-5))
         for context in (128, 256)
     ]
-    figure = draw("mfu", cells)
+    figure = draw("tokens", cells)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["small", "large"]
-    by_size = draw("mfu", cells, by="model.size")
+    by_size = draw("tokens", cells, by="model.size")
     assert [tick.get_text() for tick in by_size.axes[0].get_xticklabels()] == ["small", "large"]
     assert [text.get_text() for text in by_size.legends[0].get_texts()] == ["128", "256"]
 
@@ -135,7 +139,9 @@ def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
     assert ["bf16-mixed", "compiled", "context 256"] in [name.split(", ") for name in names]
     assert axes.get_ylabel() == ""
     legend = draw("mfu", cells(tmp_path)).legends[0]
-    assert [text.get_text() for text in legend.get_texts()][-1] == "bf16-mixed, compiled"
+    # all have the same share: one line, which names them all
+    [text] = [text.get_text() for text in legend.get_texts()]
+    assert text.split(" =\n")[-1] == "bf16-mixed, compiled"
 
 
 def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> None:
@@ -175,11 +181,49 @@ def test_tokens_a_second_and_attentions_memory_stand_against_the_length(tmp_path
         memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
         entries.append(made_entry(tmp_path / str(context), {"data.context_length": str(context)}, memory=memory))
     line, *_ = draw("attention", entries).axes[0].containers[0].lines
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 512], [0.125, 0.5])
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 512], [128, 512])  # MiB
     axes = draw("tokens", entries).axes[0]
     line, *_ = axes.containers[0].lines
     assert list(line.get_ydata()) == pytest.approx([51_200, 51_200])  # 512 tokens in 10 ms
     assert axes.get_ylabel().startswith("tokens/s")
+
+
+def saving(folder: Path, options: dict[str, str], saved: int) -> Entry:
+    held = MemoryLevels(start=0, forward=saved, backward=0, source="allocator")
+    return made_entry(folder, options, memory=MemoryFacts(measured=MemoryReading(), parts={}, held=held))
+
+
+def test_lines_that_coincide_are_one_and_bytes_have_the_unit_that_fits(tmp_path: Path) -> None:
+    """Eight series of a few MB, of which compiled ones equal eager ones: each was drawn over another."""
+    entries = []
+    for attention in ("math", "sdpa"):
+        for compiled in ("false", "true"):
+            for width in (16, 32):
+                for context in (64, 128):
+                    factor = 3 if attention == "math" else 1
+                    options = {
+                        "model.attention": attention,
+                        "model.compile": compiled,
+                        "model.d_model": str(width),
+                        "data.context_length": str(context),
+                    }
+                    folder = tmp_path / "-".join(options.values())
+                    entries.append(saving(folder, options, factor * width * context * 512))
+    figure = draw("attention", entries)
+    [axes] = figure.axes
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(labels) == 4
+    assert sum(len(label.split(" =\n")) for label in labels) == 8
+    assert "(MiB)" in axes.get_ylabel()
+    ends = sorted(container.lines[0].get_ydata()[-1] for container in axes.containers)
+    assert ends == pytest.approx([1.0, 2.0, 3.0, 6.0])
+
+
+@pytest.mark.parametrize("saved, unit", [(9 * 2**30, "GiB"), (9 * 2**20, "MiB"), (9 * 2**10, "KiB")])
+def test_the_unit_of_bytes_is_that_of_the_largest(saved: int, unit: str, tmp_path: Path) -> None:
+    [axes] = draw("attention", [saving(tmp_path / "run", {"model.d_model": "16"}, saved)]).axes
+    assert f"({unit})" in axes.get_ylabel()
+    assert list(axes.containers[0].lines[0].get_ydata()) == [9]
 
 
 def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from stored_texts import assert_stored
@@ -13,7 +14,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading, Steadiness
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import blocks, devices, modes, names, warmups, wide
+from lm_profiler.report.tables.layouts import blocks, devices, laid_out, modes, names, warmups, wide
 from lm_profiler.report.tables.table_columns import COLUMNS
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
@@ -172,6 +173,38 @@ def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_
     assert means(both) == [[pytest.approx(2.0), pytest.approx(5.0), None]]
     text = modes([full, both, alone]).rows[0]
     assert [cell.text for cell in text[-3:]] == ["1,000.00 ± 141.42", "5,000.00 ± 282.84", "10,000.00 ± 282.84"]
+
+
+def test_both_passes_are_timed_by_runs_with_the_same_end_of_the_step():
+    """The mean of a run without an optimizer and of one with it is the time of neither."""
+    alone = of_mode("a", 1.0, 0.1, verb="validate")
+    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0)
+
+    def times(*entries):
+        [row] = devices(entries).rows
+        return [cell.value for cell in row[-2:]]
+
+    assert times(full, both, alone) == pytest.approx([1.0, 5.0])
+    assert times(full, both) == pytest.approx([2.0, 5.0])
+    assert times(full) == pytest.approx([4.0, 10.0])
+
+
+@pytest.mark.parametrize("layout, column", [(modes, "forward_s"), (devices, "CUDA forward"), (blocks, "Forward (s)")])
+def test_programs_get_the_standard_deviation_that_people_are_shown(layout, column: str):
+    [row] = layout([run("a", STEPS)]).records()
+    assert (row[column], row[f"{column}_std"]) == (pytest.approx(0.2), pytest.approx(0.02**0.5))
+
+
+def test_a_layout_shows_the_smallest_size_first_and_cells_as_their_sweep_names_them():
+    entries = [run(size, STEPS, size=size) for size in ("2.7B", "large", "medium", "xl")]
+    for layout in ("wide", "blocks", "warmups"):
+        table = laid_out(entries, layout)
+        shown = list(dict.fromkeys(row[0].text.split(",")[0] for row in table.rows))
+        if layout == "wide":
+            shown = [row["model"] for row in table.records()]
+        assert shown == ["medium", "large", "xl", "2.7B"]
+    cells = [replace(entry, sweep=Path("sweep")) for entry in entries]
+    assert [row["model"] for row in laid_out(cells, "wide").records()] == ["2.7B", "large", "medium", "xl"]
 
 
 @pytest.mark.parametrize("status, word", [("oom", "OOM"), ("refused", "OOM (planned)")])

@@ -1,0 +1,72 @@
+"""Choose runs by their facts: ``verb=fit``, ``precision!=32-true``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.report.tables.rows import distinct
+from lm_profiler.report.tables.table import fact_text
+from lm_profiler.report.tables.table_columns import Column, columns_named
+from lm_profiler.usage_error import UsageError
+
+_CONDITION = re.compile(r"([\w.]+)(!?=)(.*)")
+_MOST_VALUES = 10  # the most values of a fact that a message lists
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A fact that a run must have or, if it ``excludes``, must not have; ``value`` is text as in a table."""
+
+    column: Column
+    value: str
+    excludes: bool
+
+    def holds(self, entry: Entry) -> bool:
+        is_equal = fact_text(self.column.get(entry)) == self.value
+        return is_equal != self.excludes
+
+
+def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
+    """Return the entries that meet all ``conditions``; of several values of one fact a run needs only one.
+
+    Raises:
+        UsageError: a condition names no fact, or no run meets them all.
+    """
+    parsed = [_condition(text, entries) for text in conditions]
+    chosen = [entry for entry in entries if _meets(entry, parsed)]
+    if not chosen:
+        columns = {condition.column.name: condition.column for condition in parsed}
+        known = "; ".join(_values_text(column, entries) for column in columns.values())
+        raise UsageError(f"where: expected runs with {', '.join(conditions)}, found none; {known}")
+    return chosen
+
+
+def _meets(entry: Entry, conditions: Sequence[Condition]) -> bool:
+    wanted: dict[str, list[Condition]] = {}
+    for condition in conditions:
+        if not condition.excludes:
+            wanted.setdefault(condition.column.name, []).append(condition)
+        elif not condition.holds(entry):
+            return False
+    return all(any(condition.holds(entry) for condition in of_one_fact) for of_one_fact in wanted.values())
+
+
+def _condition(text: str, entries: Sequence[Entry]) -> Condition:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"where: expected a condition such as verb=fit, given {text!r}")
+    name, sign, value = match.groups()
+    [column] = columns_named([name], entries)
+    if column.quantity is not None:
+        raise UsageError(f"where: expected a fact or an option that distinguishes runs, given the figure {name!r}")
+    return Condition(column, value, excludes=sign == "!=")
+
+
+def _values_text(column: Column, entries: Sequence[Entry]) -> str:
+    values: list[Any] = distinct(column.get(entry) for entry in entries)
+    shown = [fact_text(value) for value in values[:_MOST_VALUES]]
+    return f"{column.name} is {', '.join(shown) or 'unknown'}"
