@@ -411,7 +411,8 @@ def _counters(costs: StepCosts) -> Iterator[Finding]:
     if mean.gc_s:
         # What the program collects itself has an owner.
         explicit_s = sum(row.seconds for row in costs.record.python_times if row.what == "gc.collect")
-        yield costs.finding("garbage", max(mean.gc_s - explicit_s, 0.0))
+        own_s = mean.gc_own_s or 0.0
+        yield costs.finding("garbage", max(mean.gc_s - own_s - explicit_s, 0.0))
     if mean.compile_s:
         yield costs.finding("compilation", mean.compile_s, owner=mean.compiled)
 

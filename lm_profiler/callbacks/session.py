@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +130,7 @@ class Session:
 
     def step_ended(self) -> int:
         """Keep the step that ended, begin the next stage if this one is over, and return how many steps are left."""
+        count_before = gc.get_count()[0]
         schedule = self.schedule
         stage = schedule.stage
         assert stage is not None  # no step is counted after the last stage
@@ -161,6 +163,7 @@ class Session:
             self._draw()
         if due or is_over:
             self._own_spans.append((now, self.timeline.clock()))
+        self.instruments.counters.reader.add_own_objects(count_before)
         return schedule.left
 
     def _look_around(self, stage: str) -> None:

@@ -132,6 +132,7 @@ class StepCounters(Part):
     wall_s: float | None = figure("time", "ms", "of the step, on the host", default=None)
     between_s: float | None = figure("before", "ms", "time between the previous step and this one", default=None)
     gc_s: float | None = figure("garbage", "ms", "in collections of garbage", default=None)
+    gc_own_s: float | None = figure("own garbage", "ms", "of it, brought about by this profiler", default=None)
     gc_generation: int | None = figure("generation", "count", "of the longest collection", default=None)
     compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
     compiled: str | None = figure("compiled", "text", "what was compiled, and why", default=None)

@@ -51,6 +51,7 @@ class GarbageCollection(NamedTuple):
     began_ns: int
     ended_ns: int
     generation: int
+    own_share: float = 0.0  # of the objects whose number brought it about, the share that this profiler made
 
 
 @dataclass(eq=False)
@@ -64,12 +65,14 @@ class GarbageLog:
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
     held: BaseException | None = None
+    own_objects: int = 0  # that this profiler has made since the last collection, and keeps
+    _own_share: float = 0.0
     _began_ns: int = 0
     _others: Any = None
 
     def start(self) -> None:
         self.stop()
-        self.collections, self.held = [], None
+        self.collections, self.held, self.own_objects = [], None, 0
         self._others, sys.unraisablehook = sys.unraisablehook, self._hold
         gc.callbacks.append(self._told)
 
@@ -82,8 +85,20 @@ class GarbageLog:
     def _told(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began_ns = self.clock()
+            # Python collects once so many objects were made; a program may call for it earlier.
+            threshold = gc.get_threshold()[0]
+            is_automatic = 0 < threshold < gc.get_count()[0]
+            self._own_share = min(self.own_objects / threshold, 1.0) if is_automatic else 0.0
+            self.own_objects = 0
         else:
-            self.collections.append(GarbageCollection(self._began_ns, self.clock(), info["generation"]))
+            ended_ns = self.clock()
+            self.collections.append(GarbageCollection(self._began_ns, ended_ns, info["generation"], self._own_share))
+
+    def add_own_objects(self, count_before: int) -> None:
+        """Note that the number of young objects has changed from ``count_before`` by what this profiler did."""
+        made = gc.get_count()[0] - count_before
+        if made > 0:  # else a collection came in between
+            self.own_objects += made
 
     def _hold(self, dropped: Any) -> None:
         # By the code that it passed: from Python 3.14 on the hook is not given the callback.
@@ -111,6 +126,9 @@ class StepReader:
 
     def __post_init__(self) -> None:
         self._garbage = GarbageLog(self.clock)
+
+    def add_own_objects(self, count_before: int) -> None:
+        self._garbage.add_own_objects(count_before)
 
     @property
     def collections(self) -> Sequence[GarbageCollection]:
@@ -189,6 +207,10 @@ def step_counters(
     ``saved_ns`` is when each checkpoint began and ended, in turn.
     """
     garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in collections]
+    own_garbage = [
+        _TimeSpan(one.began_ns * 1e-9, (one.began_ns + one.own_share * (one.ended_ns - one.began_ns)) * 1e-9, None)
+        for one in collections
+    ]
     compiled = None if compilations is None else disjoint(compilations)
     ends = zip(saved_ns[::2], saved_ns[1::2], strict=False)
     saved = [_TimeSpan(began_ns * 1e-9, ended_ns * 1e-9, None) for began_ns, ended_ns in ends]
@@ -205,6 +227,7 @@ def step_counters(
             between_s=began_s - before[2] * 1e-9,
             gc_s=gc_s,
             gc_generation=generation,
+            gc_own_s=_overlap(own_garbage, began_s, ended_s)[0],
             compile_s=compile_s,
             compiled=what,
             checkpoint_s=_overlap(saved, began_s, ended_s)[0],

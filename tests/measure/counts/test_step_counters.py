@@ -41,7 +41,7 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
     assert first.model_dump(exclude_none=True) == pytest.approx(
         {
             "step": 6, "rank": 2, "wall_s": 0.1, "between_s": 0.01, "gc_s": 0.0, "compile_s": 0.0, "cpu_wait_s": 0.005,
-            "checkpoint_s": 0.0,
+            "checkpoint_s": 0.0, "gc_own_s": 0.0,
             "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 0.01,
             "minor_faults": 300, "major_faults": 2, "voluntary_switches": 3, "involuntary_switches": 4,
             "alloc_retries": 0, "new_segments": 1,
