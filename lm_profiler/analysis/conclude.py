@@ -209,7 +209,7 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found
 
 def _steadiness(run: RunSteps, parts_s: Mapping[str, Any]) -> Steadiness:
     """Return the course of the steps; a pattern whose slow or fast steps have a shorter batch is marked as that."""
-    steady = steadiness(run.model, run.evidence.recompilations, parts_s)
+    steady = steadiness(run.model, run.evidence.recompilations, parts_s, first_step=run.steps[0].step)
     pattern = steady.pattern
     if pattern is None:
         return steady

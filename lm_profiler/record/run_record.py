@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 # ruff: noqa: F403, F405  # all classes of a record can be imported from here, without a list kept by hand
 from lm_profiler.record import machine
@@ -50,10 +50,10 @@ class Throughput(Part):
 
 
 class StepLevel(Part):
-    """A stretch of measured steps, counted from 1, at one level."""
+    """A stretch of measured steps at one level, by the numbers that the run gave them."""
 
-    first: int = figure("from step", "count", "the first measured step of the level")
-    last: int = figure("to step", "count", "the last measured step of the level")
+    first: int = figure("from step", "count", "the first step of the level")
+    last: int = figure("to step", "count", "the last step of the level")
     seconds: float = figure("level", "ms", "mean of its regular steps")
 
 
@@ -67,8 +67,15 @@ class StepPattern(Part):
     short_batch: bool = False  # whether the steps at ``slow`` are those whose batch is shorter: the last of an epoch
 
 
+class StepKind(Part):
+    """A kind of steps that is rarer than the others and has no order, such as steps with long batches."""
+
+    share: float = figure("share of the steps", "%", "how many of the steps are of a rarer kind", "kind_share")
+    ratio: float = figure("ratio", "x", "mean of the kind over the level", "kind_ratio")
+
+
 class Steadiness(Part):
-    """The course of the measured steps, counted from 1, and the steps that the run's figures use.
+    """The course of the measured steps, by the numbers that the run gave them, and the steps that its figures use.
 
     The mean step is ``level_s + pattern_s + odd_s``, over the longest level, or with a trend, all but ``cut`` steps.
     """
@@ -88,8 +95,12 @@ class Steadiness(Part):
     odd_s: float | None = figure("cost of odd steps", "ms", "what odd steps add to the mean step", default=None)
     pattern: StepPattern | None = None
     rise: float | None = figure("rise", "%", "of a trend: the last step's level over the first's, less 1", default=None)
-    first: int | None = figure("first step told", "count", "the first measured step that figures use", default=None)
-    last: int | None = figure("last step told", "count", "the last measured step that figures use", default=None)
+    kinds: list[StepKind] = Field(default_factory=list)  # beside the most frequent one
+    first: int | None = figure("first step used", "count", "the first step that figures use", default=None)
+    last: int | None = figure("last step used", "count", "the last step that figures use", default=None)
+    # The number of the first measured step. Records before 0.3 have none, and are given one when they are read.
+    first_step: int | None = None
+    took_s: float | None = figure("measured time", "s", "duration of the steps that figures use", default=None)
     levels: list[StepLevel] = Field(default_factory=list)
     lag1: float | None = figure("lag-1", "number", "autocorrelation of a step's time with the next one's")
     cut: int = figure("steps left out", "count", "measured steps left out because they were not level yet")
@@ -378,10 +389,29 @@ class RunRecord(Part):
 
     @property
     def stretch(self) -> slice:
-        known = self.steadiness
-        if known is None:
+        """The measured steps that figures use, by index."""
+        steadiness = self.steadiness
+        if steadiness is None:
             return slice(0, None)
-        return slice(known.cut if known.first is None else known.first - 1, known.last)
+        if steadiness.first is None:
+            return slice(steadiness.cut, None)
+        first_step = steadiness.first_step or 1
+        end = None if steadiness.last is None else steadiness.last - first_step + 1
+        return slice(steadiness.first - first_step, end)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_steps_as_the_run_does(cls, content: Any) -> Any:
+        """Renumber the levels of a record before 0.3, which counts measured steps from 1."""
+        steadiness = content.get("steadiness") if isinstance(content, dict) else None
+        if not isinstance(steadiness, dict) or steadiness.get("first") is None or "first_step" in steadiness:
+            return content
+        before = content.get("steps", {}).get("warmup", 0)
+        levels = [_renumbered(level, before) for level in steadiness.get("levels", [])]
+        return {
+            **content,
+            "steadiness": {**_renumbered(steadiness, before), "first_step": before + 1, "levels": levels},
+        }
 
     @field_validator("time", "host_time")
     @classmethod
@@ -390,6 +420,12 @@ class RunRecord(Part):
         if times and (missing := lacked(times)):
             raise ValueError(f"has no {', '.join(missing)}")
         return times
+
+
+def _renumbered(content: dict[str, Any], by: int) -> dict[str, Any]:
+    """Return a level, or the course, whose first and last steps have numbers larger by ``by``."""
+    numbers = {name: content[name] + by for name in ("first", "last") if content.get(name) is not None}
+    return {**content, **numbers}
 
 
 def read_run(folder: Path) -> RunRecord:

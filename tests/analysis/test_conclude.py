@@ -57,7 +57,7 @@ def test_a_run_that_slows_half_way_says_so() -> None:
     before, after = (of.seconds for of in record.steadiness.levels)
     assert after / before == pytest.approx(1.2, abs=0.01)
     assert (record.steadiness.first, record.steadiness.last) in {(1, half), (half + 1, 2 * half)}
-    assert lines(record)["verdict:"][0].startswith("slowing; ")
+    assert lines(record)["verdict:"][0].startswith("slowing over ")
 
 
 def test_the_verdict_and_its_advice_are_a_line_each() -> None:

@@ -28,6 +28,7 @@ NO_FIGURES = {
     "verdict.share_": "an end of the interval of the share",
     "steadiness.level_low_s": "an end of the interval of the level",
     "steadiness.level_high_s": "an end of the interval of the level",
+    "steadiness.first_step": "where the numbers of the other figures begin",
     "steadiness.drift": "of version 0.2",
     "waterfall.ci_": "an end of the interval of the step",
     "ranks.world": "environment.world_size again",

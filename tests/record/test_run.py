@@ -164,3 +164,22 @@ def test_a_record_with_a_lone_surrogate_is_written_and_read(tmp_path: Path) -> N
     assert read_run(tmp_path) == record.model_copy(
         update={"command": "fit --data.path=?\U0001f600", "notes": ["? and µ"]}
     )
+
+
+def test_levels_of_a_record_before_0_3_get_the_numbers_of_the_run() -> None:
+    """It counted measured steps from 1; its odd steps were counted from the run's first."""
+    stored = Path(__file__).parents[1] / "stored" / "0.2" / "tiny" / "version_0" / "run.json"
+    old = json.loads(stored.read_text(encoding="utf-8"))
+    old |= {
+        "steps": {"warmup": 5, "measure": 40},
+        "steadiness": {
+            "word": "slowing", "lag1": 0.0, "cut": 0, "bias_of_mean": 0.0, "first": 11, "last": 40,
+            "levels": [{"first": 1, "last": 10, "seconds": 0.1}, {"first": 11, "last": 40, "seconds": 0.2}],
+        },
+    }  # fmt: skip
+    record = RunRecord.model_validate(old)
+    assert [(level.first, level.last) for level in record.steadiness.levels] == [(6, 15), (16, 45)]
+    assert (record.steadiness.first, record.steadiness.last) == (16, 45)
+    assert record.stretch == slice(10, 40)
+    again = RunRecord.model_validate_json(record.model_dump_json())
+    assert again.steadiness == record.steadiness

@@ -1,6 +1,6 @@
-"""What a list of step times says: where they lie, how they spread, how sure their mean is.
+"""What a list of step times shows: where they lie, how they spread, how well their mean is known.
 
-Everything takes seconds and gives seconds; shares (cv, half widths) are plain ratios.
+Everything takes seconds and returns seconds; shares (cv, half widths) are plain ratios.
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ Series = NDArray[np.float64]
 
 FEWEST_VALUES = 3  # an interval needs three values
 
-FINEST = 0.0003  # noise, as a share of the value, below which a finer one is not told from it: timers and rounding
+FINEST = 0.0003  # noise, as a share of the value, below which timers and rounding hide a finer one
 
 PHI = np.arange(0.0, 0.96, 0.05)  # coefficients of AR(1) noise that are weighed against each other
 
+# An interval that reaches farther than the mean itself is not reported: the values are too few, or too unlike.
+WIDEST_REPORTED = 1.0
+
 _DRAWS = 4000
 _ANGLES = 20_000  # of the density of Student's t: its quantiles are right to five digits
+_NORMAL_97_5 = 1.96
+
+_HAMPEL_NEIGHBOURS = 5
+_HAMPEL_DEVIATIONS = 4.0  # from the median of the neighbours
+_TICK = 0.06  # of a step: a larger difference is no clock's tick
+_LOWER_QUARTERS_MEAN = 0.5146  # mean of the lower three quarters of |normal|
 
 
 @dataclass(frozen=True)
@@ -39,12 +48,18 @@ class Interval:
 
     @property
     def known_to(self) -> float | None:
-        """Half the interval as a share of the mean, its wider side's; None where the mean is 0."""
+        """Half the interval as a share of the mean, its wider side's; None if the mean is 0."""
         return self.high / self.mean - 1.0 if self.mean > 0.0 else None
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether the interval is narrow enough to be reported."""
+        known_to = self.known_to
+        return known_to is None or known_to <= WIDEST_REPORTED
 
 
 def finite(values: ArrayLike) -> Series:
-    """``values`` as a flat float array; ValueError where one is NaN or infinite: it must not be averaged."""
+    """``values`` as a flat float array; ValueError if one is NaN or infinite: it must not be averaged."""
     array = np.asarray(values, dtype=np.float64).ravel()
     bad = int(np.count_nonzero(~np.isfinite(array)))
     if bad:
@@ -56,44 +71,64 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     """The mean of ``values`` with its 95 % interval, in their unit; None of fewer than three.
 
     Student's t about the mean of an AR(1) process, averaged over its coefficient under Jeffreys' prior: neighbours
-    that resemble each other say less than as many independent values.
+    that resemble each other carry less information than as many independent values.
     """
     x = finite(values)
-    n = x.size
-    if n < FEWEST_VALUES:
+    count = x.size
+    if count < FEWEST_VALUES:
         return None
     mean = float(x.mean())
     scale = mean or 1.0
-    score, centre, width = ar1_means(x / scale - 1.0)
+    score, centre, standard_error = ar1_means(x / scale - 1.0)
     posterior = np.exp(-0.5 * (score - score.min())) / np.sqrt(1.0 - PHI**2)
     posterior /= posterior.sum()
-    which = np.searchsorted(np.cumsum(posterior)[:-1], (np.arange(_DRAWS) + 0.5) / _DRAWS)
-    half = abs(scale) * float(np.quantile(np.abs(_draws_of_student(n - 1) * width[which] + centre[which]), 0.95))
+    quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
+    drawn = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
+    distances = np.abs(_draws_of_student(count - 1) * standard_error[drawn] + centre[drawn])
+    half = abs(scale) * float(np.quantile(distances, 0.95))
     return Interval(mean, mean - half, mean + half, float(posterior @ PHI))
 
 
 def ar1_means(y: Series) -> tuple[Series, Series, Series]:
     """For each of ``PHI``: -2 log of the marginal likelihood of ``y``; the generalised mean; its standard error."""
-    n, slow, stay = y.size, 1.0 - PHI, 1.0 - PHI**2
+    count = y.size
+    step_weight = 1.0 - PHI
+    remainder = 1.0 - PHI**2
     whitened = y[1:] - PHI[:, None] * y[:-1]
-    weight = stay + (n - 1) * slow**2
-    on_one = stay * y[0] + slow * whitened.sum(axis=1)
-    squares = stay * y[0] ** 2 + (whitened**2).sum(axis=1)
-    variance = np.maximum(squares - on_one**2 / weight, 0.0) / (n - 1) + FINEST**2 * stay
-    score = (n - 1) * np.log(variance) - np.log(stay) + np.log(weight)
+    weight = remainder + (count - 1) * step_weight**2
+    on_one = remainder * y[0] + step_weight * whitened.sum(axis=1)
+    squares = remainder * y[0] ** 2 + (whitened**2).sum(axis=1)
+    variance = np.maximum(squares - on_one**2 / weight, 0.0) / (count - 1) + FINEST**2 * remainder
+    score = (count - 1) * np.log(variance) - np.log(remainder) + np.log(weight)
     return score, on_one / weight, np.sqrt(variance / weight)
+
+
+def poisson_factors(events: float) -> tuple[float, float]:
+    """Return the 95 % interval of a rate by which ``events`` were counted, as factors of the estimate.
+
+    The score interval (Garwood's exact one is a little wider): one event has a rate between 0.18 and 5.7 times as high.
+    """
+    half_square = _NORMAL_97_5**2 / 2.0
+    reach = _NORMAL_97_5 * math.sqrt(events + half_square / 2.0)
+    return (events + half_square - reach) / events, (events + half_square + reach) / events
 
 
 def median_interval(values: ArrayLike) -> tuple[float, float] | None:
     """The 95 % interval of the median, whatever the distribution; None of fewer than six values.
 
-    Between two order statistics: of n values less than k lie below the median with the odds of n coins (David and
+    Between two order statistics: of n values fewer than k lie below the median with the odds of n coins (David and
     Nagaraja 2003, section 7.1).
     """
-    x, k, below = np.sort(finite(values)), 0, 0.0
-    while (below := below + math.comb(x.size, k) / 2**x.size) <= 0.025:
-        k += 1
-    return (float(x[k - 1]), float(x[-k])) if k else None
+    ordered = np.sort(finite(values))
+    count = ordered.size
+    rank = 0
+    chance_below = 1 / 2**count
+    while chance_below <= 0.025:
+        rank += 1
+        chance_below += math.comb(count, rank) / 2**count
+    if rank == 0:
+        return None
+    return float(ordered[rank - 1]), float(ordered[-rank])
 
 
 @lru_cache(maxsize=64)
@@ -103,8 +138,10 @@ def student(freedom: float, confidence: float) -> float:
         return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     # t is the tangent of an angle, times the root of the freedom; the angle's density is a power of its cosine.
     width = math.pi / 2.0 / _ANGLES
-    within = np.cumsum(np.cos((np.arange(_ANGLES) + 0.5) * width) ** (freedom - 1.0))
-    angle = np.interp(confidence, within / within[-1], (np.arange(_ANGLES) + 1.0) * width)
+    middles = (np.arange(_ANGLES) + 0.5) * width
+    ends = (np.arange(_ANGLES) + 1.0) * width
+    summed = np.cumsum(np.cos(middles) ** (freedom - 1.0))
+    angle = np.interp(confidence, summed / summed[-1], ends)
     return math.tan(angle) * math.sqrt(freedom)
 
 
@@ -113,24 +150,63 @@ def _draws_of_student(freedom: int) -> Series:
     return np.random.default_rng(0).standard_t(freedom, _DRAWS)
 
 
+def noise_of(differences: Series) -> float:
+    """Return the standard deviation of values whose ``differences`` these are.
+
+    It comes from the lower three quarters of them, which neither spikes nor changes of level reach (von Neumann 1941).
+    For a coarse clock it is half a tick at least; it is never less than ``FINEST``.
+    """
+    ordered = np.sort(np.abs(differences))
+    lower = ordered[: max(1, 3 * ordered.size // 4)]
+    spread = float(lower.mean()) / _LOWER_QUARTERS_MEAN / math.sqrt(2.0)
+    return max(spread, FINEST, _tick_of(ordered, lower) / 2.0)
+
+
+def _tick_of(ordered: Series, lower: Series) -> float:
+    """Return the tick of a coarse clock; 0.0 if the clock is none."""
+    larger = ordered[np.searchsorted(ordered, FINEST) :]
+    if not larger.size:
+        return 0.0
+    smallest_step = float(larger[0])
+    # Of a coarse clock most differences are none, as they are if a few steps differ from equal ones.
+    mostly_equal = lower[lower.size // 2] < FINEST
+    return smallest_step if mostly_equal and smallest_step <= _TICK else 0.0
+
+
+def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
+    """Return ``values`` with those far from the median of the five around them moved there, and which (Hampel 1974).
+
+    How far is measured by the differences of neighbours, which neither a change of level nor a spike makes larger.
+    """
+    if values.size < _HAMPEL_NEIGHBOURS:
+        return values, np.zeros(values.size, bool)
+    windows = np.lib.stride_tricks.sliding_window_view(values, _HAMPEL_NEIGHBOURS)
+    inner = np.median(windows, axis=1)
+    medians = np.concatenate([[inner[0]] * 2, inner, [inner[-1]] * 2])
+    is_far = np.abs(values - medians) > _HAMPEL_DEVIATIONS * noise_of(np.diff(values))
+    return np.where(is_far, medians, values), is_far
+
+
 def summarise(values: Sequence[float] | Series, interval: Interval | None = None) -> TimeSummary:
-    """Summary of times in seconds with the ``interval`` of their mean.
+    """Summary of times in seconds with the ``interval`` of their mean, whose mean it takes over.
 
     std is the sample's (ddof=1, None below two values), percentiles interpolate linearly (Hyndman & Fan 1996, type 7).
+    An interval that reaches farther than the mean itself is left out.
     """
     x = finite(values)
     if x.size == 0:
         return TimeSummary(n=0)
-    mean = float(x.mean())
+    mean = float(x.mean()) if interval is None else interval.mean
     std = float(x.std(ddof=1)) if x.size > 1 else None
-    p5, median, p95 = (float(q) for q in np.percentile(x, [5, 50, 95]))
+    p5, median, p95 = (float(quantile) for quantile in np.percentile(x, [5, 50, 95]))
+    is_reported = interval is not None and interval.is_informative
     return TimeSummary(
         n=x.size,
         mean=mean,
-        mean_low=None if interval is None else interval.low,
-        mean_high=None if interval is None else interval.high,
+        mean_low=interval.low if is_reported and interval is not None else None,
+        mean_high=interval.high if is_reported and interval is not None else None,
         std=std,
-        cv=std / mean if std is not None and mean else None,
+        cv=None if std is None or not mean else std / mean,
         median=median,
         p5=p5,
         p95=p95,

@@ -1,17 +1,17 @@
-"""One model of a run's step times: warm-up, then levels, a pattern, odd steps, and autocorrelated noise; and its word.
+"""One model of a run's step times: warm-up, then levels, a pattern, kinds, odd steps and noise; and its word.
 
-    log seconds = course (levels, or a line, or a decay) + pattern (every p-th step) + odd steps + AR(1) noise
+    log seconds = course (levels, a line, or a decay) + pattern (every p-th step) + kinds + odd steps + AR(1) noise
 
-Time is a sum, so what is told of a stretch of steps adds up to its mean: the level of the regular steps, what the
-pattern adds to it, and what odd steps add. That no change of level was found in a few noisy steps is no steadiness:
-where the level is not known to 5 %, a run is `noisy`, whatever else is known of it.
+Time is a sum, so the parts of a stretch of steps add up to its mean: the level of the regular steps, what the pattern
+adds to it, and what odd steps add. A run in whose few noisy steps no change of level was found is not steady for that
+reason: if its level is not known to 5 %, it is `noisy`, whatever else is known of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -19,9 +19,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
-from lm_profiler.analysis.steps.step_course import Levels, Pattern, course_of, noise_of, pattern_of
-from lm_profiler.record.run_record import Steadiness, StepLevel, StepPattern
+from lm_profiler.analysis.steps.statistics import (
+    FEWEST_VALUES,
+    Interval,
+    Series,
+    finite,
+    hampel,
+    mean_interval,
+    poisson_factors,
+)
+from lm_profiler.analysis.steps.step_course import Course, beats_random_order, find_course, flat_course
+from lm_profiler.analysis.steps.step_kinds import RarerKind, find_kinds, offsets_of
+from lm_profiler.analysis.steps.step_pattern import Pattern, find_pattern
+from lm_profiler.record.run_record import Steadiness, StepKind, StepLevel, StepPattern
 
 Word = Literal["steady", "slowing", "unsettled"]
 
@@ -31,19 +41,21 @@ SMALLEST_EFFECT = 0.01  # changes of level under 1 % are not worth a word
 
 ODD = 0.10  # the share of its level by which a step is odd: one that is off by less hardly moves any figure
 
-_FEWEST_BESIDE = 5
-_ODD_OF_FEW = 0.5  # the same share where there are fewer than ten steps, whose noise is hardly known
-
 FEWEST_STEPS = 10  # below ten steps no course and no pattern is looked for
 
 # half an interval, as a share of the level, below which one process proves nothing: memory layout, clocks and
 # neighbours move whole processes by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones, ISMM 2013)
 FINEST_TARGET = 0.005
 
-_HAMPEL = 4.0  # standard deviations from the median of five neighbours
+# In fewer than ten steps, whose noise is hardly known, a step is odd that is this far from their median.
+_FEWEST_FOR_A_MEDIAN = 5
+_ODD_OF_FEW = 0.5
+_DEVIATIONS_OF_FEW = 4.0
+_TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
+
 _SMALL = math.log1p(SMALLEST_EFFECT)
-_NORMAL = 1.96
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
+_ALIKE_LATER = 2  # later steps that are as slow as the first ones show that these are no warm-up
 
 
 class Parts(NamedTuple):
@@ -56,17 +68,21 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class StepModel:
-    """The model of a run's step times, by index from 0."""
+    """The model of a run's step times, by index from 0.
+
+    Figures are of a stretch of the steps: the longest level, or all steps of a trend.
+    """
 
     seconds: Series  # (n,) the series
     cut: int  # leading steps that are warm-up
     edges: tuple[int, ...]  # where levels begin, ``cut`` first, and n at the end
-    shape: Series  # (n,) what a trend adds to the logarithm of the level; zeros of levels
-    settled: bool  # whether what died away at the beginning was over before half of the steps
-    pattern: Pattern | None  # what repeats; None where nothing does
-    odd: NDArray[np.bool_]  # (n,) which steps are odd: far from their neighbours, and 10 % or more off the level
-    first: int  # the stretch that figures are told of, up to ``end``: the longest level, all steps of a trend
-    end: int
+    trend: Series  # (n,) what a trend adds to the logarithm of the level; zeros of levels
+    is_settled: bool  # whether what died away at the beginning was over before half of the steps
+    pattern: Pattern | None  # what repeats; None if nothing does
+    odd: NDArray[np.bool_]  # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
+    first: int  # the stretch begins here
+    end: int  # and ends before this step
+    kinds: tuple[RarerKind, ...] = field(default=())  # kinds of steps without an order; all of their steps are odd
 
     @cached_property
     def regular(self) -> NDArray[np.bool_]:
@@ -75,96 +91,211 @@ class StepModel:
 
     @property
     def rise(self) -> float:
-        """The share by which a trend's last step lies above its first; 0 where there are levels."""
-        return math.expm1(float(self.shape[-1] - self.shape[self.cut])) if self.shape.size else 0.0
+        """The share by which a trend's last step lies above its first; 0 if there are levels."""
+        if not self.trend.size:
+            return 0.0
+        return math.expm1(float(self.trend[-1] - self.trend[self.cut]))
 
     @cached_property
     def levels(self) -> tuple[float, ...]:
         """Seconds of each level: its regular steps' mean."""
         means = []
         for begin, end in pairwise(self.edges):
-            level = self.seconds[begin:end]
-            some = level[self.regular[begin:end]]
-            means.append(float((some if some.size else level).mean()) if end > begin else 0.0)
+            steps_s = self.seconds[begin:end]
+            regular_s = steps_s[self.regular[begin:end]]
+            if regular_s.size:
+                means.append(float(regular_s.mean()))
+            elif steps_s.size:
+                means.append(float(steps_s.mean()))
+            else:
+                means.append(0.0)
         return tuple(means)
 
     @property
     def expected(self) -> Series:
         """(n,) seconds that each step would have taken without noise, were it not odd."""
-        whole = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
-        repeated = 0.0 if self.pattern is None else self.pattern.repeated(whole.size)
-        return np.asarray(whole * np.exp(self.shape + repeated))
+        by_level = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
+        repeated = 0.0 if self.pattern is None else self.pattern.repeated(by_level.size)
+        return np.asarray(by_level * np.exp(self.trend + repeated))
+
+    def usual(self, step: int, values: Series) -> float:
+        """Return what a series of the same steps is in the regular steps of the level of ``step``."""
+        begins = [edge for edge in self.edges[:-1] if edge <= step]
+        begin = begins[-1] if begins else self.edges[0]
+        end = next(edge for edge in self.edges if edge > step or edge == self.edges[-1])
+        is_alike = np.zeros(self.seconds.size, bool)
+        is_alike[begin:end] = True
+        is_alike &= ~self.odd & (self._classes == self._classes[step])
+        if not is_alike.any():
+            is_alike = self.regular
+        return float(values[is_alike].mean()) if is_alike.any() else float(values.mean())
 
     @cached_property
     def level(self) -> Interval | None:
         """The mean of the stretch's regular steps; None of fewer than three."""
-        return self.interval_of(self.seconds, level=True)
+        return self.level_interval(self.seconds)
 
     @property
     def slow(self) -> tuple[int, ...]:
         """The phases of the pattern that differ."""
-        offsets = () if self.pattern is None else np.expm1(self.pattern.offsets)
-        return tuple(at for at, offset in enumerate(offsets) if abs(offset) >= SMALLEST_EFFECT / 2)
+        if self.pattern is None:
+            return ()
+        differences = np.expm1(self.pattern.offsets)
+        return tuple(np.flatnonzero(np.abs(differences) >= SMALLEST_EFFECT / 2).tolist())
 
     @property
     def extra(self) -> float:
         """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
-        *_, means = self._even(self.seconds)  # without odd steps, of which one would pass for its whole phase
-        slow = means[1:][means[1:] > 0.0] / means[0] - 1.0 if means.size and means[0] > 0.0 else means[:0]
-        return float(slow[np.abs(slow).argmax()]) if slow.size else 0.0
+        means = self._class_means(self.seconds)  # without odd steps, of which one would pass for its whole phase
+        base = means.pop(0, 0.0)
+        if base <= 0.0 or not means:
+            return 0.0
+        return max((mean / base - 1.0 for mean in means.values()), key=abs)
 
-    def parts_of(self, x: Series) -> Parts:
+    def parts_of(self, values: Series) -> Parts:
         """Return what the mean of any series of the same steps consists of, over the stretch, in its own unit."""
-        here, regular, odd = (self._stretch(of) for of in (x, self.regular, self.odd))
-        if not regular.any():
-            return Parts(float(here.mean()), 0.0, 0.0)
-        level, with_pattern = float(here[regular].mean()), float(here[~odd].mean())
-        return Parts(level, with_pattern - level, float(here.mean()) - with_pattern)
+        mean = self.mean_of(values)
+        if not self._in_stretch(self.regular).any():
+            return Parts(mean, 0.0, 0.0)
+        level = float(self._in_stretch(values)[self._in_stretch(self.regular)].mean())
+        even = self._even_mean(values)
+        return Parts(level, even - level, mean - even)
 
-    def interval_of(self, x: Series, level: bool = False) -> Interval | None:
+    def mean_of(self, values: Series) -> float:
+        """Return the mean of a series over the stretch; each phase of a pattern weighs as it does in a whole period."""
+        return float(self.weights @ self._in_stretch(values))
+
+    @cached_property
+    def weights(self) -> Series:
+        """The weight of each step of the stretch in means; they add up to 1."""
+        classes = self._in_stretch(self._classes)
+        weights = np.zeros(classes.size)
+        for label, share in self._class_shares.items():
+            members = classes == label
+            weights[members] = share / members.sum()
+        return weights
+
+    def interval_of(self, values: Series) -> Interval | None:
         """The mean of any series of the same steps over the stretch, with its interval; None of fewer than three.
 
-        Noise is that of even steps about the trend and their own phase of the pattern. What odd steps add is as
-        uncertain as a compound Poisson process: its variance is the sum of their squared excesses. With ``level`` it is
-        the mean of the regular steps alone.
+        Noise is that of even steps about the trend and their own phase of the pattern. How often odd steps come is as
+        uncertain as a count of events. The two are combined as Zou & Donner do (2008, Statistics in Medicine 27:1693).
         """
-        here, odd = self._stretch(x), self._stretch(self.odd)
-        if here.size - odd.sum() < FEWEST_VALUES:
+        even = self._even_interval(values)
+        if even is None:
             return None
-        (even, phase, means), shape = self._even(x), self._stretch(self.shape)[~odd]
-        centre, rest = float(even.mean()), even - means[phase]
-        if (bend := float((shape - shape.mean()) @ shape)) > 0.0:
-            rest = rest - (shape - shape.mean()) * float(shape @ rest) / bend
-        noise = mean_interval(centre + rest)
-        assert noise is not None  # of three values or more
-        half = noise.high - noise.mean
-        if level and (regular := int((phase == 0).sum())):
-            return _around(float(means[0]), half * math.sqrt(even.size / regular), noise.lag1)
-        excess = float(((here[odd] - centre) ** 2).sum()) ** 0.5 / here.size
-        return _around(float(here.mean()), math.hypot(half, _NORMAL * excess), noise.lag1)
+        odd_low, odd_high = self._odd_reach(values)
+        mean = self.mean_of(values)
+        low = mean - math.hypot(even.mean - even.low, odd_low)
+        high = mean + math.hypot(even.high - even.mean, odd_high)
+        return Interval(mean, low, high, even.lag1)
+
+    def level_interval(self, values: Series) -> Interval | None:
+        """The mean of the regular steps of the stretch alone, with its interval; None of fewer than three."""
+        even = self._even_noise(values)
+        regular = self._in_stretch(self.regular)
+        if even is None or not regular.any():
+            return even
+        half = (even.high - even.mean) * math.sqrt(self._even_count / int(regular.sum()))
+        return _around(float(self._in_stretch(values)[regular].mean()), half, even.lag1)
 
     @cached_property
     def _classes(self) -> NDArray[np.intp]:
         """(n,) 0 of the pattern's base, else 1 + the phase."""
-        phase = np.arange(self.odd.size) % (self.pattern.every if self.pattern else 1)
-        return np.where(np.isin(phase, self.slow), phase + 1, 0)
+        every = self.pattern.every if self.pattern else 1
+        phases = np.arange(self.odd.size) % every
+        return np.where(np.isin(phases, self.slow), phases + 1, 0)
 
-    def _even(self, x: Series) -> tuple[Series, NDArray[np.intp], Series]:
-        """Return the stretch's steps that are not odd, their classes, and each class's mean."""
-        even = ~self._stretch(self.odd)
-        here, phase = self._stretch(x)[even], self._stretch(self._classes)[even]
-        return here, phase, np.bincount(phase, here) / np.maximum(np.bincount(phase), 1)
+    @cached_property
+    def _class_shares(self) -> dict[int, float]:
+        """The share of a period that each class has; of the classes that occur in the stretch."""
+        present = np.unique(self._in_stretch(self._classes)).tolist()
+        slow = len(self.slow)
+        every = self.pattern.every if self.pattern else 1
+        numbers = {label: every - slow if label == 0 else 1 for label in present}
+        total = sum(numbers.values())
+        return {label: number / total for label, number in numbers.items()}
 
-    def _stretch(self, x: NDArray[Any]) -> NDArray[Any]:
-        return x[self.first : self.end]
+    @property
+    def _even_count(self) -> int:
+        return int((~self._in_stretch(self.odd)).sum())
+
+    def _class_means(self, values: Series) -> dict[int, float]:
+        """Return the mean of each class's even steps in the stretch; of all its steps if every one is odd."""
+        stretch = self._in_stretch(values)
+        classes = self._in_stretch(self._classes)
+        is_even = ~self._in_stretch(self.odd)
+        means = {}
+        for label in self._class_shares:
+            members = classes == label
+            even_members = members & is_even
+            means[label] = float(stretch[even_members if even_members.any() else members].mean())
+        return means
+
+    def _even_mean(self, values: Series) -> float:
+        """Return the mean that a series would have without odd steps."""
+        means = self._class_means(values)
+        return sum(share * means[label] for label, share in self._class_shares.items())
+
+    def _even_noise(self, values: Series) -> Interval | None:
+        """Return the interval of a plain mean of the even steps, about the trend and the pattern."""
+        is_even = ~self._in_stretch(self.odd)
+        if is_even.sum() < FEWEST_VALUES:
+            return None
+        even = self._in_stretch(values)[is_even]
+        means = self._class_means(values)
+        rest = even - np.array([means[label] for label in self._in_stretch(self._classes)[is_even].tolist()])
+        trend = self._in_stretch(self.trend)[is_even]
+        trend = trend - trend.mean()
+        trend_weight = float(trend @ trend)
+        if trend_weight > 0.0:
+            rest = rest - trend * float(trend @ rest) / trend_weight
+        return mean_interval(float(even.mean()) + rest)
+
+    def _even_interval(self, values: Series) -> Interval | None:
+        """Return the interval of the mean that a series would have without odd steps."""
+        noise = self._even_noise(values)
+        if noise is None:
+            return None
+        classes = self._in_stretch(self._classes)[~self._in_stretch(self.odd)]
+        variance = 0.0
+        for label, share in self._class_shares.items():
+            variance += share**2 / max(int((classes == label).sum()), 1)
+        half = (noise.high - noise.mean) * math.sqrt(variance * classes.size)
+        return _around(self._even_mean(values), half, noise.lag1)
+
+    def _odd_reach(self, values: Series) -> tuple[float, float]:
+        """Return how far the mean may lie below and above what is measured, since few odd steps were seen."""
+        odd = self._in_stretch(self.odd)
+        if not odd.any():
+            return 0.0, 0.0
+        means = self._class_means(values)
+        usual = np.array([means[label] for label in self._in_stretch(self._classes)[odd].tolist()])
+        costs = self.weights[odd] * (self._in_stretch(values)[odd] - usual)
+        slower_less, slower_more = _cost_reach(costs[costs > 0.0])
+        faster_less, faster_more = _cost_reach(-costs[costs < 0.0])
+        return math.hypot(slower_less, faster_more), math.hypot(slower_more, faster_less)
+
+    def _in_stretch(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values[self.first : self.end]
+
+
+def _cost_reach(costs: Series) -> tuple[float, float]:
+    """Return how much less and how much more events may cost in the long run than the ``costs`` that were seen."""
+    if not costs.size:
+        return 0.0, 0.0
+    cost = float(costs.sum())
+    events = cost**2 / float(costs @ costs)  # as many as there would be if all cost the same
+    low_factor, high_factor = poisson_factors(events)
+    return cost * (1.0 - low_factor), cost * (high_factor - 1.0)
 
 
 def _around(mean: float, half: float, lag1: float) -> Interval:
     """Return the interval that reaches as far in logarithms on either side: a time is never negative."""
     if mean <= 0.0:
         return Interval(mean, mean - half, mean + half, lag1)
-    off = math.exp(min(half / mean, _WIDEST))
-    return Interval(mean, mean / off, mean * off, lag1)
+    factor = math.exp(min(half / mean, _WIDEST))
+    return Interval(mean, mean / factor, mean * factor, lag1)
 
 
 def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
@@ -172,131 +303,177 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
 
     Without ``warms_up`` what is high at the beginning is a level like others, or a decay, and nothing is cut.
     """
-    x = finite(step_s)
-    n = x.size
-    if n < FEWEST_STEPS or not x.min() > 0.0:
-        return plain(x)
+    seconds = finite(step_s)
+    count = seconds.size
+    if count < FEWEST_STEPS or not seconds.min() > 0.0:
+        return plain(seconds)
+
     # In logarithms noise is a share of the step, the same at each level.
-    y = np.log(x)
-    phases = pattern_of(y - _fitted(y)[0].fitted, SMALLEST_EFFECT)
-    if phases is not None:  # once more, since the course is found better without it
-        phases = pattern_of(y - _fitted(y - phases.repeated(n))[0].fitted, SMALLEST_EFFECT)
-    pattern = np.zeros(n) if phases is None else phases.repeated(n)
-    cut = _far_out(y - pattern) if warms_up else 0
-    course, away = _fitted(y[cut:] - pattern[cut:])
-    settles = None
-    if course.decay and warms_up:  # it dies away: from where it is below 1 %, once more
-        below = np.flatnonzero(course.shape - course.shape[-1] < _SMALL)
-        settles = cut + (int(below[0]) if below.size else n - cut)
-        cut = min(settles, n // 2)
-        course, away = _fitted(y[cut:] - pattern[cut:])
-    begins = _high_levels(course, n // 2 - cut) if warms_up else 0
-    cut, course = cut + begins, _without(course, begins)
-    odd = np.zeros(n, bool)
-    odd[cut:] = away[begins:] & (np.abs(np.expm1(y[cut:] - pattern[cut:] - course.fitted)) >= ODD)
+    logs = np.log(seconds)
+    pattern = _pattern_and_course_in_turns(logs)
+    logs_left = logs if pattern is None else logs - pattern.repeated(count)
+    kinds = find_kinds(logs_left)
+    logs_left = logs_left - offsets_of(kinds, count)
+
+    cut = _far_out_at_the_beginning(logs_left) if warms_up else 0
+    course, is_far = _course_of(logs_left[cut:])
+    is_settled = True
+    if course.excess is not None and warms_up:
+        is_low = course.excess < _SMALL
+        settles = cut + (int(is_low.argmax()) if is_low.any() else count - cut)
+        is_settled = settles <= count // 2
+        cut = min(settles, count // 2)
+        course, is_far = _course_of(logs_left[cut:])
+    if warms_up:
+        high_steps = _leading_high_levels(course, most=count // 2 - cut)
+        if high_steps:
+            cut += high_steps
+            course = course.starting_at(high_steps)
+            is_far = is_far[high_steps:]
+            is_settled = is_settled and 2 * cut < count
+
+    odd = np.zeros(count, bool)
+    odd[cut:] = is_far & (np.abs(np.expm1(logs_left[cut:] - course.fitted)) >= ODD)
+    for kind in kinds:
+        odd |= kind.members
     edges = tuple(cut + edge for edge in course.edges)
     # The longest level; of equally long ones the last, which the run goes on with.
     first, end = max(pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0]))
     return StepModel(
-        x,
-        cut,
-        edges,
-        np.concatenate([np.zeros(cut), course.shape]),
-        (settles is None or settles <= n // 2) and not (begins and 2 * cut >= n),
-        phases,
-        odd,
-        first,
-        end,
+        seconds=seconds,
+        cut=cut,
+        edges=edges,
+        trend=np.concatenate([np.zeros(cut), course.trend]),
+        is_settled=is_settled,
+        pattern=pattern,
+        odd=odd,
+        first=first,
+        end=end,
+        kinds=tuple(kinds),
     )
 
 
 def known_to(step_s: ArrayLike) -> float | None:
-    """Half the 95 % interval of the level of step times, as a share of it; None where there is no interval."""
+    """Half the 95 % interval of the level of step times, as a share of it; None if there is no interval."""
     level = fit(step_s).level
     return None if level is None else level.known_to
 
 
 def plain(step_s: ArrayLike) -> StepModel:
-    """The model in which all steps are of one level, none is left out and nothing repeats; odd ones are told."""
-    x = finite(step_s)
-    n = x.size
-    odd = np.zeros(n, bool)
-    if n >= FEWEST_STEPS and x.min() > 0.0:
-        near, away = _hampel(np.log(x))
-        odd = away & (np.abs(x / np.exp(near) - 1.0) >= ODD)
-    elif n >= _FEWEST_BESIDE:
-        off = np.abs(x - np.median(x))
-        odd = (off > _HAMPEL * 1.4826 * float(np.median(off))) & (off >= _ODD_OF_FEW * float(np.median(x)))
-    return StepModel(x, 0, (0, n), np.zeros(n), True, None, odd, 0, n)
+    """The model in which all steps are of one level, none is left out and nothing repeats; odd ones are marked."""
+    seconds = finite(step_s)
+    count = seconds.size
+    odd = np.zeros(count, bool)
+    if count >= FEWEST_STEPS and seconds.min() > 0.0:
+        nearby, is_far = hampel(np.log(seconds))
+        odd = is_far & (np.abs(seconds / np.exp(nearby) - 1.0) >= ODD)
+    elif count >= _FEWEST_FOR_A_MEDIAN:
+        median = float(np.median(seconds))
+        distance = np.abs(seconds - median)
+        deviation = _TO_NORMAL * float(np.median(distance))
+        odd = (distance > _DEVIATIONS_OF_FEW * deviation) & (distance >= _ODD_OF_FEW * median)
+    return StepModel(
+        seconds=seconds,
+        cut=0,
+        edges=(0, count),
+        trend=np.zeros(count),
+        is_settled=True,
+        pattern=None,
+        odd=odd,
+        first=0,
+        end=count,
+    )
 
 
-def _fitted(y: Series) -> tuple[Levels, NDArray[np.bool_]]:
-    """The course of ``y``, and which of its values are far from their neighbours."""
-    clean, away = _hampel(y)
-    return course_of(clean, _SMALL), away
+def _pattern_and_course_in_turns(logs: Series) -> Pattern | None:
+    """Return the pattern of ``logs``; it is sought twice, since the course is found better without it."""
+    pattern = find_pattern(logs - _course_of(logs, may_be_chance=True)[0].fitted, SMALLEST_EFFECT)
+    if pattern is None:
+        return None
+    without_pattern = logs - pattern.repeated(logs.size)
+    course, _ = _course_of(without_pattern, may_be_chance=True)
+    return find_pattern(logs - course.fitted, SMALLEST_EFFECT)
 
 
-def _hampel(y: Series) -> tuple[Series, NDArray[np.bool_]]:
-    """Return ``y`` with values far from the median of the five around them moved there, and which (Hampel 1974).
+def _course_of(logs: Series, may_be_chance: bool = False) -> tuple[Course, NDArray[np.bool_]]:
+    """Return the course of ``logs``, and which of them are far from their neighbours.
 
-    How far is told by the differences of neighbours, which neither a change of level nor a spike makes larger.
+    Unless it ``may_be_chance``, a course that random order explains is one level.
     """
-    if y.size < 5:
-        return y, np.zeros(y.size, bool)
-    inner = np.median(np.lib.stride_tricks.sliding_window_view(y, 5), axis=1)
-    middle = np.concatenate([[inner[0]] * 2, inner, [inner[-1]] * 2])
-    away = np.abs(y - middle) > _HAMPEL * noise_of(np.diff(y))
-    return np.where(away, middle, y), away
+    clean, is_far = hampel(logs)
+    course = find_course(clean, _SMALL)
+    if course.is_flat or may_be_chance:
+        return course, is_far
+    if not beats_random_order(clean):
+        course = flat_course(clean)
+    return course, is_far
 
 
-def _far_out(y: Series) -> int:
-    """Leading steps far above the median of the first five that are left, one normal one between them."""
-    cut, half = 0, y.size // 2
-    while cut < half and y.size - cut >= 6:
-        away = _hampel(y[cut:])[1] & (y[cut:] > np.median(y[cut:]))
-        if not away[0] and not (cut and away[1]):
+def _far_out_at_the_beginning(logs: Series) -> int:
+    """Count leading steps far above the median of the first five that are left, one normal one between them.
+
+    They are no warm-up if later steps are as slow.
+    """
+    cut = 0
+    half = logs.size // 2
+    while cut < half and logs.size - cut >= 6:
+        left = logs[cut:]
+        is_slow = hampel(left)[1] & (left > np.median(left))
+        next_slow = 0 if is_slow[0] else 1
+        is_alone = next_slow == 1 and not (cut and is_slow[1])
+        if is_alone:
             break
-        cut += 1 if away[0] else 2
+        slower_later = left[next_slow + 1 :] >= left[next_slow] - _SMALL
+        if slower_later.sum() >= _ALIKE_LATER and not slower_later[0]:
+            break
+        cut += next_slow + 1
     return min(cut, half)
 
 
-def _high_levels(course: Levels, most: int) -> int:
-    """Values of leading levels that lie above most of what follows; at most ``most``."""
-    whole, begins = np.repeat(course.levels, np.diff(course.edges)), 0
+def _leading_high_levels(course: Course, most: int) -> int:
+    """Count values of leading levels that lie above most of what follows; at most ``most``."""
+    by_value = np.repeat(course.levels, np.diff(course.edges))
+    high_values = 0
     for edge, level in zip(course.edges[1:-1], course.levels, strict=False):
-        if edge > most or level < float(np.median(whole[edge:])) + _SMALL:
+        is_high = level >= float(np.median(by_value[edge:])) + _SMALL
+        if edge > most or not is_high:
             break
-        begins = edge
-    return begins
+        high_values = edge
+    return high_values
 
 
-def _without(course: Levels, begins: int) -> Levels:
-    """``course`` from ``begins`` on, where a level begins."""
-    kept = course.edges.index(begins)
-    edges = tuple(edge - begins for edge in course.edges[kept:])
-    return Levels(edges, course.levels[kept:], course.shape[begins:], course.decay)
+def steadiness(
+    model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}, first_step: int = 1
+) -> Steadiness:
+    """Return the course of a run's measured steps, of which the first is the run's ``first_step``.
 
-
-def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}) -> Steadiness:
-    """Return the course of a run's measured steps; ``parts_s``, of the same steps, tell in which a pattern is."""
-    level, pattern, word = model.level, model.pattern, word_of(model)
-    known = None if level is None else level.known_to
-    noisy = known is None or known > KNOWN_TO
-    parts, kept = model.parts_of(model.seconds), float(model.seconds[model.cut :].mean())
-    stretches = zip(pairwise(model.edges), model.levels, strict=True)
+    ``parts_s``, of the same steps, show in which part a pattern is.
+    """
+    level = model.level
+    word = word_of(model)
+    level_known_to = None if level is None else level.known_to
+    is_noisy = level_known_to is None or level_known_to > KNOWN_TO
+    parts = model.parts_of(model.seconds)
+    kept_s = float(model.seconds[model.cut :].mean())
+    levels = []
+    for (begin, end), level_s in zip(pairwise(model.edges), model.levels, strict=True):
+        levels.append(StepLevel(first=first_step + begin, last=first_step + end - 1, seconds=level_s))
     return Steadiness(
-        word="noisy" if noisy else word,
-        also=word if noisy and word != "steady" else None,
+        word="noisy" if is_noisy else word,
+        also=word if is_noisy and word != "steady" else None,
         cut=model.cut,
         lag1=None if level is None else level.lag1,
-        bias_of_mean=float(model.seconds.mean()) / kept - 1.0 if kept > 0.0 else None,
+        bias_of_mean=float(model.seconds.mean()) / kept_s - 1.0 if kept_s > 0.0 else None,
         recompilations=recompilations,
-        known_to=known,
-        first=model.first + 1,
-        last=model.end,
-        levels=[StepLevel(first=begin + 1, last=end, seconds=seconds) for (begin, end), seconds in stretches],
-        rise=model.rise if np.any(model.shape) else None,
-        pattern=None if pattern is None else _told(pattern, model, parts_s),
+        known_to=level_known_to,
+        first=first_step + model.first,
+        last=first_step + model.end - 1,
+        first_step=first_step,
+        took_s=float(model.seconds[model.first : model.end].sum()),
+        levels=levels,
+        rise=model.rise if np.any(model.trend) else None,
+        pattern=None if model.pattern is None else _pattern_record(model.pattern, model, parts_s),
+        kinds=_kind_records(model),
         level_s=parts.level,
         level_low_s=None if level is None else level.low,
         level_high_s=None if level is None else level.high,
@@ -305,22 +482,38 @@ def steadiness(model: StepModel, recompilations: int = 0, parts_s: Mapping[str, 
     )
 
 
-def _told(pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]) -> StepPattern:
-    costs = {part: abs(model.parts_of(x).pattern) for part, x in parts_s.items()}
-    part = max(costs, key=costs.__getitem__, default=None)
-    return StepPattern(every=pattern.every, slow=[at + 1 for at in model.slow], extra=model.extra, part=part)
+def _pattern_record(pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]) -> StepPattern:
+    costs_s = {part: abs(model.parts_of(part_s).pattern) for part, part_s in parts_s.items()}
+    part = max(costs_s, key=costs_s.__getitem__, default=None)
+    return StepPattern(every=pattern.every, slow=[phase + 1 for phase in model.slow], extra=model.extra, part=part)
+
+
+def _kind_records(model: StepModel) -> list[StepKind]:
+    """Return the kinds with steps in the stretch, the most frequent one first."""
+    regular_s = model.parts_of(model.seconds).level
+    records = []
+    for kind in model.kinds:
+        members = kind.members[model.first : model.end]
+        if members.any() and regular_s > 0.0:
+            ratio = float(model.seconds[model.first : model.end][members].mean()) / regular_s
+            records.append(StepKind(share=float(members.mean()), ratio=ratio))
+    return sorted(records, key=lambda record: -record.share)
 
 
 def word_of(model: StepModel) -> Word | None:
-    """``slowing`` where a trend rises, or levels only rise; ``unsettled`` where they change otherwise, or where what
-    dies away at the beginning takes more than half of the steps; ``steady`` else. None of fewer than ten steps."""
+    """Return the word for the course of the steps; None of fewer than ten steps.
+
+    ``slowing`` if a trend rises, or levels only rise; ``unsettled`` if they change otherwise, or if what dies away at
+    the beginning takes more than half of the steps; else ``steady``.
+    """
     if model.seconds.size < FEWEST_STEPS:
         return None
     if abs(model.rise) >= SMALLEST_EFFECT:
         return "slowing" if model.rise > 0.0 else "unsettled"
     levels = model.levels
-    if min(levels) <= 0.0 or max(levels) / min(levels) - 1.0 < SMALLEST_EFFECT:
-        return "steady" if model.settled else "unsettled"
+    changes_level = min(levels) > 0.0 and max(levels) / min(levels) - 1.0 >= SMALLEST_EFFECT
+    if not changes_level:
+        return "steady" if model.is_settled else "unsettled"
     rises = levels[-1] / levels[0] - 1.0 >= SMALLEST_EFFECT
     falls = any(later / earlier < 1.0 - SMALLEST_EFFECT for earlier, later in pairwise(levels))
     return "slowing" if rises and not falls else "unsettled"

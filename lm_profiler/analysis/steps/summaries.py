@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_profiler.analysis.hardware.roofline import per_second
-from lm_profiler.analysis.steps.statistics import summarise
+from lm_profiler.analysis.steps.statistics import Series, summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
@@ -107,30 +107,41 @@ def step_figures(rows: Sequence[StepRow], model: StepModel, samples: float | Non
         "host_time": summaries(rows, "host", model),
         "shares": {part: (times[part].mean or 0.0) / step_s for part in TIMES} if step_s else {},
         "odd_steps": odd_steps(rows, model),
-        "throughput": throughput(rows[model.first : model.end], step_s, samples),
+        "throughput": throughput(rows[model.first : model.end], step_s, samples, model.weights),
     }
 
 
 def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
-    """Steps far from what the others would let expect, the farthest first, each with the part that differs most."""
-    at_odd = np.flatnonzero(model.odd)
-    expected = model.expected if at_odd.size else model.seconds
-    ratios = model.seconds[at_odd] / expected[at_odd]
-    usual = {part: model.parts_of(np.array([row.time(part) for row in rows])).level for part in PARTS if at_odd.size}
-    order = np.argsort(-np.abs(ratios - 1.0), kind="stable")
-    return [_odd(rows[int(at_odd[at])], float(ratios[at]), usual) for at in order]
+    """Return steps far from what the others predict, the farthest first, each with the part that differs most."""
+    odd_indices = np.flatnonzero(model.odd).tolist()
+    if not odd_indices:
+        return []
+    expected_s = model.expected
+    parts_s = {part: np.array([row.time(part) for row in rows]) for part in PARTS}
+    odd = []
+    for index in odd_indices:
+        ratio = float(model.seconds[index] / expected_s[index])
+        excess_s = {part: float(part_s[index]) - model.usual(index, part_s) for part, part_s in parts_s.items()}
+        # A part that differs the other way is no explanation.
+        part = max(excess_s, key=excess_s.__getitem__) if ratio > 1.0 else min(excess_s, key=excess_s.__getitem__)
+        row = rows[index]
+        odd.append(OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part]))
+    return sorted(odd, key=lambda step: -abs(step.ratio - 1.0))
 
 
-def _odd(row: StepRow, ratio: float, usual: Mapping[str, float]) -> OddStep:
-    excess_s = {part: row.time(part) - usual[part] for part in PARTS}
-    part = (max if ratio > 1.0 else min)(excess_s, key=excess_s.__getitem__)
-    return OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part])
+def throughput(
+    rows: Sequence[StepRow],
+    step_s: float | None,
+    samples: float | None = None,
+    weights: Sequence[float] | Series | None = None,
+) -> Throughput:
+    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown if one of ``rows`` has none.
 
-
-def throughput(rows: Sequence[StepRow], step_s: float | None, samples: float | None = None) -> Throughput:
-    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where one of ``rows`` has none."""
+    The rows count by their ``weights``, as they do in the mean step; all the same if there are none.
+    """
     counts = [row.tokens for row in rows if row.tokens is not None]
-    tokens = sum(counts) / len(counts) if counts and len(counts) == len(rows) else None
+    is_known = bool(counts) and len(counts) == len(rows)
+    tokens = float(np.average(counts, weights=weights)) if is_known else None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),

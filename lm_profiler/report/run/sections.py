@@ -76,7 +76,7 @@ _LISTS_OF = {
     "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("odd_steps", "step_counters", "between", "outside"),
     "Use of the CPU": ("python_times",),
-    "Steadiness": ("steadiness.levels", "steadiness.pattern.slow"),
+    "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),

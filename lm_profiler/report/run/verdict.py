@@ -10,6 +10,8 @@ from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run_record import Finding, OddStep, RunRecord, Steadiness, Telemetry, Verdict, worst_first
 
 _ODD_SHOWN = 3
+_LONG_WINDOW_S = 60.0  # from then on a window is not called short
+_NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 # below this share of the highest SM clock a GPU's figures say more about its cooling than about the program
 _SLOW_CLOCK = 0.75
@@ -104,50 +106,94 @@ def _what_to_do(finding: Finding, record: RunRecord) -> str:
 
 
 def step_lines(record: RunRecord) -> list[str]:
-    """Return a line on the course of the measured steps and one on the parts of their mean, if there are any."""
-    of = record.steadiness
-    if of is None or of.first is None or of.level_s is None:
-        return [f"steps: {of.evidence}"] if of is not None and of.evidence else []
-    said = _course(of)
-    if of.cut:
-        shift = "" if of.bias_of_mean is None else f", which would shift the mean by {of.bias_of_mean:+.1%}"
-        said.append(f"{counted(of.cut, 'more warm-up step')} left out{shift}")
-    return [f"steps: {'; '.join(said)}"] * bool(said) + [_parts(of)] * bool(of.pattern_s or of.odd_s)
+    """Return lines on the course of the measured steps, the parts of their mean and what they cannot show."""
+    steadiness = record.steadiness
+    if steadiness is None:
+        return []
+    if steadiness.first is None or steadiness.level_s is None:
+        return [f"steps: {steadiness.evidence}"] if steadiness.evidence else []
+    lines = []
+    phrases = [*_course(steadiness), *_kinds(steadiness)]
+    if steadiness.cut:
+        shift = steadiness.bias_of_mean
+        by_mean = "" if shift is None else f", which would shift the mean by {shift:+.1%}"
+        phrases.append(f"{counted(steadiness.cut, 'more warm-up step')} left out{by_mean}")
+    if phrases:
+        lines.append(f"steps: {'; '.join(phrases)}")
+    if steadiness.pattern_s or steadiness.odd_s:
+        lines.append(_parts(steadiness))
+    return [*lines, *_not_seen(steadiness)]
 
 
-def _course(of: Steadiness) -> list[str]:
+def _course(steadiness: Steadiness) -> list[str]:
     """Return phrases on the trend or the levels, and on the steps that the figures use."""
-    if of.rise:
-        return [f"the level {'rises' if of.rise > 0 else 'falls'} by {abs(of.rise):.1%} over the run"]
-    told = []
-    for before, level in zip([None, *of.levels], of.levels, strict=False):
-        change = " take" if before is None else f" ({level.seconds / before.seconds - 1.0:+.1%}):"
-        told.append(f"steps {level.first} to {level.last}{change} {duration_text(level.seconds)}")
-    return [*told, f"figures are of steps {of.first} to {of.last}"] if len(told) > 1 else []
+    if steadiness.rise:
+        verb = "rises" if steadiness.rise > 0 else "falls"
+        return [f"the level {verb} by {abs(steadiness.rise):.1%} over the run"]
+    if len(steadiness.levels) < 2:
+        return []
+    phrases = []
+    before_s = None
+    for level in steadiness.levels:
+        change = " take" if before_s is None else f" ({level.seconds / before_s - 1.0:+.1%}):"
+        phrases.append(f"steps {level.first} to {level.last}{change} {duration_text(level.seconds)}")
+        before_s = level.seconds
+    return [*phrases, f"figures are of steps {steadiness.first} to {steadiness.last}"]
 
 
-def _parts(of: Steadiness) -> str:
+def _kinds(steadiness: Steadiness) -> list[str]:
+    """Return a phrase on kinds of steps without an order: ``two kinds of steps, 10% at x3, without an order``."""
+    kinds = steadiness.kinds
+    if not kinds:
+        return []
+    number = _NUMBERS.get(len(kinds) + 1, str(len(kinds) + 1))
+    shares = ", ".join(f"{kind.share:.0%} at x{kind.ratio:.2g}" for kind in kinds)
+    return [f"{number} kinds of steps, {shares}, without an order"]
+
+
+def _not_seen(steadiness: Steadiness) -> list[str]:
+    """Return a line on what so short a window cannot show; none if it is long, or its length is unknown."""
+    took_s = steadiness.took_s
+    if took_s is None or took_s >= _LONG_WINDOW_S:
+        return []
+    length = f"{counted(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
+    return [f"not seen: what comes less often than every {length} (checkpoints, throttling); --watch=true reports it"]
+
+
+def _steps_used(steadiness: Steadiness) -> int:
+    return (steadiness.last or 0) - (steadiness.first or 1) + 1
+
+
+def _parts(steadiness: Steadiness) -> str:
     """Return the mean step as a sum: ``step: 119.6 ms = 117.4 level + 2.2 in 1 of 5 steps (+11 %)``."""
-    parts = [(of.level_s or 0.0, "level")]
-    if (pattern := of.pattern) is not None and of.pattern_s:
-        which = f"{len(pattern.slow)} of {pattern.every} steps"
+    parts = [(steadiness.level_s or 0.0, "level")]
+    pattern = steadiness.pattern
+    if pattern is not None and steadiness.pattern_s:
+        steps = f"{len(pattern.slow)} of {pattern.every} steps"
         if pattern.short_batch:
-            which = "the last, shorter batch of each epoch"
-        parts.append((of.pattern_s, f"in {which} ({pattern.extra:+.0%})"))
-    if of.odd_s:
-        parts.append((of.odd_s, "odd steps"))
-    total = sum(seconds for seconds, _ in parts)
-    terms = " ".join(f"{'+-'[seconds < 0]} {abs(seconds) * 1e3:.4g} {name}" for seconds, name in parts)
-    return f"step: {total * 1e3:.4g} ms = {terms.removeprefix('+ ')}"
+            steps = "the last, shorter batch of each epoch"
+        parts.append((steadiness.pattern_s, f"in {steps} ({pattern.extra:+.0%})"))
+    total_s = sum(seconds for seconds, _ in parts) + (steadiness.odd_s or 0.0)
+    if steadiness.odd_s and total_s > 0.0:
+        parts.append((steadiness.odd_s, f"odd steps ({steadiness.odd_s / total_s:.0%} of the mean)"))
+    terms = ""
+    for seconds, name in parts:
+        sign = "-" if seconds < 0 else "+"
+        terms += f" {sign} {abs(seconds) * 1e3:.4g} {name}"
+    return f"step: {total_s * 1e3:.4g} ms = {terms.removeprefix(' + ')}"
 
 
 def _words(steadiness: Steadiness) -> str:
+    """Return the words for the course of the steps, with what they are about: ``steady over 20 steps, 3.4 s``."""
     if steadiness.word is None:
         return "too few steps to tell whether it is steady"
     text = ", ".join(steadiness.words)
+    if steadiness.took_s is not None and steadiness.first is not None:
+        text += f" over {counted(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"
     if steadiness.word != "noisy":
         return text
-    if (share := steadiness.known_to) is None or share > 1.0:
+    share = steadiness.known_to
+    if share is None or share > 1.0:
         return f"{text}: too few steps, or too unlike ones, to know the level"
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not look like the limit
     return f"{text}: the level is only known to within ±{known}"

@@ -150,3 +150,22 @@ def test_unknown_tokens_have_no_throughput() -> None:
     found = throughput(rows, times_of(rows)["step"].mean)
     assert found.tokens_per_step is None
     assert found.tokens_per_s is None
+
+
+def test_an_odd_step_of_a_fast_level_names_its_own_excess_and_not_that_over_another_level() -> None:
+    """Of 50 steps the first 30 take 40 ms and the rest 10; one of the rest takes 30, by backward."""
+    rng = np.random.default_rng(1)
+    forwards = np.where(np.arange(50) < 30, 33.0, 3.0) + rng.normal(0, 0.02, 50)
+    rows = [row(step, float(forwards[step - 1]), 25.0 if step == 44 else 5.0) for step in range(1, 51)]
+    model = model_of(rows)
+    (odd,) = step_figures(rows, model)["odd_steps"]
+    assert (model.first, model.end) == (0, 30)
+    assert (odd.step, odd.part) == (44, "backward")
+    assert odd.excess_s == pytest.approx(20e-3, rel=0.02)
+
+
+def test_an_interval_wider_than_its_mean_is_not_in_the_record() -> None:
+    rows = [row(step, forward) for step, forward in ((1, 0.5), (2, 30.0), (3, 3.0))]
+    summary = step_figures(rows, model_of(rows))["time"]["forward"]
+    assert summary.mean == pytest.approx(33.5e-3 / 3)
+    assert (summary.mean_low, summary.mean_high) == (None, None)

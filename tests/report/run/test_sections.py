@@ -160,10 +160,16 @@ def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> N
     assert odd_text(record.odd_steps[0]).endswith("in other")
 
 
-@pytest.mark.parametrize("odd_s, told", [(0.002, "119.4 ms = 117.4 level + 2"), (-0.002, "115.4 ms = 117.4 level - 2")])
+@pytest.mark.parametrize(
+    "odd_s, told",
+    [
+        (0.002, "119.4 ms = 117.4 level + 2 odd steps (2% of the mean)"),
+        (-0.002, "115.4 ms = 117.4 level - 2 odd steps (-2% of the mean)"),
+    ],
+)
 def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told: str) -> None:
     steadiness = made_record().steadiness
     assert steadiness is not None
     of = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
     record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=of)})
-    assert step_lines(record) == [f"step: {told} odd steps"]
+    assert step_lines(record) == [f"step: {told}"]

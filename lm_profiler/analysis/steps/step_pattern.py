@@ -1,0 +1,131 @@
+"""What repeats in a series: every p-th value is higher, two levels in turn, or a saw-tooth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.steps.statistics import Series, noise_of
+
+_LONGEST_PERIOD = 50
+_REPEATS = 3  # of the period, at least
+_FEWEST_SLOW = 4  # steps that differ, at least
+_NEEDED_GAIN = 28.0  # of the two classes of phases: simulated, see benchmarks/statistics
+_AS_GOOD = 0.7  # of the best split's gain: the shortest such period is the pattern's
+_CLIP = 4.0  # standard deviations that one step may count for: two spikes make no pattern
+_LOG_CHANCE = math.log(0.01)  # how probable the best of all splits may be if the same values stand in random order
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What repeats after ``every`` values."""
+
+    every: int
+    offsets: Series  # (every,) how far each phase lies above the base, as a logarithm; 0 for the base
+
+    def repeated(self, count: int) -> Series:
+        """(count,) the pattern itself, from phase 0 on."""
+        return np.asarray(self.offsets[np.arange(count) % self.every])
+
+
+def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
+    """Return the pattern of ``residuals``, logarithms about their level; None if none is as large as ``smallest``.
+
+    Epoch folding: for every period the phases are split into two classes, the one with most phases being the base. The
+    split counts by the square of its t statistic, less what choosing it among all splits and periods gains by chance.
+    What a split leaves is split again, so that a saw-tooth has as many levels as it needs.
+    """
+    longest = min(residuals.size // _REPEATS, _LONGEST_PERIOD)
+    splits = [_best_split(residuals, period) for period in range(2, longest + 1)]
+    if not splits:
+        return None
+    most_gain = max(split.gain for split in splits)
+    split = next(split for split in splits if split.gain >= _AS_GOOD * most_gain or split.gain == most_gain)
+    every = split.every
+
+    left = residuals.copy()
+    offsets = np.zeros(every)
+    for _ in range(every):
+        if split.gain < _NEEDED_GAIN or not _is_apart(left, split):
+            break
+        is_slow = split.is_slow(left.size)
+        difference = float(np.median(left[is_slow]) - np.median(left[~is_slow]))
+        if abs(difference) < smallest / 2:
+            break
+        left[is_slow] -= difference
+        offsets[list(split.phases)] += difference
+        split = _best_split(left, every)
+
+    if np.ptp(offsets) < smallest:
+        return None
+    base = float(offsets.min()) if every == 2 else float(np.median(offsets))
+    return Pattern(every, offsets - base)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The phases of a period in two classes."""
+
+    gain: float
+    every: int
+    phases: tuple[int, ...]  # those of the class with fewer phases
+
+    def is_slow(self, count: int) -> NDArray[np.bool_]:
+        """(count,) which values belong to ``phases``."""
+        return np.isin(np.arange(count) % self.every, self.phases)
+
+
+def _best_split(residuals: Series, period: int) -> _Split:
+    count = residuals.size
+    noise = noise_of(residuals[period:] - residuals[:-period])  # the pattern cancels out
+    whole = count // period * period
+    medians = np.median(residuals[:whole].reshape(-1, period), axis=0)
+    scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)
+
+    phases = np.arange(count) % period
+    order = np.argsort(medians)
+    sums = np.bincount(phases, scores, period)[order]
+    counts = np.bincount(phases, minlength=period)[order]
+    sums_below = np.cumsum(sums)[:-1]
+    counts_below = np.cumsum(counts)[:-1]
+    counts_above = count - counts_below
+    difference = (sums.sum() - sums_below) / counts_above - sums_below / counts_below
+    by_chance = 2.0 * np.log([_number_of_splits(period, slow) for slow in range(1, period)])
+    gains = difference**2 / (1.0 / counts_below + 1.0 / counts_above) - by_chance
+
+    best = int(gains.argmax())
+    phases_below = order[: best + 1]
+    phases_above = order[best + 1 :]
+    fewer = phases_above if phases_above.size <= phases_below.size else phases_below
+    return _Split(float(gains[best]), period, tuple(sorted(fewer.tolist())))
+
+
+def _number_of_splits(period: int, slow_phases: int) -> int:
+    """Return among how many splits the best one is chosen: longer periods have more of them."""
+    return period * math.comb(period, slow_phases)
+
+
+def _is_apart(residuals: Series, split: _Split) -> bool:
+    """Return whether the split's values lie apart from the others, on one side, more than random order explains.
+
+    Three in four of them must lie beyond nine in ten of the others.
+    """
+    is_slow = split.is_slow(residuals.size)
+    slow = residuals[is_slow]
+    others = residuals[~is_slow]
+    above = int((slow > np.quantile(others, 0.9)).sum())
+    below = int((slow < np.quantile(others, 0.1)).sum())
+    if max(above, below) < max(_FEWEST_SLOW, 0.75 * slow.size):
+        return False
+    extreme = np.argsort(-residuals if above >= below else residuals, kind="stable")[: slow.size]
+    log_chance = _log_chance_of_overlap(residuals.size, slow.size, int(is_slow[extreme].sum()))
+    return log_chance + math.log(_number_of_splits(split.every, len(split.phases))) <= _LOG_CHANCE
+
+
+def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:
+    """Return the log of the chance that two random sets of ``size`` out of ``count`` share ``overlap`` or more."""
+    ways = sum(math.comb(size, shared) * math.comb(count - size, size - shared) for shared in range(overlap, size + 1))
+    return math.log(ways) - math.log(math.comb(count, size))
