@@ -120,12 +120,22 @@ def compared(
     return float(np.mean(told))
 
 
+def alike(kind: Kind, of: Subject, rng: np.random.Generator, series: int) -> float:
+    """``compare`` calls two runs of one kind of step times, whose level may change, FASTER or SLOWER."""
+    told = []
+    for _ in range(series):
+        a, b = kind(rng, 2 * STEPS).times_s, kind(rng, 2 * STEPS).times_s
+        told.append(of.compares([a], [b], []) in ("FASTER", "SLOWER"))
+    return float(np.mean(told))
+
+
 def slower(rng: np.random.Generator, steps: int, by: float) -> Simulated:
     made = level(rng, steps)
     return Simulated(made.times_s * (1.0 + by), 0, None, made.word)
 
 
 EVERY_FIFTH: Kind = partial(repeating, every=5, slow=(2,), by=0.5)
+TWICE_FROM_60_PERCENT: Kind = partial(jump, at=0.6, by=1.0)
 
 
 def rows() -> Iterator[Row]:
@@ -171,6 +181,19 @@ def _comparisons() -> Iterator[Row]:
         case = f"processes differ by {spread:.0%}, {runs} a side{', after selftest' * learned}"
         share = partial(compared, ("SLOWER",), spread, EVERY_FIFTH, runs, learned)
         yield Row("compare: every fifth step +50 % is SLOWER", case, "≥ 80 %", share)
+    share = partial(compared, ("SLOWER",), 0.05, TWICE_FROM_60_PERCENT, 1, False)
+    yield Row("compare: twice the time from 60 % on is SLOWER", "processes differ by 5%, 1 a side", "≥ 95 %", share)
+    for spread, runs in ((0.01, 5), (0.03, 20)):
+        share = partial(compared, ("SAME",), spread, level, runs, False)
+        yield Row(
+            "compare: equal ones are the SAME within 5 %",
+            f"processes differ by {spread:.0%}, {runs} a side",
+            "≥ 80 %",
+            share,
+        )
+    for name in ("two levels at random", "bursts of others", "up and down every ten", "late throttling"):
+        share = partial(alike, HELD_OUT[name])
+        yield Row("compare: equal ones called different", f"{name}, 1 a side", "≤ 5 %", share)
 
 
 def told(series: int, at: int) -> float:

@@ -76,13 +76,17 @@ class Now:
         return end
 
     def compares(self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]) -> str:
-        from lm_profiler.analysis.compare.ratio import change, repeats_interval, single_interval
+        from lm_profiler.analysis.compare.ratio import SAME_WITHIN, change, repeats_interval, single_interval
+        from lm_profiler.analysis.compare.sides import mean_over_levels
         from lm_profiler.record.process_spread import ASSUMED_SPREAD, spread_of
 
-        known = [[self._model(run).interval_of(run) for run in side] for side in (a, b)]
+        means_a = [mean_over_levels(self._model(run), run) for run in a]
+        means_b = [mean_over_levels(self._model(run), run) for run in b]
         if len(a) == len(b) == 1:
-            return change(single_interval(known[0][0], known[1][0], spread=spread_of(equal_means) or ASSUMED_SPREAD))
-        return change(repeats_interval(*([run.mean for run in side] for side in known)))
+            spread = spread_of(equal_means) or ASSUMED_SPREAD
+            return change(single_interval(means_a[0], means_b[0], spread=spread), SAME_WITHIN)
+        interval = repeats_interval([mean.mean for mean in means_a], [mean.mean for mean in means_b])
+        return change(interval, SAME_WITHIN)
 
 
 class Before:

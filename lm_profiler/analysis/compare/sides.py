@@ -125,29 +125,28 @@ def _cpu_s(counters: StepCounters) -> float | None:
 
 
 def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
-    """Return the mean of a series of the model's steps after the warm-up; None if a level has hardly any steps.
+    """Return the mean of a series of the model's steps after the warm-up; None of fewer than three steps.
 
     Each level adds its own uncertainty. One change of level counts as it is: the run took that long. Levels that change
-    twice or more would have been others in the next run, so how far they differ counts as uncertainty too.
+    twice or more would have been others in the next run, so how far they differ counts as uncertainty too; and so does
+    that of a level of too few steps to know it.
     """
     levels = [(begin, end) for begin, end in pairwise(model.edges) if end > begin]
     if len(levels) <= 1:
         return model.interval_of(seconds)
-    intervals = [replace(model, first=begin, end=end).interval_of(seconds) for begin, end in levels]
-    known = [interval for interval in intervals if interval is not None]
-    if len(known) < len(levels):
-        return None
-    steps = sum(end - begin for begin, end in levels)
-    shares = [(end - begin) / steps for begin, end in levels]
-    mean_s = sum(share * interval.mean for share, interval in zip(shares, known, strict=True))
-    squares = 0.0
-    for share, interval in zip(shares, known, strict=True):
-        half_s = interval.high - interval.mean
-        squares += (share * half_s) ** 2
-        if len(levels) > 2:
-            squares += (_NORMAL_95 * share * (interval.mean - mean_s)) ** 2
+    compared = seconds[model.cut :]
+    mean_s = float(compared.mean())
+    squares, lag1 = 0.0, 0.0
+    for begin, end in levels:
+        share = (end - begin) / compared.size
+        distance_s = float(seconds[begin:end].mean()) - mean_s
+        interval = replace(model, first=begin, end=end).interval_of(seconds)
+        if interval is not None:
+            squares += (share * (interval.high - interval.mean)) ** 2
+            lag1 = max(lag1, interval.lag1)
+        if interval is None or len(levels) > 2:
+            squares += (_NORMAL_95 * share * distance_s) ** 2
     half_s = math.sqrt(squares)
-    lag1 = max(interval.lag1 for interval in known)
     if mean_s <= 0.0:
         return Interval(mean_s, mean_s - half_s, mean_s + half_s, lag1)
     factor = 1.0 + half_s / mean_s

@@ -18,7 +18,7 @@ from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.compare.comparison import decide
-from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
+from lm_profiler.analysis.compare.ratio import MARGIN, SAME_WITHIN, RatioInterval, change
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import ab
 from lm_profiler.improve.decision import repeated_interval, spread
@@ -232,6 +232,16 @@ def test_one_more_layer_is_found_on_a_machine_whose_cores_are_all_taken() -> Non
 def test_equal_trees_are_called_different_in_few_calls_on_such_a_machine() -> None:
     words = said_of_busy_pairs(1.0, 20)
     assert words.count("FASTER") + words.count("SLOWER") <= 1
+
+
+@pytest.mark.parametrize("noise, same_within", [(0.03, SAME_WITHIN), (0.08, 0.1)])
+def test_equal_trees_are_the_same_within_a_bound_that_can_be_reached(noise: float, same_within: float) -> None:
+    same = 0
+    for seed in range(200):
+        a, b = np.exp(noise * np.random.default_rng(seed).standard_normal((2, ab.AB_LOOKS[-1])))
+        interval = repeated_interval(b / a, ab.ERROR, spread([a, b]), ab.AB_LOOKS)
+        same += change(interval, same_within) == "SAME"
+    assert same >= 160
 
 
 def test_the_actions_step_calls_it_with_the_words_as_they_are(tmp_path: Path) -> None:
