@@ -3,138 +3,214 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import RANK_PARTS, Ranks, RankSpread, RunRecord, SlowRank
+from lm_profiler.record.run_record import RANK_PARTS, Floor, Ranks, RankSpread, RunRecord, SlowRank
 from lm_profiler.record.text import ranks_text
-from lm_profiler.report.run.sections import table_of
+from lm_profiler.report.run.sections import table_with_floors
 from lm_profiler.report.tables.table import Table
 
 WAITING = "waiting"
-_NAMED = 16  # the most ranks that a line names one by one
-_SEEN = 0.001  # the share of the mean step below which a phase's exposed communication is left out
+_TITLES = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
+_MOST_NAMED = 16  # ranks that a line names one by one
+_LEAST_EXPOSED = 0.001  # the share of the mean step from which a phase's exposed communication is shown
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def own_work_table(record: RunRecord) -> Table:
     """Return rows of each phase's own work, of waiting and of the step, for the median rank and both extremes."""
     ranks = record.ranks
     assert ranks is not None
-    titles = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
-    spreads = {part: spread for part in PARTS if (spread := ranks.own.get(part)) is not None and spread.largest_s}
-    if (waiting := waiting_of(ranks)) is not None:
+    spreads = _spreads(ranks)
+    rows = [(part, _row_texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
+    empty_cells = [""] * (len(_TITLES) - 2)
+    rows.append(("step", ["step", ms_text(ranks.step_s), *empty_cells]))
+    floors = {} if record.contended else _own_work_floors(record.floors, spreads)
+    return table_with_floors(_TITLES, rows, floors)
+
+
+def _spreads(ranks: Ranks) -> dict[str, RankSpread]:
+    """Return how far the ranks differ in each phase that has own work, and in waiting."""
+    spreads = {}
+    for part in PARTS:
+        spread = ranks.own.get(part)
+        if spread is not None and spread.largest_s:
+            spreads[part] = spread
+    waiting = waiting_spread(ranks)
+    if waiting is not None:
         spreads[WAITING] = waiting
-    rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
-    step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
-    known = {} if record.contended else {part: of for part, of in record.floors.items() if part in spreads}
-    floors = {  # compared with own work: a rank cannot wait faster
-        part: of.model_copy(update={"times": spreads[part].median_s / of.seconds if of.seconds else None})
-        for part, of in known.items()
-    }
-    return table_of(titles, [*rows, ("step", step)], floors)
+    return spreads
 
 
-def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
+def _own_work_floors(floors: Mapping[str, Floor], spreads: Mapping[str, RankSpread]) -> dict[str, Floor]:
+    """Return the floors compared with own work, since a rank cannot wait faster."""
+    compared = {}
+    for part, floor in floors.items():
+        if part not in spreads:
+            continue
+        times = spreads[part].median_s / floor.seconds if floor.seconds else None
+        compared[part] = floor.model_copy(update={"times": times})
+    return compared
+
+
+def _row_texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
     """Return the texts of a row; the rank with most is named where ranks differ."""
-    middle, least, most = map(ms_text, (spread.median_s, spread.least_s, spread.largest_s))
+    middle, least, most = (ms_text(seconds) for seconds in (spread.median_s, spread.least_s, spread.largest_s))
     share = f"{spread.median_s / step_s:.1%}" if step_s else ""
-    return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
+    rank = "" if least == most else str(spread.slowest)
+    return [title, middle, share, least, most, rank]
 
 
-def waiting_of(ranks: Ranks) -> RankSpread | None:
+def waiting_spread(ranks: Ranks) -> RankSpread | None:
     """Return the spread over the ranks of waiting in all phases; None without ranks."""
-    seconds = {of.rank: of.all_waiting_s for of in ranks.by_rank}
-    if not seconds:
+    waiting_s = {row.rank: row.all_waiting_s for row in ranks.by_rank}
+    if not waiting_s:
         return None
     # With many ranks the record keeps only extreme ones, whose median is not the median of all.
-    middle = median(seconds.values()) if len(seconds) == ranks.heard else ranks.waiting_share * ranks.step_s
-    most = max(seconds, key=lambda rank: seconds[rank])
-    return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
+    middle_s = ranks.waiting_share * ranks.step_s
+    if len(waiting_s) == ranks.heard:
+        middle_s = median(waiting_s.values())
+    slowest = max(waiting_s, key=lambda rank: waiting_s[rank])
+    least_s = min(waiting_s.values())
+    return RankSpread(least_s=least_s, median_s=middle_s, largest_s=waiting_s[slowest], slowest=slowest)
+
+
+# -- the lines ---------------------------------------------------------------------------------------------------------
 
 
 def ranks_lines(record: RunRecord) -> list[str]:
-    """Return who waits for whom and what mending would save, and the lines on communication."""
-    return [] if record.ranks is None else [f"ranks: {who_waits(record.ranks)}", *communication_lines(record.ranks)]
+    """Return who waits for whom and what fixing it would save, and the lines on communication."""
+    if record.ranks is None:
+        return []
+    return [f"ranks: {who_waits(record.ranks)}", *communication_lines(record.ranks)]
 
 
 def communication_lines(ranks: Ranks) -> list[str]:
     """Return lines on communication, and the notes on the ranks."""
-    exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
     lines = []
+    least_s = _LEAST_EXPOSED * ranks.step_s
+    exposed = [f"{part} {ms_text(seconds)}" for part, seconds in ranks.exposed_s.items() if seconds >= least_s]
     if exposed:
-        told = ", ".join(f"{part} {ms_text(seconds)}" for part, seconds in exposed.items())
-        lines.append(f"exposed communication: {told} ms a step ({ranks.exposed_source or 'of an unknown source'})")
-    if ranks.communication_s and ranks.exposed_communication_s is not None:
-        exposed_s, share = ranks.exposed_communication_s, ranks.exposed_communication_s / ranks.communication_s
+        source = ranks.exposed_source or "of an unknown source"
+        lines.append(f"exposed communication: {', '.join(exposed)} ms a step ({source})")
+    exposed_s = ranks.exposed_communication_s
+    if ranks.communication_s and exposed_s is not None:
         took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
+        share = exposed_s / ranks.communication_s
         lines.append(f"{took}, waiting included, of which no compute hides {ms_text(exposed_s)} ms ({share:.0%})")
-    return [*lines, *(f"note: {note}" for note in ranks.notes)]
+    lines += [f"note: {note}" for note in ranks.notes]
+    return lines
 
 
 def who_waits(ranks: Ranks) -> str:
-    """Return which ranks the others wait for, how sure that is, and what mending would save."""
-    of = ranks.finding
-    waits = f"the mean rank waits {ms_text(ranks.waiting_share * ranks.step_s)} of {ms_text(ranks.step_s)} ms a step"
-    if of.kind == "equal":
+    """Return which ranks the others wait for, how sure that is, and what fixing it would save."""
+    finding = ranks.finding
+    waiting_s = ranks.waiting_share * ranks.step_s
+    waits = f"the mean rank waits {ms_text(waiting_s)} of {ms_text(ranks.step_s)} ms a step"
+    if finding.kind == "equal":
         return f"no rank is slower than the others; {waits}"
-    if of.kind == "unsure":
-        return f"{_doubted(ranks)}; {waits}"
-    if of.saves_s is None:  # a kind that a later version has added
+    if finding.kind == "unsure":
+        return f"{_doubtful_text(ranks)}; {waits}"
+    if finding.saves_s is None:  # a kind that a later version has added
         return waits
-    if of.kind == "turns":
-        even = f"were all as the median rank, a step would be {_ms(of.saves_s)} shorter"
-        return f"another rank is slow in {of.phase} each time; {waits}; {even}"
-    it = "it" if of.kind == "straggler" else "them"
-    said = [_slow(ranks)]
-    if of.cause is not None:
-        said.append(f"it spends that time {of.cause}" if of.kind == "straggler" else f"they spend it {of.cause}")
-    if of.others_wait_s is not None and (of.slow_ranks or 1) < ranks.heard:
-        said.append(f"the others wait {_ms(of.others_wait_s)} a step for {it}")
-    interval = "" if of.low_s is None or of.high_s is None else f" [{of.low_s * 1e3:.1f}, {of.high_s * 1e3:.1f}]"
-    said.append(f"mending {it} would save {_ms(of.saves_s)} a step{interval}")
-    if of.last_in is not None:
-        said.append(f"last in {of.last_in} of {of.steps or ranks.steps} steps")
-    return "; ".join(said)
+    if finding.kind == "turns":
+        saved = f"were all as the median rank, a step would be {_ms(finding.saves_s)} shorter"
+        return f"another rank is slow in {finding.phase} each time; {waits}; {saved}"
+    return "; ".join(_slow_rank_texts(ranks, finding.saves_s))
+
+
+def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
+    """Return which ranks are slow, why, what that costs the others, and what fixing it would save."""
+    finding = ranks.finding
+    is_single = finding.kind == "straggler"
+    pronoun = "it" if is_single else "them"
+    texts = [_slow_ranks_text(ranks)]
+    if finding.cause is not None:
+        spends = "it spends that time" if is_single else "they spend it"
+        texts.append(f"{spends} {finding.cause}")
+    has_others = (finding.slow_ranks or 1) < ranks.heard
+    if finding.others_wait_s is not None and has_others:
+        texts.append(f"the others wait {_ms(finding.others_wait_s)} a step for {pronoun}")
+    interval = ""
+    if finding.low_s is not None and finding.high_s is not None:
+        interval = f" [{finding.low_s * 1e3:.1f}, {finding.high_s * 1e3:.1f}]"
+    texts.append(f"mending {pronoun} would save {_ms(saves_s)} a step{interval}")
+    if finding.last_in is not None:
+        steps = finding.steps or ranks.steps
+        texts.append(f"last in {finding.last_in} of {steps} steps")
+    return texts
 
 
 _DOUBTS = {"shared machine": "which other programs on this machine may have done", "chance": "perhaps by chance"}
 
 
-def _doubted(ranks: Ranks) -> str:
+def _doubtful_text(ranks: Ranks) -> str:
     """Return which rank may be slow, and why that is not sure."""
-    of = ranks.finding
-    why = _DOUBTS.get(of.doubt or "", f"too few steps ({of.steps}) to be sure")
-    if not of.slow and of.phase is None:
-        return f"who waits for whom is unknown: {why}"
-    who = "another rank" if of.rank is None else f"rank {of.rank}"
-    return f"{_slow(ranks) if of.slow else f'{who} is slow in {of.phase} in some steps'}, {why}"
+    finding = ranks.finding
+    doubt = _DOUBTS.get(finding.doubt or "", f"too few steps ({finding.steps}) to be sure")
+    if finding.slow:
+        return f"{_slow_ranks_text(ranks)}, {doubt}"
+    if finding.phase is None:
+        return f"who waits for whom is unknown: {doubt}"
+    rank = "another rank" if finding.rank is None else f"rank {finding.rank}"
+    return f"{rank} is slow in {finding.phase} in some steps, {doubt}"
 
 
-def _slow(ranks: Ranks) -> str:
+def _slow_ranks_text(ranks: Ranks) -> str:
     """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same steps of a phase share a phrase."""
-    of = ranks.finding
-    alike: defaultdict[str, list[SlowRank]] = defaultdict(list)
-    for one in of.slow:
-        whole = one.last_step - one.first_step + 1 >= (of.steps or 0)
-        where = one.phase if one.phase == RANK_PARTS[-1] else f"in {one.phase}"
-        alike[where if whole else f"{where} (steps {one.first_step} to {one.last_step})"].append(one)
-    if not alike:  # a record of version 0.2, which names one rank or one host in one phase
-        who = f"rank {of.rank}" if of.rank is not None else f"host {of.host}"
-        return f"{who}: {_ms(of.excess_s or 0.0)} slower" + (f" in {of.phase}" if of.phase else "")
-    told = ((_who(its, ranks), _ms(fmean(one.excess_s for one in its)), where) for where, its in alike.items())
-    return "; ".join(f"{who} {more} slower {where}" for who, more, where in told)
+    finding = ranks.finding
+    if not finding.slow:  # a record of version 0.2, which names one rank or one host in one phase
+        return _slow_rank_of_0_2(ranks)
+    by_place: defaultdict[str, list[SlowRank]] = defaultdict(list)
+    for slow_rank in finding.slow:
+        by_place[_place_text(slow_rank, finding.steps or 0)].append(slow_rank)
+    phrases = []
+    for place, slow_ranks in by_place.items():
+        excess_s = fmean(slow_rank.excess_s for slow_rank in slow_ranks)
+        phrases.append(f"{_subject(slow_ranks, ranks)} {_ms(excess_s)} slower {place}")
+    return "; ".join(phrases)
 
 
-def _who(its: list[SlowRank], ranks: Ranks) -> str:
-    """Return the ranks with their hosts; all ranks of a host by its name, and the first one of many."""
-    if ranks.finding.kind == "host":
-        return f"the ranks of host {ranks.finding.host} are"
-    named, hosts = sorted(one.rank for one in its), sorted({one.host for one in its})
-    count = max(len(named), (ranks.finding.slow_ranks or 0) if its == ranks.finding.slow else 0)
-    who = ranks_text(named) if count <= _NAMED else f"{count:,} of {ranks.world:,} ranks, {named[0]} the first,"
-    where = f" (host{'s' * (len(hosts) > 1)} {', '.join(hosts)})" if len(ranks.hosts) > 1 else ""
-    return f"{who}{where} {'is' if count == 1 else 'are'}"
+def _slow_rank_of_0_2(ranks: Ranks) -> str:
+    finding = ranks.finding
+    subject = f"host {finding.host}" if finding.rank is None else f"rank {finding.rank}"
+    text = f"{subject}: {_ms(finding.excess_s or 0.0)} slower"
+    return f"{text} in {finding.phase}" if finding.phase else text
+
+
+def _place_text(slow_rank: SlowRank, steps: int) -> str:
+    """Return the phase in which a rank is slow, with the steps where it is not slow in all of them."""
+    is_between_steps = slow_rank.phase == RANK_PARTS[-1]
+    place = slow_rank.phase if is_between_steps else f"in {slow_rank.phase}"
+    is_slow_throughout = slow_rank.last_step - slow_rank.first_step + 1 >= steps
+    if is_slow_throughout:
+        return place
+    return f"{place} (steps {slow_rank.first_step} to {slow_rank.last_step})"
+
+
+def _subject(slow_ranks: Sequence[SlowRank], ranks: Ranks) -> str:
+    """Return the ranks with their hosts and a verb; all ranks of a host by its name, and the first one of many."""
+    finding = ranks.finding
+    if finding.kind == "host":
+        return f"the ranks of host {finding.host} are"
+    numbers = sorted(slow_rank.rank for slow_rank in slow_ranks)
+    count = len(numbers)
+    if len(slow_ranks) == len(finding.slow):  # the record may name only some of them
+        count = max(count, finding.slow_ranks or 0)
+    names = ranks_text(numbers)
+    if count > _MOST_NAMED:
+        names = f"{count:,} of {ranks.world:,} ranks, {numbers[0]} the first,"
+    verb = "is" if count == 1 else "are"
+    if len(ranks.hosts) < 2:
+        return f"{names} {verb}"
+    hosts = sorted({slow_rank.host for slow_rank in slow_ranks})
+    noun = "host" if len(hosts) == 1 else "hosts"
+    return f"{names} ({noun} {', '.join(hosts)}) {verb}"
 
 
 def _ms(seconds: float) -> str:

@@ -18,61 +18,98 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 
 def phase_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred, then forward + backward, and the step."""
-    host = record.environment is not None and record.environment.device_type != "cpu"
-    titles = ["phase", "mean [95 % interval] (ms)", "std", "CV", "median", "p95", "share", *["host (ms)"] * host]
+    has_device = record.environment is not None and record.environment.device_type != "cpu"
+    titles = ["phase", "mean [95 % interval] (ms)", "std", "CV", "median", "p95", "share"]
+    if has_device:
+        titles.append("host (ms)")
     rows = []
     for part in (*PARTS, "forward_backward", "step"):
-        # Phases that this verb or loop lacks have no time. Without backward the sum would repeat the forward pass.
-        of = "backward" if part == "forward_backward" else part
-        if part == "step" or any(clock[of].max for clock in (record.time, record.host_time) if of in clock):
-            rows.append((part, _of_phase(record, part, host)))
+        if not _occurred(record, part):
+            continue
+        texts = _row_texts(record, part)
+        if has_device:
+            texts.append(_ms(record.host_time[part].mean, _digits(record, part)))
+        rows.append((part, texts))
     # On a shared machine, the distance of times from a floor means nothing.
-    return table_of(titles, rows, {} if record.contended else record.floors)
+    floors = {} if record.contended else record.floors
+    return table_with_floors(titles, rows, floors)
 
 
-def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]) -> Table:
-    """Return a table of the texts of each part, the last row bold, with the floors of the parts where any is known."""
-    known = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
-    shown = [text + floor_texts(floors.get(part)) * known for part, text in rows]
-    cells = [[text_cell(text, "bold" if row is shown[-1] else "") for text in row] for row in shown]
-    floor_titles = [of.heading for of in (FLOOR, TIMES_FLOOR)] * known
-    return Table([Heading(title, title, figures=title != "phase") for title in (*titles, *floor_titles)], cells)
+def _occurred(record: RunRecord, part: str) -> bool:
+    """Return whether ``part`` took time on any clock; phases that this verb or loop lacks have none."""
+    if part == "step":
+        return True
+    # Without backward the sum of both would repeat the forward pass.
+    needed = "backward" if part == "forward_backward" else part
+    clocks = [clock for clock in (record.time, record.host_time) if needed in clock]
+    return any(clock[needed].max for clock in clocks)
+
+
+def table_with_floors(
+    titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]
+) -> Table:
+    """Return a table of the texts of each part, the last row bold, with the floors of the parts if any is known."""
+    headings = [Heading(title, title, figures=title != "phase") for title in titles]
+    has_floors = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
+    if has_floors:
+        headings += [Heading(figure.heading, figure.heading, figures=True) for figure in (FLOOR, TIMES_FLOOR)]
+    cells = []
+    for index, (part, texts) in enumerate(rows):
+        style = "bold" if index == len(rows) - 1 else ""
+        shown_texts = [*texts, *floor_texts(floors.get(part))] if has_floors else texts
+        cells.append([text_cell(text, style) for text in shown_texts])
+    return Table(headings, cells)
 
 
 def step_line(record: RunRecord) -> str:
     """Return the measured step, its interval and its spread in a line, for tables without such columns."""
-    _, mean, std, cv, median, p95, *_ = _of_phase(record, "step", host=False)
+    _, mean, std, cv, median, p95, _ = _row_texts(record, "step")
     spread = {"std": std, "CV": cv, "median": median, "p95": p95}
-    return ", ".join([f"step: {mean} ms", *(f"{name} {value}" for name, value in spread.items() if value)])
+    known = [f"{name} {value}" for name, value in spread.items() if value]
+    return ", ".join([f"step: {mean} ms", *known])
 
 
-def _of_phase(record: RunRecord, part: str, host: bool) -> list[str]:
-    """Return the texts of the row of ``part``; with ``host``, the last one is the time on the host's clock."""
-    time, step_s = record.time[part], record.time["step"].mean
-    mean_s = time.mean or 0.0
-    digits = max(digits_of(mean_s), 1)
-
-    def show(value: float | None) -> str:
-        return "unknown" if value is None else ms_text(value, digits)
-
-    mean = show(time.mean)
+def _row_texts(record: RunRecord, part: str) -> list[str]:
+    """Return the title of ``part``, its mean with the interval, std, CV, median, p95, and its share of the step."""
+    time = record.time[part]
+    digits = _digits(record, part)
+    mean = _ms(time.mean, digits)
     if time.mean_low is not None:
-        mean += f" [{show(time.mean_low)}, {show(time.mean_high)}]"
-    spread = ["" if time.std is None else show(time.std), share_text(time.cv), show(time.median), show(time.p95)]
-    share = share_text(record.shares.get(part, mean_s / step_s if step_s else None))
-    return [TIMES[part].title, mean, *spread, share, *([show(record.host_time[part].mean)] if host else [])]
+        mean += f" [{_ms(time.mean_low, digits)}, {_ms(time.mean_high, digits)}]"
+    std = "" if time.std is None else _ms(time.std, digits)
+    step_s = record.time["step"].mean
+    share = (time.mean or 0.0) / step_s if step_s else None
+    share = record.shares.get(part, share)
+    spread = [std, share_text(time.cv), _ms(time.median, digits), _ms(time.p95, digits)]
+    return [TIMES[part].title, mean, *spread, share_text(share)]
+
+
+def _digits(record: RunRecord, part: str) -> int:
+    return max(digits_of(record.time[part].mean or 0.0), 1)
+
+
+def _ms(seconds: float | None, digits: int) -> str:
+    return "unknown" if seconds is None else ms_text(seconds, digits)
 
 
 def floor_texts(floor: Floor | None) -> list[str]:
     """Return the least time of a phase with its bound, and how many times as long the phase took."""
     if floor is None or floor.seconds is None or floor.seconds < LEAST_S:
         return ["", ""]
-    of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
-    times = "" if floor.times is None else f"{floor.times:,.{0 if floor.times >= 100 else 1}f}"
-    return [ms_text(floor.seconds) + of, times]
+    bound = _BOUNDS.get(floor.bound or "", "")
+    if floor.times is None:
+        times = ""
+    elif floor.times >= 100:
+        times = f"{floor.times:,.0f}"
+    else:
+        times = f"{floor.times:,.1f}"
+    return [ms_text(floor.seconds) + bound, times]
 
 
-_LISTS_OF = {
+_BOUNDS = {"compute": " FLOPs", "memory": " bytes"}
+
+# the lists that stand in a section
+_LISTS = {
     "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("odd_steps", "step_counters", "between", "outside"),
     "Use of the CPU": ("python_times",),
@@ -93,56 +130,73 @@ _MOST_ROWS = 64
 _KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")} | MOMENTS
 
 
-def shown(of: Quantity, record: RunRecord) -> str:
+def shown(figure: Quantity, record: RunRecord) -> str:
     """Return a figure with its unit, and its interval where it has one; a rate of a busy machine is a lower bound."""
-    ends = of.interval(record)
-    least = "at least " * (record.contended and of.kind in ("tokens/s", "samples/s"))
-    return (
-        least + of.fit(of.get(record)) + (f" [{', '.join(of.show(end, unit=False) for end in ends)}]" if ends else "")
-    )
+    text = figure.fit(figure.get(record))
+    interval = figure.interval(record)
+    if interval:
+        text += f" [{', '.join(figure.show(end, unit=False) for end in interval)}]"
+    is_lower_bound = record.contended and figure.kind in ("tokens/s", "samples/s")
+    return f"at least {text}" if is_lower_bound else text
 
 
 def sections(record: RunRecord) -> list[Table]:
     """Return all figures of ``record``: times by phase, then a section for each group; empty ones are left out."""
-    times = [of for title in _TIMES for of in GROUPS[title]]
-    device, host = ([of for of in times if of.path.startswith("host_") is on_host] for on_host in (False, True))
+    times = [figure for title in _TIMES for figure in GROUPS[title]]
+    host_times = [figure for figure in times if figure.path.startswith("host_")]
+    step_times = [figure for figure in times if figure not in host_times]
     tables = [replace(list_table(record, "findings"), title="What could be saved")]
-    tables.append(_families(record, device, "Time of a step (ms)"))
-    if record.environment is not None and record.environment.device_type != "cpu":  # on the CPU the two clocks are one
-        tables.append(_families(record, host, "Time on the host's clock (ms)"))
-    for title, of in GROUPS.items():
+    tables.append(_families(record, step_times, "Time of a step (ms)"))
+    has_device = record.environment is not None and record.environment.device_type != "cpu"
+    if has_device:  # on the CPU the two clocks are one
+        tables.append(_families(record, host_times, "Time on the host's clock (ms)"))
+    for title, group in GROUPS.items():
         if title not in _ELSEWHERE:
-            tables += _section(record, title, of)
+            tables += _section(record, title, group)
     return [table for table in tables if table.rows]
 
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
     """Return the tables of one group: its facts with their meanings, its lists, and its families."""
-    alone = [of for of in group if of.of is None]
-    part: BaseModel | None = {"Model": record.model, "Machine": record.environment}.get(title)
-    said = {} if part is None else {name: _said(value) for name, value in part.model_dump().items()}
-    words = [[name.replace("_", " "), text, ""] for name, text in said.items() if text]
-    lists = [list_table(record, path) for path in _LISTS_OF.get(title, ())]
-    tables = [known_table(record, alone, words), *lists, _families(record, [of for of in group if of.of is not None])]
-    tables += waterfall_tables(record) if title == "Waterfall" else []
-    tables = [table for table in tables if table.rows]
-    # The first table has the title of the section.
-    return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
+    single_figures = [figure for figure in group if figure.of is None]
+    family_figures = [figure for figure in group if figure.of is not None]
+    tables = [known_table(record, single_figures, _word_rows(record, title))]
+    tables += [list_table(record, path) for path in _LISTS.get(title, ())]
+    tables.append(_families(record, family_figures))
+    if title == "Waterfall":
+        tables += waterfall_tables(record)
+    first, *others = [table for table in tables if table.rows] or [Table()]
+    return [replace(first, title=title), *(replace(table, title="") for table in others)]
 
 
 def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Sequence[str]] = ()) -> Table:
     """Return the known figures of ``group`` with their meanings, and then the rows of ``words``."""
-    rows = [[of.title, shown(of, record), of.meaning] for of in group if of.get(record) is not None]
+    rows = []
+    for figure in group:
+        if figure.get(record) is not None:
+            rows.append([figure.title, shown(figure, record), figure.meaning])
     return text_table(("", "", ""), [*rows, *words], left=3)
 
 
-def _said(value: Any) -> str:
+def _word_rows(record: RunRecord, title: str) -> list[list[str]]:
+    """Return a row for each field of the model or the machine that is no figure."""
+    parts: dict[str, BaseModel | None] = {"Model": record.model, "Machine": record.environment}
+    part = parts.get(title)
+    if part is None:
+        return []
+    texts = {name: _value_text(value) for name, value in part.model_dump().items()}
+    return [[name.replace("_", " "), text, ""] for name, text in texts.items() if text]
+
+
+def _value_text(value: Any) -> str:
     """Return ``value`` as text; empty for numbers, which are separate figures."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_said(of)}" for name, of in value.items())
+        return ", ".join(f"{name} {_value_text(inner)}" for name, inner in value.items())
     if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return fact_text(value) if isinstance(value, (str, bool)) else ""
+        return ", ".join(str(inner) for inner in value)
+    if isinstance(value, (str, bool)):
+        return fact_text(value)
+    return ""
 
 
 def list_table(record: RunRecord, path: str) -> Table:
@@ -150,38 +204,52 @@ def list_table(record: RunRecord, path: str) -> Table:
     items: Any = record
     for key in path.split("."):
         items = getattr(items, key, None)
-    if not items or (path == "rank_step_s" and len(items) < 2):
+    is_single_rank = path == "rank_step_s" and items is not None and len(items) < 2
+    if not items or is_single_rank:
         return Table()
+    columns = _known_columns(path, items)
+    headings = headings_of(columns)
+    rows = [[_list_cell(figure, item, path) for figure in columns] for item in items[:_MOST_ROWS]]
+    if path in _NUMBERED:
+        noun, first_number = _NUMBERED[path]
+        headings = [Heading(noun, noun, figures=True), *headings]
+        rows = [[TableCell(number, str(number)), *row] for number, row in enumerate(rows, first_number)]
+    rows_left = len(items) - _MOST_ROWS
+    below = [f"and {rows_left:,} more"] if rows_left > 0 else []
+    return Table(headings, rows, below=below)
+
+
+def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
+    """Return the columns of the list at ``path``; of a sparse one, those in which any row has a value."""
+    if path not in _SPARSE:
+        return list(LISTS[path])
     # Steps show only counters of this machine, ranks only phases that occur: there 0 counts as nothing too.
     nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
-    columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
+    return [figure for figure in LISTS[path] if any(figure.get(item) not in nothing for item in items)]
 
-    def cell(of: Quantity, row: Any) -> TableCell:
-        value = of.get(row)
-        if value is None and path in _SPARSE:  # the row of counters without a step holds the usual ones
-            return TableCell(None, "median" if of.name == "step" else "")
-        return TableCell(value, of.show(value, unit=False))
 
-    headings = headings_of(columns)
-    rows = [[cell(of, row) for of in columns] for row in items[:_MOST_ROWS]]
-    if path in _NUMBERED:
-        of_each, first = _NUMBERED[path]
-        headings = [Heading(of_each, of_each, True), *headings]
-        rows = [[TableCell(at, str(at)), *row] for at, row in enumerate(rows, first)]
-    more = len(items) - _MOST_ROWS
-    return Table(headings, rows, below=[f"and {more:,} more"] if more > 0 else [])
+def _list_cell(figure: Quantity, item: Any, path: str) -> TableCell:
+    value = figure.get(item)
+    if value is not None or path not in _SPARSE:
+        return TableCell(value, figure.show(value, unit=False))
+    # The row of counters without a step holds the usual ones.
+    return TableCell(None, "median" if figure.name == "step" else "")
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
     """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
-    cells: dict[str, dict[str, str]] = {}
-    for of in group:
-        part, value = of.of or of.path.split(".")[1], of.get(record)
-        if value is None or (not value and of.shown_unit):  # no time and no memory are left out
+    columns: dict[str, dict[str, str]] = {}
+    for figure in group:
+        part = figure.of or figure.path.split(".")[1]
+        value = figure.get(record)
+        is_nothing = not value and figure.shown_unit  # no time and no memory are left out
+        if value is None or is_nothing:
             continue
-        name = of.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
-        text = of.rounded(value, *(of.interval(record) or ())) if of.unit == "s" else of.fit(value)
-        cells.setdefault(name or "mean [95 % interval]", {})[part] = text
-    parts = [part for part in _KEYS if any(part in column for column in cells.values())]
-    rows = [[_KEYS[part], *(column.get(part, "") for column in cells.values())] for part in parts]
-    return text_table(["moment" if {*parts} & {*MOMENTS} else "phase", *cells], rows, title=title)
+        family = figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
+        column = columns.setdefault(family or "mean [95 % interval]", {})
+        interval = figure.interval(record) or ()
+        column[part] = figure.rounded(value, *interval) if figure.unit == "s" else figure.fit(value)
+    parts = [part for part in _KEYS if any(part in column for column in columns.values())]
+    rows = [[_KEYS[part], *(column.get(part, "") for column in columns.values())] for part in parts]
+    are_moments = any(part in MOMENTS for part in parts)
+    return text_table(["moment" if are_moments else "phase", *columns], rows, title=title)
