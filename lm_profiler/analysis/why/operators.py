@@ -56,22 +56,29 @@ UNKNOWN_LISTS = Lists()
 
 def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
     """Return the tensors among the arguments, in order; ``lists`` describes the lists that one call gets."""
-    tensors, cut = [], is_cut(inputs)
-    for dims, type_ in zip(inputs.dims, inputs.types, strict=False):
-        if type_ == "TensorList":
-            elements = lists.elements if cut else sum(prod(one) for one in dims)
-            tensors.append(Operand((), elements or 0, None if elements is None else lists.item))
-        elif (item := _SIZES.get(type_)) is not None:
-            tensors.append(Operand(dims, prod(dims), item, _DTYPES.get(type_)))
-        elif type_ not in _NO_TENSORS:
+    tensors = []
+    lists_are_cut = is_cut(inputs)
+    for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
+        item_bytes = _SIZES.get(type_name)
+        if type_name == "TensorList":
+            elements = lists.elements if lists_are_cut else sum(prod(shape) for shape in dims)
+            if elements is None:
+                tensors.append(Operand((), 0, None))
+            else:
+                tensors.append(Operand((), elements, lists.item))
+        elif item_bytes is not None:
+            tensors.append(Operand(dims, prod(dims), item_bytes, _DTYPES.get(type_name)))
+        elif type_name not in _NO_TENSORS:
             tensors.append(Operand((), 0, None))
     return tensors
 
 
 def is_cut(inputs: Inputs) -> bool:
     """Return whether the trace left out lists of tensors as too long: at least the first one is never empty."""
-    lists = (dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False) if type_ == "TensorList")
-    return next(lists, None) == []
+    for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
+        if type_name == "TensorList":
+            return bool(dims == [])
+    return False
 
 
 _Rule = Callable[[Sequence[Operand], int], int]  # bytes, from the operands and the bytes of reading all of them
@@ -79,49 +86,87 @@ _Rule = Callable[[Sequence[Operand], int], int]  # bytes, from the operands and 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
     """Return the bytes that one call of ``name``, an operator or a compiled kernel, moves at least; None: unknown."""
-    given = operands(inputs, lists)
-    if not given or any(one.item is None for one in given):
+    tensors = operands(inputs, lists)
+    if not tensors or any(tensor.item is None for tensor in tensors):
         return None
-    read = sum(one.bytes for one in given)
+    read_bytes = sum(tensor.bytes for tensor in tensors)
     if name.startswith("triton_"):
-        return read  # its results are arguments too
-    base = re.sub(r"^aten::(_foreach_)?", "", name)
-    rule = _BY_NAME.get(base) or _BY_KIND.get(operator_kind(name))
-    return None if base == name or rule is None else rule(given, read)
+        return read_bytes  # its results are arguments too
+    base_name = re.sub(r"^aten::(_foreach_)?", "", name)
+    rule = _BY_NAME.get(base_name) or _BY_KIND.get(operator_kind(name))
+    if base_name == name or rule is None:
+        return None
+    return rule(tensors, read_bytes)
 
 
-def _pointwise(given: Sequence[Operand], read: int) -> int:
+def _pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
     """Return the bytes with a result of the broadcast shape; in place, and for lists, that is the first operand's."""
-    rank = max(len(one.shape) for one in given)
-    padded = [[1] * (rank - len(one.shape)) + list(one.shape) for one in given]
-    elements = prod(max(sizes) for sizes in zip(*padded, strict=True)) if rank else given[0].elements
+    result_elements = tensors[0].elements
+    dimensions = max(len(tensor.shape) for tensor in tensors)
+    if dimensions > 0:
+        broadcast = [1] * dimensions
+        for tensor in tensors:
+            offset = dimensions - len(tensor.shape)
+            for dimension, size in enumerate(tensor.shape):
+                broadcast[offset + dimension] = max(broadcast[offset + dimension], size)
+        result_elements = prod(broadcast)
     # Type promotion: tensors with dimensions go before scalars, floats before integers.
-    some = [one for one in given if one.shape] or given
-    some = [one for one in some if one.dtype is not None] or some
-    return read + elements * max(one.item or 0 for one in some)
+    deciding = [tensor for tensor in tensors if tensor.shape] or tensors
+    deciding = [tensor for tensor in deciding if tensor.dtype is not None] or deciding
+    result_item_bytes = max(tensor.item or 0 for tensor in deciding)
+    return read_bytes + result_elements * result_item_bytes
 
 
-def _looked_up(given: Sequence[Operand], _: int) -> int:
+def _looked_up(tensors: Sequence[Operand], _: int) -> int:
     """Return the bytes of an embedding, which reads only the rows that it looks up."""
-    table, indices = given[0], given[-1]
-    row = table.elements // max(table.shape[0], 1) if table.shape else 1
-    return 2 * indices.elements * row * (table.item or 0) + indices.bytes
+    table, indices = tensors[0], tensors[-1]
+    row_elements = 1
+    if table.shape:
+        row_elements = table.elements // max(table.shape[0], 1)
+    rows_bytes = indices.elements * row_elements * (table.item or 0)
+    return 2 * rows_bytes + indices.bytes
 
 
 def _updated(states: int) -> _Rule:
     """Return a rule: parameters, gradients and ``states`` states are read; all except gradients are written."""
 
-    def rule(given: Sequence[Operand], _: int) -> int:
-        lists = [one.bytes for one in given[: 2 + states]]
-        return 2 * sum(lists) - lists[1]
+    def rule(tensors: Sequence[Operand], _: int) -> int:
+        lists_bytes = [tensor.bytes for tensor in tensors[: 2 + states]]
+        gradients_bytes = lists_bytes[1]
+        return 2 * sum(lists_bytes) - gradients_bytes
 
     return rule
 
 
-_only_written: _Rule = lambda given, _: given[0].bytes  # noqa: E731
-_only_read: _Rule = lambda _, read: read  # noqa: E731
-_moved: _Rule = lambda _, read: 2 * read  # noqa: E731
-_like_first: _Rule = lambda given, read: read + given[0].bytes  # noqa: E731
+def _only_written(tensors: Sequence[Operand], _: int) -> int:
+    return tensors[0].bytes
+
+
+def _only_read(_: Sequence[Operand], read_bytes: int) -> int:
+    return read_bytes
+
+
+def _read_and_written(_: Sequence[Operand], read_bytes: int) -> int:
+    return 2 * read_bytes
+
+
+def _result_like_first(tensors: Sequence[Operand], read_bytes: int) -> int:
+    return read_bytes + tensors[0].bytes
+
+
+def _dropout(tensors: Sequence[Operand], read_bytes: int) -> int:
+    """Return the bytes of a dropout: its result, and a mask of a byte an element."""
+    return read_bytes + tensors[0].bytes + tensors[0].elements
+
+
+def _gather(tensors: Sequence[Operand], _: int) -> int:
+    source, indices = tensors[0], tensors[1]
+    return 2 * indices.elements * (source.item or 0) + indices.bytes
+
+
+def _second_operand(tensors: Sequence[Operand], _: int) -> int:
+    return tensors[1].bytes
+
 
 _BY_NAME: dict[str, _Rule] = {
     **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"), _only_written),
@@ -129,19 +174,19 @@ _BY_NAME: dict[str, _Rule] = {
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _updated(states=2)),  # amsgrad has a third
     "_fused_adagrad_": _updated(states=1),
     "_fused_sgd_": _updated(states=0),  # momentum has one
-    "native_dropout": lambda given, read: read + given[0].bytes + given[0].elements,
+    "native_dropout": _dropout,
     **dict.fromkeys(("embedding", "index_select"), _looked_up),
-    "gather": lambda given, _: 2 * given[1].elements * (given[0].item or 0) + given[1].bytes,
+    "gather": _gather,
     "embedding_dense_backward": _only_read,
-    "nll_loss_forward": lambda given, _: given[1].bytes,
-    "nll_loss_backward": lambda given, _: given[1].bytes,
-    **dict.fromkeys(("cat", "stack", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy"), _moved),
-    **dict.fromkeys(("triu", "tril", "cumsum", "cumprod", "sort"), _like_first),
+    "nll_loss_forward": _second_operand,
+    "nll_loss_backward": _second_operand,
+    **dict.fromkeys(("cat", "stack", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy"), _read_and_written),
+    **dict.fromkeys(("triu", "tril", "cumsum", "cumprod", "sort"), _result_like_first),
 }
 _BY_KIND: dict[str, _Rule] = {
     "elementwise": _pointwise,
-    "normalization": _like_first,
-    "softmax": _like_first,
+    "normalization": _result_like_first,
+    "softmax": _result_like_first,
     "reduction": _only_read,
 }
 
@@ -159,27 +204,35 @@ class Product(NamedTuple):
 
 def product_of(name: str, inputs: Inputs) -> Product | None:
     """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown."""
-    given = operands(inputs)
-    shapes, dtype = [one.shape for one in given], given[1].dtype if len(given) > 1 else None
-    base = name.removeprefix("aten::").removesuffix("_")
-    if "attention" in base:
-        return _attention(base, shapes, dtype, inputs)
-    factors = shapes[1:3] if base in _BIASED else shapes[:2]
-    if base not in _PRODUCTS or [len(one) for one in factors] not in ([2, 2], [3, 3]):
+    tensors = operands(inputs)
+    shapes = [tensor.shape for tensor in tensors]
+    dtype = tensors[1].dtype if len(tensors) > 1 else None
+    base_name = name.removeprefix("aten::").removesuffix("_")
+    if "attention" in base_name:
+        return _attention(base_name, shapes, dtype, inputs)
+    factors = shapes[1:3] if base_name in _BIASED else shapes[:2]
+    dimensions = [len(shape) for shape in factors]
+    if base_name not in _PRODUCTS or dimensions not in ([2, 2], [3, 3]):
         return None
     left, right = factors
-    batch, (m, k), n = prod(left[:-2]), left[-2:], right[-1]
+    batch = prod(left[:-2])
+    m, k = left[-2:]
+    n = right[-1]
     return Product(2 * batch * m * n * k, dtype, batch, m, n, k)
 
 
-def _attention(base: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs) -> Product | None:
+def _attention(base_name: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs) -> Product | None:
     """Return the product of attention on [B, H, T, D]; operators not called ``scaled_dot_product`` get [B, T, H, D]."""
-    backward = "backward" in base
-    given = shapes[1:4] if backward else shapes[:3]
-    if [len(one) for one in given] != [4, 4, 4]:
+    is_backward = "backward" in base_name
+    factors = shapes[1:4] if is_backward else shapes[:3]
+    if [len(shape) for shape in factors] != [4, 4, 4]:
         return None
-    q, k, v = given
-    time = 2 if base.startswith("_scaled_dot_product") else 1
-    flops = 2 * prod(q[:3]) * k[time] * (q[3] + v[3]) * (2 if backward else 1)
-    # Causal attention counts half: fused kernels leave out the blocks that are masked.
-    return Product(flops // 2 if "True" in inputs.values else flops, dtype)
+    q, k, v = factors
+    time_dimension = 2 if base_name.startswith("_scaled_dot_product") else 1
+    flops = 2 * prod(q[:3]) * k[time_dimension] * (q[3] + v[3])
+    if is_backward:
+        flops *= 2
+    is_causal = "True" in inputs.values
+    if is_causal:  # fused kernels leave out the blocks that are masked
+        flops //= 2
+    return Product(flops, dtype)

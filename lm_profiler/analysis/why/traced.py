@@ -48,51 +48,84 @@ class Gap(NamedTuple):
 
 def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
     """Yield the ``idle`` spans with their causes; on the CPU also ``pieces`` that only call others."""
-    if not work.on_device:
-        for piece, own in pieces:
-            if piece.use == "dispatch":
-                yield Gap(own, piece.phase, piece.name, piece.start)
-        for begin, end in idle:
-            for phase, ns in work.by_phase(begin, end):
-                yield Gap(ns, phase, PYTHON, begin)
+    if work.on_device:
+        yield from _gaps_on_device(work, pieces, idle)
         return
-    names = work.packed.names
-    waits = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
-    calls = sorted((call for call in work.launches if call.length > _LONG_NS or call.name in waits), key=_end)
-    following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
+    for piece, own_ns in pieces:
+        if piece.use == "dispatch":
+            yield Gap(own_ns, piece.phase, piece.name, piece.start)
     for begin, end in idle:
-        at = bisect_left(following, end, key=attrgetter("start"))
-        next_ = following[at] if at < len(following) else None
-        asked = end if next_ is None else next_.asked
-        phase = phases_at(work.packed.phases, [end - 1])[0] if next_ is None else next_.phase
+        for phase, phase_ns in work.by_phase(begin, end):
+            yield Gap(phase_ns, phase, PYTHON, begin)
+
+
+def _gaps_on_device(
+    work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]
+) -> Iterator[Gap]:
+    """Yield each idle span with its cause: the host was ahead, waited for the device, or was launching."""
+    names = work.packed.names
+    waiting_calls = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
+    long_calls = [call for call in work.launches if call.length > _LONG_NS or call.name in waiting_calls]
+    long_calls.sort(key=_end)
+    by_start = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
+
+    for begin, end in idle:
+        following = bisect_left(by_start, end, key=attrgetter("start"))
+        next_piece = by_start[following] if following < len(by_start) else None
+        if next_piece is None:
+            asked, what = end, "the loop"
+            phase = phases_at(work.packed.phases, [end - 1])[0]
+        else:
+            asked, what = next_piece.asked, f"launching {next_piece.operator or next_piece.name}"
+            phase = next_piece.phase
         if asked <= begin:
             yield Gap(end - begin, phase, QUEUED, asked)  # the host was ahead, so it is not the cause
             continue
-        towards = "the loop" if next_ is None else f"launching {next_.operator or next_.name}"
-        what = towards
-        if held_by := _in_call(calls, waits, begin, end):
-            operator = names[held_by[1].operator]
-            what = f"{held_by[0]} {names[held_by[1].name]}" + (f" in {operator}" if operator is not None else "")
+        blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
+        if blocking is not None:
+            what = blocking.words(names)
+
         # Split into the time in which the host handled the batch, and the rest.
-        inside = sum(ns for at, ns in work.by_phase(begin, end) if at in INPUT_PHASES)
-        at_input = phase in INPUT_PHASES
-        if inside:
-            yield Gap(inside, phase if at_input else "data", what, asked)
-        if outside := end - begin - inside:
-            yield Gap(outside, NO_PHASE if at_input else phase, what, asked)
+        input_ns = sum(phase_ns for name, phase_ns in work.by_phase(begin, end) if name in INPUT_PHASES)
+        other_ns = end - begin - input_ns
+        is_input = phase in INPUT_PHASES
+        if input_ns:
+            yield Gap(input_ns, phase if is_input else "data", what, asked)
+        if other_ns:
+            yield Gap(other_ns, NO_PHASE if is_input else phase, what, asked)
 
 
 def _end(call: DriverCall) -> int:
     return call.start + call.length
 
 
-def _in_call(calls: Sequence[DriverCall], waits: Container[int], begin: int, end: int) -> tuple[str, DriverCall] | None:
-    """Return the call that the host was in while the device was idle, or whose end it had waited for."""
+class _BlockingCall(NamedTuple):
+    """The call that the host was ``in`` while the device was idle, or ``after`` whose end it had waited."""
+
+    relation: str
+    call: DriverCall
+
+    def words(self, names: Sequence[str | None]) -> str:
+        words = f"{self.relation} {names[self.call.name]}"
+        operator = names[self.call.operator]
+        if operator is None:
+            return words
+        return f"{words} in {operator}"
+
+
+def _call_in_gap(
+    calls: Sequence[DriverCall], waiting_calls: Container[int], begin: int, end: int
+) -> _BlockingCall | None:
+    """Return the call that the host was in while the device was idle, or whose end it had waited for.
+
+    ``calls`` are sorted by their end.
+    """
     for call in calls[bisect_left(calls, begin, key=_end) :]:
-        if min(_end(call), end) - max(call.start, begin) > _MOST * (end - begin):
-            return "in", call
-        if call.name in waits and call.start < begin and _end(call) <= end:
-            return "after", call
+        inside_ns = min(_end(call), end) - max(call.start, begin)
+        if inside_ns > _MOST * (end - begin):
+            return _BlockingCall("in", call)
+        if call.name in waiting_calls and call.start < begin and _end(call) <= end:
+            return _BlockingCall("after", call)
         if _end(call) > end:
             return None
     return None
@@ -116,41 +149,51 @@ class Traced:
 
     def alone(self, step: int) -> Traced:
         """Return what was asked for in one of the steps, from 0 on, as if no other had been traced."""
-        begin, end = (-inf, *self.begins[1:], inf)[step : step + 2]
-        pieces = [weighed for weighed in self.pieces if begin <= weighed[0].asked < end]
+        boundaries = (-inf, *self.begins[1:], inf)
+        begin, end = boundaries[step], boundaries[step + 1]
+        pieces = [(piece, own_ns) for piece, own_ns in self.pieces if begin <= piece.asked < end]
         gaps = [gap for gap in self.gaps if begin <= gap.at < end]
         return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=(), is_part=True)
 
     @cached_property
     def by_use(self) -> Mapping[Use, list[Weighed]]:
+        """The pieces by their use."""
         by_use: dict[Use, list[Weighed]] = {use: [] for use in get_args(Use)}
-        for weighed in self.pieces:
-            by_use[weighed[0].use].append(weighed)
+        for piece, own_ns in self.pieces:
+            by_use[piece.use].append((piece, own_ns))
         return by_use
 
     @cached_property
     def seconds(self) -> Mapping[Use, float]:
         """The seconds of one step that went to each use."""
-        return {use: sum(own for _, own in some) * 1e-9 / self.steps for use, some in self.by_use.items()}
+        seconds: dict[Use, float] = {}
+        for use, weighed in self.by_use.items():
+            use_ns = sum(own_ns for _, own_ns in weighed)
+            seconds[use] = use_ns * 1e-9 / self.steps
+        return seconds
 
 
 def traced_of(work: TracedWork) -> Traced:
     """Break the traced steps down into pieces and gaps."""
     begin, end, pieces = work.begin, work.done, work.pieces
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
-    own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
-    # A piece that runs entirely beside one of a lower rank has no own time.
-    weighed = [(piece, ns) for piece, ns in zip(pieces, own, strict=True) if ns]
-    begins = tuple(of.start for of in work.packed.steps)
-    cuts = () if work.on_device else begins  # on the CPU a gap ends with its step
-    idle = gaps_between([*starts, *cuts], [*ends, *cuts], begin, end)
+    ranks = [rank_of(piece) for piece in pieces]
+    weighed = []
+    for piece, own_ns in zip(pieces, shared_out(starts, ends, ranks, begin, end).tolist(), strict=True):
+        if own_ns:  # a piece that runs entirely beside one of a lower rank has no own time
+            weighed.append((piece, own_ns))
+
+    step_begins = tuple(step.start for step in work.packed.steps)
+    cuts = () if work.on_device else step_begins  # on the CPU a gap ends with its step
+    idle_starts, idle_ends = gaps_between([*starts, *cuts], [*ends, *cuts], begin, end)
+    idle = list(zip(idle_starts.tolist(), idle_ends.tolist(), strict=True))
     return Traced(
-        pieces=[(piece, ns) for piece, ns in weighed if piece.use != "dispatch"],
-        gaps=list(gaps_of(work, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
+        pieces=[(piece, own_ns) for piece, own_ns in weighed if piece.use != "dispatch"],
+        gaps=list(gaps_of(work, weighed, idle)),
         steps=len(work.packed.steps),
         on_device=work.on_device,
         communication=communication_of(work),
-        begins=begins,
+        begins=step_begins,
     )
 
 
@@ -159,18 +202,26 @@ def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float,
 
     ``floor`` asks for its name and inputs alone. All kernels that the call launched share it, as their times are.
     """
-    # Each unknown call is separate.
-    called = [(of.call if of.call >= 0 else -1 - at, of, own) for at, (of, own) in enumerate(pieces)]
-    firsts, spent = dict[int, Piece](), defaultdict[int, float](float)
-    for call, piece, own in called:
-        firsts.setdefault(call, piece)
-        spent[call] += own
-    known: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
-    shares: dict[int, float | None] = {}
-    for call, first in firsts.items():
-        key = first.operator, id(first.inputs)
-        if key not in known:
-            known[key] = floor(first)
-        least = known[key]
-        shares[call] = None if least is None else min(least / spent[call], 1.0)
-    return [(of, own, None if (share := shares[call]) is None else share * own) for call, of, own in called]
+    calls = []
+    first_pieces: dict[int, Piece] = {}
+    call_ns: defaultdict[int, float] = defaultdict(float)
+    for index, (piece, own_ns) in enumerate(pieces):
+        call = piece.call if piece.call >= 0 else -1 - index  # each unknown call is separate
+        calls.append((call, piece, own_ns))
+        first_pieces.setdefault(call, piece)
+        call_ns[call] += own_ns
+
+    floors_ns: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
+    floor_shares: dict[int, float | None] = {}
+    for call, piece in first_pieces.items():
+        key = (piece.operator, id(piece.inputs))
+        if key not in floors_ns:
+            floors_ns[key] = floor(piece)
+        floor_ns = floors_ns[key]
+        floor_shares[call] = None if floor_ns is None else min(floor_ns / call_ns[call], 1.0)
+
+    floored_pieces: list[tuple[Piece, float, float | None]] = []
+    for call, piece, own_ns in calls:
+        share = floor_shares[call]
+        floored_pieces.append((piece, own_ns, None if share is None else share * own_ns))
+    return floored_pieces

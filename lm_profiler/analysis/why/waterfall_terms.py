@@ -6,10 +6,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import Piece
-from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, is_cut, least_bytes, product_of
+from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, Product, is_cut, least_bytes, product_of
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
@@ -47,11 +48,9 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     """
     notes: list[str] = []
     terms = _terms(step, traced, notes)
-    each = [_terms(step, traced.alone(at), []) for at in range(len(traced.begins))]
-    if len(each) > 1:
-        told = [[term.seconds for term in of] for of in zip(terms, *each, strict=True)]
-        ends = [{"low_s": min(seconds), "high_s": max(seconds)} for seconds in told]
-        terms = [term.model_copy(update=of) for term, of in zip(terms, ends, strict=True)]
+    terms_by_step = [_terms(step, traced.alone(index), notes=[]) for index in range(len(traced.begins))]
+    if len(terms_by_step) > 1:
+        terms = _with_extremes(terms, terms_by_step)
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
     return Waterfall(
         source="kernels" if traced.on_device else "operators",
@@ -69,26 +68,44 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     )
 
 
+def _with_extremes(terms: Sequence[Term], terms_by_step: Sequence[Sequence[Term]]) -> list[Term]:
+    """Return ``terms`` with the least and the most that each would be, by all steps or by one of them alone."""
+    with_extremes = []
+    for term, *same_of_steps in zip(terms, *terms_by_step, strict=True):
+        seconds = [term.seconds, *(same.seconds for same in same_of_steps)]
+        with_extremes.append(term.model_copy(update={"low_s": min(seconds), "high_s": max(seconds)}))
+    return with_extremes
+
+
 def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    busy_s, waited_s = _busy_s(traced), max(step.input_s - traced.seconds["input"], 0.0)
-    room_s = step.step_s if traced.on_device else max(step.step_s - waited_s, 0.0)
-    over = (busy_s - room_s) / step.step_s
-    if over > 0.0:
-        scaled = [(piece, own * room_s / busy_s) for piece, own in traced.pieces if room_s]
+    busy_s = _busy_s(traced)
+    available_s = step.step_s
+    if not traced.on_device:
+        waited_s = max(step.input_s - traced.seconds["input"], 0.0)
+        available_s = max(step.step_s - waited_s, 0.0)
+    excess = (busy_s - available_s) / step.step_s
+    is_unlike = excess > _UNLIKE
+    if excess > 0.0:
+        scaled = []
+        if available_s > 0.0:
+            scaled = [(piece, own_ns * available_s / busy_s) for piece, own_ns in traced.pieces]
         traced = replace(traced, pieces=scaled, gaps=[])
-    if over >= _NOTED:
-        ceilings = ", and no ceilings are told" if over > _UNLIKE else ""
+    if excess >= _NOTED:
+        ceilings = ", and no ceilings are told" if is_unlike else ""
         notes.append(
-            f"what ran in the traced steps took {ms(busy_s - room_s)} ({over:.0%} of the step) longer than in the "
-            f"measured ones: terms are scaled down to these{ceilings}"
+            f"what ran in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
+            f"the measured ones: terms are scaled down to these{ceilings}"
         )
+
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     # The rest makes the terms always add up to the step. Below a nanosecond it is the error of the sum, which
     # differs between rows in memory and those of a file.
-    left_s = step.step_s - math.fsum(term.seconds for term in terms)
-    terms.append(Term(name="unexplained", seconds=left_s if abs(left_s) >= 1e-9 else 0.0))
-    if over > _UNLIKE:
-        terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
+    rest_s = step.step_s - math.fsum(term.seconds for term in terms)
+    if abs(rest_s) < 1e-9:
+        rest_s = 0.0
+    terms.append(Term(name="unexplained", seconds=rest_s))
+    if is_unlike:
+        return [term.model_copy(update={"at_most_s": None}) for term in terms]
     return terms
 
 
@@ -98,49 +115,63 @@ def _busy_s(traced: Traced) -> float:
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms of matmuls and fused attention: what they should take, and their excess."""
-    whole = traced.seconds["products"]
-    repeated = whole * step.recomputed_share
-    ideal = min(step.ideal_s, whole - repeated)
-    if step.ideal_s > ideal:
+    products_s = traced.seconds["products"]
+    repeated_s = products_s * step.recomputed_share
+    ideal_s = min(step.ideal_s, products_s - repeated_s)
+    if step.ideal_s > ideal_s:
         notes.append(
-            f"the model's FLOPs take {ms(step.ideal_s)} at the peak, but its products took {ms(ideal)}: fused causal "
+            f"the model's FLOPs take {ms(step.ideal_s)} at the peak, but its products took {ms(ideal_s)}: fused causal "
             "attention does half of what is counted, some products have no kernel of a known name, or the peak is not "
             "this device's"
         )
-    clock = 0.0
+    beyond_ideal_s = products_s - repeated_s - ideal_s
+    clock_s = 0.0
     if step.clock_share:
-        clock = min(max(ideal / step.clock_share - ideal, 0.0), whole - repeated - ideal)
-    parts = floored(traced.by_use["products"], lambda piece: _at_peak(piece, step))
-    usual = ideal / whole if whole else 0.0  # where shapes are unknown
-    floors = [(piece, own, own * usual if floor is None else floor) for piece, own, floor in parts]
-    at_peak = [(piece, floor) for piece, _, floor in floors]
-    slow = [(piece, own - floor) for piece, own, floor in floors]
-    slow_s = max(whole - repeated - ideal - clock, 0.0)
-    in_backward = {"backward": repeated} if repeated else {}
+        slowed_s = ideal_s / step.clock_share - ideal_s
+        clock_s = min(max(slowed_s, 0.0), beyond_ideal_s)
+    slow_s = max(beyond_ideal_s - clock_s, 0.0)
+
+    usual_share = ideal_s / products_s if products_s else 0.0  # where shapes are unknown
+    at_peak, slow = [], []
+    for piece, own_ns, floor_ns in floored(traced.by_use["products"], lambda piece: _at_peak_ns(piece, step)):
+        if floor_ns is None:
+            floor_ns = own_ns * usual_share
+        at_peak.append((piece, floor_ns))
+        slow.append((piece, own_ns - floor_ns))
+    ideal_term = _term("ideal", ideal_s, at_peak, traced)
+    repeated_by_phase = {"backward": repeated_s} if repeated_s else {}
     return [
-        _term("ideal", ideal, at_peak, traced).model_copy(update={"at_most_s": None}),
-        _term("clock", clock, at_peak, traced),
+        ideal_term.model_copy(update={"at_most_s": None}),
+        _term("clock", clock_s, at_peak, traced),
         _term("slow_products", slow_s, slow, traced, _shape),
-        Term(name="recomputation", seconds=repeated, at_most_s=repeated, phases=in_backward),
+        Term(name="recomputation", seconds=repeated_s, at_most_s=repeated_s, phases=repeated_by_phase),
     ]
 
 
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms of all other kernels: what moving their bytes takes, and their excess."""
     lists = _lists_of_a_call(step, traced)
-    parts = floored(traced.by_use["memory"], lambda piece: _at_bandwidth(piece, step, lists))
-    at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
-    beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
-    unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
-    seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
+    at_bandwidth, beyond = [], []
+    unknown_ns = 0.0
+    for piece, own_ns, floor_ns in floored(traced.by_use["memory"], lambda piece: _at_bandwidth_ns(piece, step, lists)):
+        if floor_ns is None:
+            unknown_ns += own_ns
+            floor_ns = 0.0
+        at_bandwidth.append((piece, floor_ns))
+        beyond.append((piece, own_ns - floor_ns))
+    unknown_s = unknown_ns * 1e-9 / traced.steps
     if step.rates.bytes_per_s is None:
         notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(f"of what is beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
     return [
-        _term("bandwidth", seconds, at_bandwidth, traced),
-        _term("beyond_bandwidth", beyond_s, beyond, traced),
+        _term("bandwidth", _seconds_of_step(at_bandwidth, traced), at_bandwidth, traced),
+        _term("beyond_bandwidth", _seconds_of_step(beyond, traced), beyond, traced),
     ]
+
+
+def _seconds_of_step(weighed: Iterable[Weighed], traced: Traced) -> float:
+    return sum(ns for _, ns in weighed) * 1e-9 / traced.steps
 
 
 def _waiting(step: Step, traced: Traced) -> list[Term]:
@@ -150,40 +181,47 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
     steps alone, or in the others alone: it is never subtracted from gaps elsewhere. A wait for other ranks
     is in the traced steps too: in collectives on a device's stream, else where no operator ran.
     """
-    copies, exchanged = traced.seconds["input"], traced.seconds["communication"]
-    for_ranks = sum(step.waiting_s.values())
-    in_calls = min(for_ranks, exchanged) if traced.on_device else 0.0
-    busy = _busy_s(traced)
-    gaps = traced.gaps if in_calls else _less(traced.gaps, step.waiting_s, traced.steps)
-    at_input = [gap for gap in gaps if gap.phase in INPUT_PHASES]
-    elsewhere = [gap for gap in gaps if gap.phase not in INPUT_PHASES]
-    seen = sum(gap.ns for gap in elsewhere) * 1e-9 / traced.steps
-    idle = max(step.step_s - busy, 0.0)
-    in_gaps = min(for_ranks - in_calls, idle)
-    for_input = step.input_s - sum(step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES)
-    waited = min(max(for_input - copies, 0.0), idle - in_gaps)
-    waiting_s = in_calls + in_gaps
-    copied = _term("input", copies, list(traced.by_use["input"]), traced)
-    unseen = [Gap(1, "data", "not while traced")] * traced.steps
+    copies_s, exchange_s = traced.seconds["input"], traced.seconds["communication"]
+    rank_waits_s = sum(step.waiting_s.values())
+    rank_waits_in_calls_s = min(rank_waits_s, exchange_s) if traced.on_device else 0.0
+    gaps: Sequence[Gap] = traced.gaps
+    if not rank_waits_in_calls_s:
+        gaps = _without_waits(gaps, step.waiting_s, traced.steps)
+    input_gaps = [gap for gap in gaps if gap.phase in INPUT_PHASES]
+    other_gaps = [gap for gap in gaps if gap.phase not in INPUT_PHASES]
+    other_gaps_s = sum(gap.ns for gap in other_gaps) * 1e-9 / traced.steps
+
+    idle_s = max(step.step_s - _busy_s(traced), 0.0)
+    rank_waits_in_gaps_s = min(rank_waits_s - rank_waits_in_calls_s, idle_s)
+    rank_waits_at_input_s = sum(step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES)
+    batch_waits_s = max(step.input_s - rank_waits_at_input_s - copies_s, 0.0)
+    batch_waits_s = min(batch_waits_s, idle_s - rank_waits_in_gaps_s)
+    if not input_gaps:
+        input_gaps = [Gap(1, "data", "not while traced")] * traced.steps
+    idle_in_other_gaps_s = min(idle_s - rank_waits_in_gaps_s - batch_waits_s, other_gaps_s)
+
+    waiting_s = rank_waits_in_calls_s + rank_waits_in_gaps_s
+    copies = _term("input", copies_s, traced.by_use["input"], traced)
     return [
-        _term("communication", exchanged - in_calls, list(traced.by_use["communication"]), traced),
+        _term("communication", exchange_s - rank_waits_in_calls_s, traced.by_use["communication"], traced),
         Term(name="waiting", seconds=waiting_s, phases=by_phase(step.waiting_s.items(), waiting_s)),
-        _gap_term("gaps", min(idle - in_gaps - waited, seen), elsewhere, traced),
-        _together(copied, _gap_term("input", waited, at_input or unseen, traced)),
+        _gap_term("gaps", idle_in_other_gaps_s, other_gaps, traced),
+        _sum_of(copies, _gap_term("input", batch_waits_s, input_gaps, traced)),
     ]
 
 
-def _less(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
+def _without_waits(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
     """Return ``gaps`` minus the waits in their phases (seconds per step), which are in the longest gaps."""
-    left, kept = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}, []
+    waits_left_ns = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}
+    shortened = []
     # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
-    for gap in sorted(gaps, key=lambda gap: -gap.ns):
-        taken = min(gap.ns, left.get(gap.phase, 0))
-        if taken:
-            left[gap.phase] -= taken
-        if gap.ns > taken:
-            kept.append(gap._replace(ns=gap.ns - taken))
-    return kept
+    for gap in sorted(gaps, key=lambda gap: gap.ns, reverse=True):
+        waited_ns = min(gap.ns, waits_left_ns.get(gap.phase, 0))
+        if waited_ns > 0:
+            waits_left_ns[gap.phase] -= waited_ns
+        if gap.ns > waited_ns:
+            shortened.append(gap._replace(ns=gap.ns - waited_ns))
+    return shortened
 
 
 def _term(
@@ -200,52 +238,79 @@ def _term(
         name=name,
         seconds=seconds,
         at_most_s=seconds,
-        phases=by_phase(((piece.phase, ns) for piece, ns in weighed), seconds),
+        phases=by_phase([(piece.phase, ns) for piece, ns in weighed], seconds),
         contributors=contributors(weighed, seconds, traced.steps, _things(traced), why),
     )
 
 
 def _gap_term(name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced) -> Term:
-    phases = by_phase(((gap.phase, gap.ns) for gap in gaps), seconds)
+    phases = by_phase([(gap.phase, gap.ns) for gap in gaps], seconds)
     causes = waits(gaps, seconds, traced.steps)
     return Term(name=name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=causes)
 
 
-def _together(one: Term, other: Term) -> Term:
-    seconds = one.seconds + other.seconds
-    phases = {p: one.phases.get(p, 0.0) + other.phases.get(p, 0.0) for p in (*one.phases, *other.phases)}
-    parts = sorted((*one.contributors, *other.contributors), key=lambda part: -part.seconds)
-    return Term(name=one.name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=parts)
+def _sum_of(term: Term, other: Term) -> Term:
+    seconds = term.seconds + other.seconds
+    phases = dict(term.phases)
+    for phase, phase_s in other.phases.items():
+        phases[phase] = phases.get(phase, 0.0) + phase_s
+    parts = [*term.contributors, *other.contributors]
+    parts.sort(key=lambda part: part.seconds, reverse=True)
+    return Term(name=term.name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=parts)
 
 
-def _at_peak(piece: Piece, step: Step) -> float | None:
-    product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
-    rate = None if product is None else step.rates.flops_per_s(product.dtype or step.dtype)
-    return None if product is None or rate is None else product.flops / rate * 1e9
+def _product_of_piece(piece: Piece) -> Product | None:
+    if piece.inputs is None:
+        return None
+    return product_of(piece.operator or "", piece.inputs)
+
+
+def _at_peak_ns(piece: Piece, step: Step) -> float | None:
+    """Return how long the whole call would take at the peak of its dtype."""
+    product = _product_of_piece(piece)
+    if product is None:
+        return None
+    flops_per_s = step.rates.flops_per_s(product.dtype or step.dtype)
+    if flops_per_s is None:
+        return None
+    return product.flops / flops_per_s * 1e9
 
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
     """Return what one call of each operator gets whose lists were too long for the trace: all parameters or a part."""
-    inputs = {id(piece.inputs): piece.inputs for piece, _ in traced.by_use["memory"]}  # equal inputs are one object
-    cut = {key for key, given in inputs.items() if given is not None and is_cut(given)}
-    called = {(piece.operator or "", piece.call) for piece, _ in traced.by_use["memory"] if id(piece.inputs) in cut}
-    calls = Counter(operator for operator, _ in called)
-    elements = step.lists.elements
-    return {
-        operator: step.lists._replace(elements=None if elements is None else elements * traced.steps // count)
-        for operator, count in calls.items()
-    }
+    inputs_are_cut: dict[int, bool] = {}  # equal inputs are one object
+    calls_of_operator = defaultdict[str, set[int]](set)
+    for piece, _ in traced.by_use["memory"]:
+        if piece.inputs is None:
+            continue
+        key = id(piece.inputs)
+        if key not in inputs_are_cut:
+            inputs_are_cut[key] = is_cut(piece.inputs)
+        if inputs_are_cut[key]:
+            calls_of_operator[piece.operator or ""].add(piece.call)
+
+    lists = {}
+    for operator, calls in calls_of_operator.items():
+        elements = step.lists.elements
+        if elements is not None:
+            elements = elements * traced.steps // len(calls)
+        lists[operator] = step.lists._replace(elements=elements)
+    return lists
 
 
-def _at_bandwidth(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float | None:
+def _at_bandwidth_ns(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float | None:
+    """Return how long moving the bytes of the whole call would take at the memory's bandwidth."""
     if piece.inputs is None or step.rates.bytes_per_s is None:
         return None
-    moved = least_bytes(piece.operator or "", piece.inputs, lists.get(piece.operator or "", step.lists))
-    return None if moved is None else moved / step.rates.bytes_per_s * 1e9
+    operator = piece.operator or ""
+    moved_bytes = least_bytes(operator, piece.inputs, lists.get(operator, step.lists))
+    if moved_bytes is None:
+        return None
+    return moved_bytes / step.rates.bytes_per_s * 1e9
 
 
 def _shape(piece: Piece) -> str | None:
-    product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
+    product = _product_of_piece(piece)
     if product is None or not product.m:
         return None
     batch = f"{product.batch} × " if product.batch > 1 else ""
@@ -256,6 +321,17 @@ def _things(traced: Traced) -> str:
     return "kernels" if traced.on_device else "operators"
 
 
+class _ContributorKey(NamedTuple):
+    """What the pieces of a contributor share: a module, or outside of modules a phase and an operator or kernel.
+
+    Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
+    """
+
+    module: str | None
+    phase: str | None
+    name: str | None
+
+
 def contributors(
     weighed: Iterable[Weighed],
     seconds: float,
@@ -263,73 +339,121 @@ def contributors(
     things: str,
     why: Callable[[Piece], str | None] | None = None,
 ) -> list[Contributor]:
-    """Return the largest modules of a term of ``seconds`` per step; the weights cover all ``steps``."""
-    groups: defaultdict[tuple[str | None, tuple[str, ...]], list[Weighed]] = defaultdict(list)
-    for each in weighed:
-        piece, ns = each
+    """Return the largest modules of a term of ``seconds`` per step; the weights cover all ``steps``.
+
+    ``things`` is the word for the pieces; ``why`` returns what is known about the largest piece of a contributor.
+    """
+    if seconds <= 0.0:
+        return []
+    groups: defaultdict[_ContributorKey, list[Weighed]] = defaultdict(list)
+    for piece, ns in weighed:
         if ns > 0:
-            path = module_of(piece.module)[0]
-            # Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
-            groups[path, () if path is not None else (piece.phase, piece.operator or piece.name)].append(each)
-    sums = {key: sum(ns for _, ns in group) for key, group in groups.items()}
-    scale = seconds / sum(sums.values()) if sums else 0.0
-    return [
-        Contributor(
-            module=path,
-            what=": ".join(what) or _most((piece.operator or piece.name, ns) for piece, ns in groups[path, what])[0],
-            count=len(groups[path, what]) / steps,
-            seconds=ns * scale,
-            detail=_detail(groups[path, what], scale, steps, things, why),
+            groups[_contributor_key(piece)].append((piece, ns))
+    sums_ns = {key: sum(ns for _, ns in group) for key, group in groups.items()}
+    if not sums_ns:
+        return []
+    seconds_per_ns = seconds / sum(sums_ns.values())
+
+    largest = sorted(sums_ns, key=lambda key: sums_ns[key], reverse=True)[:LARGEST]
+    largest_contributors = []
+    for key in largest:
+        group = groups[key]
+        largest_contributors.append(
+            Contributor(
+                module=key.module,
+                what=_what(key, group),
+                count=len(group) / steps,
+                seconds=sums_ns[key] * seconds_per_ns,
+                detail=_detail(group, seconds_per_ns, steps, things, why),
+            )
         )
-        for (path, what), ns in sorted(sums.items(), key=lambda item: -item[1])[:LARGEST]
-        if seconds > 0
-    ]
+    return largest_contributors
+
+
+def _contributor_key(piece: Piece) -> _ContributorKey:
+    path, _ = module_of(piece.module)
+    if path is not None:
+        return _ContributorKey(path, None, None)
+    return _ContributorKey(None, piece.phase, _piece_name(piece))
+
+
+def _piece_name(piece: Piece) -> str:
+    return piece.operator or piece.name
+
+
+def _what(key: _ContributorKey, group: Sequence[Weighed]) -> str:
+    if key.phase is not None and key.name is not None:
+        return f"{key.phase}: {key.name}"
+    return _largest_sum((_piece_name(piece), ns) for piece, ns in group).name
 
 
 def _detail(
-    group: Sequence[Weighed], scale: float, steps: int, things: str, why: Callable[[Piece], str | None] | None
+    group: Sequence[Weighed], seconds_per_ns: float, steps: int, things: str, why: Callable[[Piece], str | None] | None
 ) -> str:
     """Return the share of the largest kind, and what is known about the largest piece."""
-    kind, ns, kinds = _most((piece.kind, ns) for piece, ns in group)
-    times = sum(piece.kind == kind for piece, _ in group) / steps  # per step: 23 in two steps are 11.5
-    count = f"{round(times, 2):,g}"
-    told = f"{count} {kind} {things[:-1] if count == '1' else things}"
-    reason = None if why is None else why(max(group, key=lambda weighed: weighed[1])[0])
-    return (told if kinds == 1 else f"{ms(ns * scale)} in {told}") + (f"; {reason}" if reason else "")
+    largest_kind = _largest_sum((piece.kind, ns) for piece, ns in group)
+    pieces_of_kind = sum(1 for piece, _ in group if piece.kind == largest_kind.name)
+    count = f"{round(pieces_of_kind / steps, 2):,g}"  # 23 in two steps are 11.5
+    word = things.removesuffix("s") if count == "1" else things
+    detail = f"{count} {largest_kind.name} {word}"
+    if largest_kind.names > 1:
+        detail = f"{ms(largest_kind.ns * seconds_per_ns)} in {detail}"
+    if why is not None:
+        largest_piece, _ = max(group, key=lambda weighed: weighed[1])
+        reason = why(largest_piece)
+        if reason:
+            detail += f"; {reason}"
+    return detail
 
 
-def _most(weighed: Iterable[tuple[str, float]]) -> tuple[str, float, int]:
-    """Return the name with the largest sum, that sum, and how many names there are."""
-    sums: defaultdict[str, float] = defaultdict(float)
+class _LargestSum(NamedTuple):
+    """The name with the largest sum, that sum, and how many names there are."""
+
+    name: str
+    ns: float
+    names: int
+
+
+def _largest_sum(weighed: Iterable[tuple[str, float]]) -> _LargestSum:
+    sums_ns: defaultdict[str, float] = defaultdict(float)
     for name, ns in weighed:
-        sums[name] += ns
-    return (*max(sums.items(), key=lambda item: item[1]), len(sums))
+        sums_ns[name] += ns
+    largest = max(sums_ns, key=lambda name: sums_ns[name])
+    return _LargestSum(largest, sums_ns[largest], len(sums_ns))
 
 
 def ms(seconds: float) -> str:
     """Return ``seconds`` in words, to three digits at least."""
-    value = seconds * 1e3
-    return f"{value:,.0f} ms" if value >= 99.95 else f"{value:.3g} ms"
+    milliseconds = seconds * 1e3
+    if milliseconds >= 99.95:
+        return f"{milliseconds:,.0f} ms"
+    return f"{milliseconds:.3g} ms"
 
 
 def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, float]:
     """Return how ``seconds`` divide among the phases of the ``weighed`` pieces, the longest first."""
-    ns: defaultdict[str, float] = defaultdict(float)
+    if seconds <= 0.0:
+        return {}
+    weights: defaultdict[str, float] = defaultdict(float)
     for phase, weight in weighed:
-        ns[phase] += weight
-    scale = seconds / total if (total := sum(ns.values())) else 0.0
-    longest = sorted(ns.items(), key=lambda item: -item[1])
-    return {phase: weight * scale for phase, weight in longest if seconds > 0 and weight}
+        weights[phase] += weight
+    total = sum(weights.values())
+    longest = sorted(weights, key=lambda phase: weights[phase], reverse=True)
+    return {phase: weights[phase] * seconds / total for phase in longest if weights[phase]}
 
 
 def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
     """Return the largest causes of ``gaps``, which add up to ``seconds`` per step."""
-    lost, count = Counter[str](), Counter[str]()
+    if seconds <= 0.0:
+        return []
+    lost_ns: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for gap in gaps:
-        lost[f"{gap.phase}: {gap.what}"] += gap.ns
-        count[f"{gap.phase}: {gap.what}"] += 1
-    return [
-        Contributor(module=None, what=what, count=count[what] / steps, seconds=seconds * ns / lost.total())
-        for what, ns in lost.most_common(LARGEST)
-        if seconds > 0
-    ]
+        cause = f"{gap.phase}: {gap.what}"
+        lost_ns[cause] += gap.ns
+        counts[cause] += 1
+    causes = []
+    for cause, ns in lost_ns.most_common(LARGEST):
+        seconds_lost = seconds * ns / lost_ns.total()
+        causes.append(Contributor(module=None, what=cause, count=counts[cause] / steps, seconds=seconds_lost))
+    return causes
