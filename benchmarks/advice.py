@@ -5,6 +5,9 @@
 Each case is a program in a fresh process: a convolutional net, a language model or a GAN (manual optimization), with a
 plant whose cause is known. The first finding must be that cause, in that place. ``--busy`` runs so many other processes
 beside it that compute without end. Programs without a plant must not be told anything for certain.
+
+With ``--gains`` the program runs twice more, without the profiler: with the plant, and with its remedy. The difference
+of their mean steps, with all that passes between steps, is the true gain, which "saves at most" is compared with.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Case:
     plant: str
     right: Names
     place: str = ""
+    remedied: str | None = ""  # the plant of the program with the remedy; None if that is another program
 
 
 _ALL = {
@@ -53,16 +57,22 @@ _ALL = {
     "loader computes": (("input",), ""),
     "one slow worker": (("input",), ""),
     "short epochs": (("epoch",), ""),
-    "optimizer without foreach": (("optimizer",), ""),
+    "optimizer without foreach": (("optimizer",), "", None),
     "garbage": (("garbage", "python"), ""),
     "every fifth step sleeps": (("pattern", "sleep"), ""),
+    "full collections every seventh step": (("garbage", "python"), ""),
+    "workers start anew": (("worker_start",), "", "workers stay"),
+    "loader made anew": (("reload",), "train_dataloader", "loader made once"),
+    "slow hook as an epoch ends": (("owner",), "SlowEpochEnd", "epochs of six"),
+    "validation every 25 steps": (("validation",), ""),
+    "full queue": (("input",), ""),
     "anomalies": (("anomalies",), ""),
 }
 _NOT_OF_THE_GAN = ("sleep in the optimizer", "optimizer without foreach", "anomalies")
 _ONLY = {
-    "vision": {"batch of 2": (("small_batch",), ""), "float64": (("double",), "")},
+    "vision": {"batch of 2": (("small_batch",), "", None), "float64": (("double",), "")},
     "language": {
-        "batch of 1": (("small_batch",), ""),
+        "batch of 1": (("small_batch",), "", None),
         "recomputation": (("recomputation", "compile", "small_batch"), ""),
     },
     "gan": {},
@@ -96,8 +106,51 @@ def _program(case: Case, folder: str) -> None:
     pl.Trainer(callbacks=[*callbacks, *ours], **{**usual, **options}).fit(module, *data)
 
 
-def judged(case: Case, folder: Path) -> dict[str, object]:
-    """Run a case; what was said first, and whether it was right."""
+_TIMED_STEPS, _UNTIMED_STEPS = 42, 6
+
+
+def _print_step_s(program: str, plant: str, folder: str) -> None:
+    """Train without the profiler, and print the mean seconds of a step with all that passes between steps."""
+    import lightning.pytorch as pl
+    import torch
+
+    from benchmarks.advice_programs import make
+
+    class Instants(pl.Callback):
+        def __init__(self) -> None:
+            self.began_s: list[float] = []
+
+        def on_train_batch_start(self, *_: object) -> None:
+            self.began_s.append(time.perf_counter())
+
+    torch.manual_seed(0)
+    module, data, options, callbacks = make(program, plant, folder)
+    instants = Instants()
+    usual = {"accelerator": "cpu", "max_epochs": -1, "max_steps": _UNTIMED_STEPS + _TIMED_STEPS + 1, "logger": False}
+    usual |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    pl.Trainer(callbacks=[*callbacks, instants], **{**usual, "num_sanity_val_steps": 0, **options}).fit(module, *data)
+    began_s = instants.began_s[_UNTIMED_STEPS:]
+    print("step_s", (began_s[-1] - began_s[0]) / (len(began_s) - 1))
+
+
+def _step_s(program: str, plant: str, folder: Path) -> float:
+    arguments = [sys.executable, "-m", "benchmarks.advice", "--timed", program, plant, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
+    line = next(line for line in ended.stdout.splitlines() if line.startswith("step_s "))
+    return float(line.split()[1])
+
+
+def gain_of(case: Case, folder: Path) -> float | None:
+    """Return by how many seconds the remedy shortens the mean step; None where it makes another program of it."""
+    if case.remedied is None or not case.plant:
+        return None
+    planted_s = _step_s(case.program, case.plant, folder / "planted")
+    return planted_s - _step_s(case.program, case.remedied, folder / "remedied")
+
+
+def judged(case: Case, folder: Path, gains: bool = False) -> dict[str, object]:
+    """Run a case; what was said first, whether it was right, and with ``gains`` how true "saves at most" is."""
     began = time.perf_counter()
     arguments = [sys.executable, "-m", "benchmarks.advice", "--program", case.program, case.plant, str(folder)]
     done = subprocess.run(
@@ -110,6 +163,7 @@ def judged(case: Case, folder: Path) -> dict[str, object]:
     except Exception:
         error = done.stderr[-2000:]
         return {"program": case.program, "plant": case.plant or "nothing", "right": False, "error": error}
+    gain_s = gain_of(case, folder) if gains else None
     found = record.findings
     first = found[0] if found else None
     place = "" if first is None else f"{first.owner} {first.file} {first.what}"
@@ -125,6 +179,8 @@ def judged(case: Case, folder: Path) -> dict[str, object]:
         "step_ms": (record.time["step"].mean or 0.0) * 1e3 if record.time else None,
         "shared": record.contention is not None and record.contention.shared,
         "took_s": time.perf_counter() - began,
+        "ceiling_ms": None if first is None or not right else first.saves_s * 1e3,
+        "gain_ms": None if gain_s is None else gain_s * 1e3,
     }
 
 
@@ -134,7 +190,7 @@ def _spin() -> None:
 
 
 def run(
-    cases: Sequence[Case], folder: Path, busy: int, tell: Callable[[dict[str, object]], None]
+    cases: Sequence[Case], folder: Path, busy: int, tell: Callable[[dict[str, object]], None], gains: bool = False
 ) -> list[dict[str, object]]:
     """Judge all ``cases``, beside so many processes that compute."""
     others = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(busy)]
@@ -143,7 +199,7 @@ def run(
     try:
         results = []
         for number, case in enumerate(cases):
-            results.append(judged(case, folder / str(number)))
+            results.append(judged(case, folder / str(number), gains))
             tell(results[-1])
         return results
     finally:
@@ -157,19 +213,32 @@ def main() -> None:
     parser.add_argument("--only", default="", help="of the program and the plant, something that they must hold")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside each case")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--gains", action="store_true", help="measure what the remedy of each plant really saves")
     parser.add_argument("--program", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--timed", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.program:
         _program(Case(given.program[0], given.program[1], ()), given.program[2])
+        return
+    if given.timed:
+        _print_step_s(*given.timed)
         return
     import tempfile
 
     cases = [case for case in (*CASES, *CONTROLS) if given.only in f"{case.program}: {case.plant}"]
     with tempfile.TemporaryDirectory() as folder:
-        results = run(cases, Path(folder), given.busy, partial(_tell))
+        results = run(cases, Path(folder), given.busy, partial(_tell), given.gains)
     planted = [of for of in results if of["plant"] != "nothing"]
     print(f"right first advice: {sum(bool(of.get('right')) for of in planted)} of {len(planted)}")
     print(f"wrong, and not said with may: {sum(bool(of.get('wrong_for_certain')) for of in results)} of {len(results)}")
+    ratios = []
+    for result in results:
+        ceiling_ms, gain_ms = result.get("ceiling_ms"), result.get("gain_ms")
+        if isinstance(ceiling_ms, float) and isinstance(gain_ms, float) and gain_ms > 0.0:
+            ratios.append(ceiling_ms / gain_ms)
+    if ratios:
+        print(f"ceilings of at least the true gain: {sum(ratio >= 1.0 for ratio in ratios)} of {len(ratios)}")
+        print(f"ceilings of at most 1.5 times the true gain: {sum(ratio <= 1.5 for ratio in ratios)} of {len(ratios)}")
     if given.json:
         given.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
@@ -180,6 +249,8 @@ def _tell(result: dict[str, object]) -> None:
         return
     mark = "right" if result["right"] else "WRONG" if result["wrong_for_certain"] else "missed"
     others = ", ".join(result["others"])  # type: ignore[arg-type]
+    if result["ceiling_ms"] and result["gain_ms"]:
+        others += f"; at most {result['ceiling_ms']:.1f} ms, truly {result['gain_ms']:.1f}"
     print(
         f"{mark:6} {result['program']}: {result['plant']}: {result['said']} ({others}) {result['step_ms']:.1f} ms",
         flush=True,

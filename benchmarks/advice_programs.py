@@ -23,12 +23,20 @@ def make(
     """Module, loaders, options of the Trainer and callbacks."""
     module: pl.LightningModule = {"vision": Vision, "language": Language, "gan": Gan}[program](plant)
     batch = {"batch of 2": 2, "batch of 1": 1}.get(plant, 8)
-    count = 24 if plant == "short epochs" else 100_000
+    count = {"short epochs": 24, **dict.fromkeys(EPOCHS_OF_SIX, 48)}.get(plant, 100_000)
     data = Samples(program, plant, count)
-    workers = {"one slow worker": 1, "short epochs": 2}.get(plant, 0)
-    loaders: list[Any] = [DataLoader(data, batch_size=batch, num_workers=workers)]
+    loaders: list[Any] = [DataLoader(data, batch_size=batch, **workers_of(plant))]
     options: dict[str, Any] = {}
     callbacks: list[pl.Callback] = []
+    if plant in ("loader made anew", "loader made once"):
+        module.train_dataloader = lambda: slowly(loaders_kept[0])  # type: ignore[method-assign]
+        loaders_kept, loaders = loaders, []
+        options["reload_dataloaders_every_n_epochs"] = int(plant == "loader made anew")
+    if plant == "validation every 25 steps":
+        loaders.append(DataLoader(Samples(program, "loader sleeps", 64), batch_size=8))
+        options |= {"val_check_interval": 25, "check_val_every_n_epoch": None}
+    if plant == "slow hook as an epoch ends":
+        callbacks.append(SlowEpochEnd())
     if plant == "validation every five steps":
         loaders.append(DataLoader(Samples(program, "", 64), batch_size=8))
         options |= {"val_check_interval": 5, "check_val_every_n_epoch": None}
@@ -48,6 +56,36 @@ def make(
     return module, loaders, options, callbacks
 
 
+# Plants of epochs that end, and their remedies, in epochs of six steps.
+EPOCHS_OF_SIX = (
+    *("workers start anew", "workers stay", "loader made anew", "loader made once"),
+    *("slow hook as an epoch ends", "epochs of six"),
+)
+
+
+def workers_of(plant: str) -> dict[str, Any]:
+    """Return what the loader of ``plant`` is given beside its data."""
+    if plant in ("workers start anew", "workers stay"):
+        return {"num_workers": 1, "worker_init_fn": start_slowly, "persistent_workers": plant == "workers stay"}
+    if plant == "full queue":
+        return {"num_workers": 2, "prefetch_factor": 8}
+    return {"num_workers": {"one slow worker": 1, "short epochs": 2}.get(plant, 0)}
+
+
+def start_slowly(number: int) -> None:
+    time.sleep(0.3)
+
+
+def slowly(loader: Any) -> Any:
+    time.sleep(0.3)
+    return loader
+
+
+class SlowEpochEnd(pl.Callback):
+    def on_train_epoch_end(self, *_: Any) -> None:
+        time.sleep(0.3)
+
+
 class Samples(Dataset[Any]):
     """Random images or tokens."""
 
@@ -58,7 +96,7 @@ class Samples(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.plant in ("loader sleeps", "one slow worker"):
+        if self.plant in ("loader sleeps", "one slow worker", "full queue"):
             time.sleep(PAUSE_S / 4)
         if self.plant == "loader computes":
             augmented(index)
@@ -150,6 +188,10 @@ class Planted(pl.LightningModule):
         if self.plant == "garbage":
             for _ in range(3):
                 litter()
+        if self.plant == "full collections every seventh step" and self.steps % 7 == 0:
+            collect_fully()
+        if self.plant == "full queue" and self.steps == 1:
+            time.sleep(1.5)
         if self.plant == "every fifth step sleeps" and self.steps % 5 == 0:
             time.sleep(4 * PAUSE_S)
         return x
@@ -199,6 +241,18 @@ def litter() -> None:
     for _ in range(2000):
         node = Node()
         node.node = node  # type: ignore[attr-defined]
+    gc.collect()
+
+
+_HEAP: list[Any] = []
+
+
+def collect_fully() -> None:
+    """Collect garbage with many objects alive, as a program does whose data are Python's lists."""
+    import gc
+
+    if not _HEAP:
+        _HEAP.extend([number, {}] for number in range(500_000))
     gc.collect()
 
 
