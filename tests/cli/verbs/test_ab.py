@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -244,21 +245,30 @@ def test_equal_trees_are_the_same_within_a_bound_that_can_be_reached(noise: floa
     assert same >= 160
 
 
-def test_the_actions_step_calls_it_with_the_words_as_they_are(tmp_path: Path) -> None:
-    """The step's own script in a shell; `python` stands in, and writes its arguments down."""
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        ("run -- python 'my train.py'", ["run", "--", "python", "my train.py"]),
+        ('fit --config "$(touch x)"', ["fit", "--config", "$(touch x)"]),
+        ("fit `touch x`", ["fit", "`touch", "x`"]),
+        ("fit); touch x; (", ["fit);", "touch", "x;", "("]),
+        ("fit\n  --config demo\n", ["fit", "--config", "demo"]),
+    ],
+)
+def test_the_actions_step_calls_it_with_the_words_as_they_are(tmp_path: Path, call: str, words: list[str]) -> None:
+    """The step's own script; a package of the same name stands in, and writes its arguments down."""
     action = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text(encoding="utf-8"))
     [step] = action["runs"]["steps"]
-    (tmp_path / "python").write_text(
-        f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/given\nexit 1\n', encoding="utf-8"
-    )
-    (tmp_path / "python").chmod(0o755)
-    inputs = {"BASE": "main; rm -rf /", "BUDGET": "5m", "FAIL_ON": "slower", "CALL": "run -- python 'my train.py'"}
-    environment = {**os.environ, **inputs, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", step["run"]], env=environment, check=False)
+    assert step["shell"] == "python"
+    package = tmp_path / "lm_profiler"
+    package.mkdir()
+    stand_in = f"import json, sys\njson.dump(sys.argv[1:], open({str(tmp_path / 'given')!r}, 'w'))\nsys.exit(1)\n"
+    (package / "__main__.py").write_text(stand_in, encoding="utf-8")
+    inputs = {"BASE": "main; rm -rf /", "BUDGET": "5m", "FAIL_ON": "slower", "CALL": call}
+    done = subprocess.run([sys.executable, "-c", step["run"]], env={**os.environ, **inputs}, cwd=tmp_path, check=False)
     assert done.returncode == 1
-    words = (tmp_path / "given").read_text(encoding="utf-8").splitlines()
-    assert words[2:] == [
-        "ab", "--a", "git:main; rm -rf /", "--b", ".", "--budget", "5m", "--fail_on", "slower",
-        "--", "run", "--", "python", "my train.py",
+    assert json.loads((tmp_path / "given").read_text(encoding="utf-8")) == [
+        "ab", "--a", "git:main; rm -rf /", "--b", ".", "--budget", "5m", "--fail_on", "slower", "--", *words
     ]  # fmt: skip
     assert set(inputs) == set(step["env"])
+    assert not (tmp_path / "x").exists()
