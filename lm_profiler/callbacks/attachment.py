@@ -58,6 +58,7 @@ class Attachment:
     ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     begun: bool = False  # true once there is a session
+    is_search: bool = False  # whether this was no run, but a Tuner's search for a batch size or a learning rate
     phases: PhaseProfiler | None = None
     watching: Watching | None = None
     _stopping: StoppingRule | None = None
@@ -161,7 +162,9 @@ class Attachment:
     def end(self) -> None:
         """Record the run if it is not recorded yet: the Trainer is done."""
         if not self.begun and is_a(sys.exc_info()[1], TUNER_EXIT.name):
-            self.ending.over = True  # a Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException)
+            # A Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException).
+            self.is_search = True
+            self.ending.over = True
             return
         if not self.ending.over:
             if not self.begun:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -36,6 +36,15 @@ from lm_profiler.record.run_record import RunRecord, Verb
 if TYPE_CHECKING:
     from lm_profiler.callbacks.attachment import Attachment
     from lm_profiler.callbacks.run_finisher import RunFinisher
+
+
+class Admits(Protocol):
+    """Decides which Trainer of a program is profiled."""
+
+    def __call__(self, trainer: Trainer) -> bool: ...
+
+    def release(self) -> None:
+        """Take the last admission back: nothing was profiled."""
 
 
 class TrainingProfiler(Callback):
@@ -98,7 +107,7 @@ class TrainingProfiler(Callback):
         self._run: Attachment | None = None
         self._last: RunFinisher | None = None
         # decides whether a Trainer is profiled, where Lightning added the callback to every Trainer of a program
-        self.admits: Callable[[Trainer], bool] | None = None
+        self.admits: Admits | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the options alone: a copy or a pickle can profile its own run, and knows nothing of this one."""
@@ -240,6 +249,8 @@ class TrainingProfiler(Callback):
             if run.watching is not None:
                 run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)
+            if run.is_search and self.admits is not None:
+                run.ending.part.run(self.admits.release)
             # Restored once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps
 

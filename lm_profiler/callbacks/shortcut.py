@@ -126,6 +126,20 @@ class Admission:
         profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
         return self._used and all(each.admits is not None for each in profilers)  # the program's own has priority
 
+    def release(self) -> None:
+        """Take the admission back: a Tuner searched, and the fit after that is the one to profile."""
+        global _first
+        self._used = False
+        if _first == self.number:
+            _first = None
+        if self.claims is None:
+            return
+        claim = self.claims / CLAIMED
+        with suppress(OSError):  # no such link: another rank has taken it away, or this is another node
+            is_own = claim.readlink() == Path(str(self.number))
+            if is_own:
+                claim.unlink()
+
     def _claim(self) -> bool:
         """Return whether no other Trainer of the program has been admitted."""
         global _first
