@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import gzip
 import re
 import shutil
@@ -118,6 +119,22 @@ def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield _WRAPPERS.sub("", path), part
 
 
+def is_session_taken() -> bool:
+    """Return whether a session of torch's profiler is running in this process, or is prepared to, as in its warm-up.
+
+    Torch tells only of a running one, so that the prepared ones are searched for among all objects, within 0.1 s.
+    """
+    if PROFILER_ENABLED.of(autograd_profiler):
+        return True
+    return any(_is_open(thing) for thing in gc.get_objects() if issubclass(type(thing), autograd_profiler.profile))
+
+
+def _is_open(session: autograd_profiler.profile) -> bool:
+    has_begun = session.enabled and session.entered
+    has_ended = session.kineto_results is not None
+    return has_begun and not has_ended
+
+
 @dataclass(eq=False)
 class Tracer(Instrument):
     """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
@@ -142,7 +159,7 @@ class Tracer(Instrument):
         return self.folder / "trace" / f"rank{self.rank}{self.label}.pt.trace.json.gz"
 
     def start(self) -> None:
-        if self.taken or PROFILER_ENABLED.find():
+        if self.taken or is_session_taken():
             # torch has one session a process: a second one would end the user's, or the process.
             self.part.leave_out("torch.profiler already runs in this process, which can have one session only")
             return
@@ -174,17 +191,31 @@ class Tracer(Instrument):
         self._give_way_to_others()
 
     def _give_way_to_others(self) -> None:
-        """Stop before another session starts, such as one of the user's callbacks: two sessions end the process."""
-        prepare = PREPARE_TRACE.of(autograd_profiler.profile)
+        """Stop before another session starts, such as one of the user's callbacks: two sessions end the process.
 
-        def prepared(another: autograd_profiler.profile) -> None:
+        A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` only start.
+        """
+        PREPARE_TRACE.of(autograd_profiler.profile)  # raises if this torch has no such method
+        beginnings: list[tuple[type, str]] = [
+            (autograd_profiler.profile, PREPARE_TRACE.name),
+            (autograd_profiler.emit_nvtx, "__enter__"),
+            (autograd_profiler.emit_itt, "__enter__"),
+        ]
+        for kind, name in beginnings:
+            plain = getattr(kind, name)
+            setattr(kind, name, self._after_giving_way(plain))
+            self._undo.callback(setattr, kind, name, plain)
+
+    def _after_giving_way(self, plain: Callable[..., object]) -> Callable[..., object]:
+        def give_way_first(*args: Any) -> object:
             self.part.run(self._give_way)
-            prepare(another)
+            return plain(*args)
 
-        setattr(autograd_profiler.profile, PREPARE_TRACE.name, prepared)
-        self._undo.callback(setattr, autograd_profiler.profile, PREPARE_TRACE.name, prepare)
+        return give_way_first
 
     def _give_way(self) -> None:
+        if self._profile is None:
+            return
         self.discard()
         self.part.leave_out("another session of torch.profiler began, and a process can have one only")
 

@@ -21,6 +21,9 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.trace.range_names import phase_range_name
 from lm_profiler.analysis.trace.trace_file import OperatorEvents, trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps
@@ -224,3 +227,102 @@ def test_the_profilers_range_spans_the_measured_steps(tmp_path: Path, monkeypatc
         profiler._options = replace(profiler._options, trace=TraceOptions(steps=0, cuda_profiler_range=True))
     trainer_with([Steps(), profiler], tmp_path).fit(BoringModel())
     assert seen == ["step"] * 2 + ["wait", "start"] + ["step"] * 3 + ["stop"] + ["step"]
+
+
+# -- somebody's own session of torch.profiler --------------------------------------------------------------------------
+
+CALLS = 5  # of ``aten::linear``, in a step
+
+
+def tracer_in(folder: Path) -> tuple[Tracer, list[str]]:
+    """A tracer and what its guard reports."""
+    told: list[str] = []
+    module = torch.nn.Linear(2, 2)
+    tracer = Tracer(TraceOptions(steps=1), torch.device("cpu"), Timeline(), folder, 0, lambda: module)
+    tracer.part = Guard("trace", told.append, tracer.discard)
+    return tracer, told
+
+
+def work() -> None:
+    layer = torch.nn.Linear(2, 2)
+    for _ in range(CALLS):
+        layer(torch.ones(1, 2))
+
+
+def traced_steps(tracer: Tracer, steps: int = 2) -> None:
+    tracer.part.run(tracer.start)
+    for _ in range(steps):
+        work()
+        tracer.part.run(tracer.step)
+    tracer.part.run(tracer.result)
+
+
+def linear_calls(theirs: Any) -> int:
+    return sum(event.name == "aten::linear" for event in theirs.events())
+
+
+def of_the_user(**options: Any) -> torch.profiler.profile:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True, **options)
+
+
+def test_a_session_that_the_user_began_keeps_going_also_after_a_trace_of_ours(tmp_path: Path) -> None:
+    """As in a program with several fits, and in a watched run that is traced more than once."""
+    tracer, told = tracer_in(tmp_path)
+    traced_steps(tracer)
+    assert told == []
+    with of_the_user() as theirs:
+        work()
+        tracer, told = tracer_in(tmp_path)
+        traced_steps(tracer)
+        work()
+    assert linear_calls(theirs) == 4 * CALLS
+    assert len(told) == 1
+    assert "trace left out" in told[0]
+
+
+def test_a_schedule_that_warms_up_keeps_its_session(tmp_path: Path) -> None:
+    with of_the_user(schedule=torch.profiler.schedule(wait=0, warmup=2, active=2, repeat=1)) as theirs:
+        work()
+        theirs.step()
+        tracer, told = tracer_in(tmp_path)
+        traced_steps(tracer, steps=1)
+        for _ in range(3):
+            theirs.step()
+            work()
+    assert linear_calls(theirs) == 2 * CALLS
+    assert len(told) == 1
+
+
+def test_a_schedule_that_begins_amid_our_trace_gets_the_session(tmp_path: Path) -> None:
+    with of_the_user(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)) as theirs:
+        tracer, told = tracer_in(tmp_path)
+        tracer.part.run(tracer.start)
+        for _ in range(4):
+            work()
+            tracer.part.run(tracer.step)
+            theirs.step()
+        tracer.part.run(tracer.result)
+    assert linear_calls(theirs) == 2 * CALLS
+    assert len(told) == 1
+
+
+def test_a_session_that_is_over_leaves_room_for_ours(tmp_path: Path) -> None:
+    with of_the_user() as theirs:
+        work()
+    tracer, told = tracer_in(tmp_path)
+    traced_steps(tracer)
+    assert told == []
+    assert tracer.path.exists()
+    assert linear_calls(theirs) == CALLS
+
+
+def test_annotations_that_the_user_begins_amid_our_trace_end_it(tmp_path: Path) -> None:
+    """They use torch's profiler too, but prepare nothing."""
+    tracer, told = tracer_in(tmp_path)
+    tracer.part.run(tracer.start)
+    tracer.part.run(tracer.step)
+    with torch.autograd.profiler.emit_itt():
+        work()
+        assert torch.autograd._profiler_enabled()
+    assert len(told) == 1
+    assert not torch.autograd._profiler_enabled()
