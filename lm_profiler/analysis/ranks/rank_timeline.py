@@ -5,7 +5,7 @@ For collectives on a device's stream, the functions at the end return when the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -71,13 +71,18 @@ class Track:
     @staticmethod
     def of(timeline: RankTimeline, steps: Instants) -> Track:
         """Return the track of ``steps``, which ``timeline`` has."""
-        counts = np.diff(timeline.first)
-        kept = np.isin(timeline.steps, steps)
-        of_step = np.repeat(kept, counts)
+        marks_of_step = np.diff(timeline.first)
+        is_kept_step = np.isin(timeline.steps, steps)
+        is_kept_mark = np.repeat(is_kept_step, marks_of_step)
         codes = timeline.codes.copy()
         codes[timeline.first[1:] - 1] = OUTSIDE  # a step's last mark ends it
-        first = np.concatenate([[0], np.cumsum(counts[kept])])
-        return Track(timeline.host_ns[of_step], codes[of_step], np.repeat(np.arange(len(steps)), counts[kept]), first)
+        kept_marks_of_step = marks_of_step[is_kept_step]
+        return Track(
+            marks_ns=timeline.host_ns[is_kept_mark],
+            codes=codes[is_kept_mark],
+            step=np.repeat(np.arange(len(steps)), kept_marks_of_step),
+            first=np.concatenate([[0], np.cumsum(kept_marks_of_step)]),
+        )
 
     @property
     def begin_ns(self) -> Instants:
@@ -89,25 +94,28 @@ class Track:
         """When each step ended."""
         return self.marks_ns[self.first[1:] - 1]
 
-    def at(self, instants: Instants) -> NDArray[np.int64]:
-        """The last mark at or before each instant; the first mark for what is earlier."""
+    def last_mark(self, instants: Instants) -> NDArray[np.int64]:
+        """Return the index of the last mark at or before each instant; of the first mark for what is earlier."""
         return np.maximum(np.searchsorted(self.marks_ns, instants, "right") - 1, 0)
 
     def spent_ns(self, steps: Instants) -> Seconds:
         """Return how long each [step, part] took; the last part is the time between the previous step and this one."""
-        cells = self.step[:-1] * (OUTSIDE + 1) + self.codes[:-1]
-        spent = np.bincount(cells, np.diff(self.marks_ns), len(steps) * (OUTSIDE + 1)).reshape(-1, OUTSIDE + 1)
-        between = np.where(np.diff(steps) == 1, self.begin_ns[1:] - self.end_ns[:-1], 0)
-        spent[:, OUTSIDE] = np.append(0, between)
-        return np.asarray(spent)
+        parts = OUTSIDE + 1
+        cell_of_mark = self.step[:-1] * parts + self.codes[:-1]
+        spent_ns = np.bincount(cell_of_mark, np.diff(self.marks_ns), len(steps) * parts).reshape(-1, parts)
+        is_next_step = np.diff(steps) == 1
+        between_ns = np.where(is_next_step, self.begin_ns[1:] - self.end_ns[:-1], 0)
+        spent_ns[:, OUTSIDE] = np.append(0, between_ns)
+        return np.asarray(spent_ns)
 
     def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:
         """Return how long the rank was in a part up to each instant, from its first mark on."""
-        lasted = np.diff(self.marks_ns) * (self.codes[:-1] == code)
+        is_in_part = self.codes[:-1] == code
+        in_part_ns = np.diff(self.marks_ns) * is_in_part
+        until_mark_ns = np.concatenate([[0.0], np.cumsum(in_part_ns)])
         # Relative to the first mark: instants since boot have no room for nanoseconds in a float.
-        zero = self.marks_ns[0]
-        until = np.concatenate([[0.0], np.cumsum(lasted)])
-        return np.asarray(np.interp(instants - zero, self.marks_ns - zero, until))
+        begin_ns = self.marks_ns[0]
+        return np.asarray(np.interp(instants - begin_ns, self.marks_ns - begin_ns, until_mark_ns))
 
 
 def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
@@ -115,18 +123,30 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
     The waits in a collective are unknown unless all of its ranks timed it.
     """
-    least: dict[tuple[str, int], int] = {}
-    took = [list[int]() if t.waited_ns is None else t.waited_ns.tolist() for t in timelines]
-    for timeline, took_ns in zip(timelines, took, strict=True):
-        for call, ns in zip(timeline.collectives, took_ns, strict=False):
-            least[call[:2]] = min(least.get(call[:2], ns), ns)
+    least_ns: dict[tuple[str, int], int] = {}  # -1 where a rank did not time the call
+    for timeline in timelines:
+        for key, duration_ns in _durations_ns(timeline):
+            least_ns[key] = min(least_ns.get(key, duration_ns), duration_ns)
 
-    def waits(timeline: RankTimeline, took_ns: list[int]) -> RankTimeline:
-        least_ns = [least[call[:2]] for call in timeline.collectives]
-        waited = [ns - known if known >= 0 else -1 for ns, known in zip(took_ns, least_ns, strict=True)]
-        return replace(timeline, waited_ns=np.array(waited, dtype=np.int64))
+    with_waits_ns = []
+    for timeline in timelines:
+        if timeline.waited_ns is None:
+            with_waits_ns.append(timeline)
+            continue
+        waited_ns = []
+        for key, duration_ns in _durations_ns(timeline):
+            is_timed_by_all = least_ns[key] >= 0
+            waited_ns.append(duration_ns - least_ns[key] if is_timed_by_all else -1)
+        with_waits_ns.append(replace(timeline, waited_ns=np.array(waited_ns, dtype=np.int64)))
+    return with_waits_ns
 
-    return [t if t.waited_ns is None else waits(t, ns) for t, ns in zip(timelines, took, strict=True)]
+
+def _durations_ns(timeline: RankTimeline) -> Iterator[tuple[tuple[str, int], int]]:
+    """Yield group and number of each call, with its duration; nothing where the rank timed none."""
+    if timeline.waited_ns is None:
+        return
+    for call, duration_ns in zip(timeline.collectives, timeline.waited_ns.tolist(), strict=True):
+        yield (call.group, call.number), duration_ns
 
 
 def comes_ns(
@@ -144,29 +164,37 @@ def comes_ns(
         stream_ns: the same marks, as the stream came to them.
         behind: for each mark, whether the rank's own work continues beside the calls of that part (DDP's backward).
     """
-    comes = np.interp(called_ns, host_ns, stream_ns)
-    part = np.searchsorted(host_ns, called_ns, "right") - 1
-    for mark in np.unique(part[(part >= 0) & (part < len(host_ns) - 1)]).tolist():
-        calls = np.flatnonzero(part == mark)
-        share = (called_ns[calls] - host_ns[mark]) / max(host_ns[mark + 1] - host_ns[mark], 1)
-        lasts = float(stream_ns[mark + 1] - stream_ns[mark])
-        since = _behind(share, took_ns[calls], lasts) if behind[mark] else _in_turn(share, took_ns[calls], lasts)
-        comes[calls] = stream_ns[mark] + np.clip(since, 0, lasts)
-    return np.asarray(np.rint(comes), dtype=np.int64)
+    comes_at_ns = np.interp(called_ns, host_ns, stream_ns)
+    mark_of_call = np.searchsorted(host_ns, called_ns, "right") - 1
+    is_within_marks = (mark_of_call >= 0) & (mark_of_call < len(host_ns) - 1)
+    for mark in np.unique(mark_of_call[is_within_marks]).tolist():
+        calls = np.flatnonzero(mark_of_call == mark)
+        host_duration_ns = max(host_ns[mark + 1] - host_ns[mark], 1)
+        share = (called_ns[calls] - host_ns[mark]) / host_duration_ns
+        duration_ns = float(stream_ns[mark + 1] - stream_ns[mark])
+        if behind[mark]:
+            since_mark_ns = _queued_ns(share, took_ns[calls], duration_ns)
+        else:
+            since_mark_ns = _stopping_ns(share, took_ns[calls], duration_ns)
+        comes_at_ns[calls] = stream_ns[mark] + np.clip(since_mark_ns, 0, duration_ns)
+    return np.asarray(np.rint(comes_at_ns), dtype=np.int64)
 
 
-def _in_turn(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
+def _stopping_ns(share: NDArray[np.float64], took_ns: Instants, duration_ns: float) -> NDArray[np.float64]:
     """Return the instants of calls that each stop the stream."""
-    before = np.cumsum(took_ns) - took_ns
-    return np.asarray(share * max(lasts - took_ns.sum(), 0) + before)
+    earlier_calls_ns = np.cumsum(took_ns) - took_ns
+    own_work_ns = max(duration_ns - took_ns.sum(), 0)
+    return np.asarray(share * own_work_ns + earlier_calls_ns)
 
 
-def _behind(share: NDArray[np.float64], took_ns: Instants, lasts: float) -> NDArray[np.float64]:
+def _queued_ns(share: NDArray[np.float64], took_ns: Instants, duration_ns: float) -> NDArray[np.float64]:
     """Return the instants of calls that queue behind each other on their own stream; the part ends with the last one.
 
     If the queue never runs empty from one call on, that call came before the part's end by its and all later durations.
     """
-    share = np.maximum(share / share[-1], 1e-6) if share[-1] > 0 else np.ones_like(share)
-    left = np.cumsum(took_ns[::-1])[::-1]
-    own = max(float(((lasts - left) / share).min()), 0.0)
-    return np.asarray(share * own)
+    share_of_own = np.ones_like(share)
+    if share[-1] > 0:
+        share_of_own = np.maximum(share / share[-1], 1e-6)
+    this_and_later_ns = np.cumsum(took_ns[::-1])[::-1]
+    own_work_ns = float(((duration_ns - this_and_later_ns) / share_of_own).min())
+    return np.asarray(share_of_own * max(own_work_ns, 0.0))

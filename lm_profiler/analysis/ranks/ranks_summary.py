@@ -13,6 +13,7 @@ from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, RankTimeline, Seconds
 from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank
 from lm_profiler.analysis.ranks.waiting import work_of
+from lm_profiler.analysis.trace.kernel_sums import CollectiveTime
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import counted
@@ -54,49 +55,71 @@ def ranks_of(
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
     # Arrivals on different clocks cannot be compared; measured waits need no common clock.
-    timelines = [of for of in timelines if of.waited_ns is not None or of.clock == timelines[0].clock]
+    timelines = [timeline for timeline in timelines if _is_comparable(timeline, timelines[0])]
     if len(timelines) < 2:
         return None
-    common = reduce(np.intersect1d, (timeline.steps for timeline in timelines))
-    kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
-    if not kept.any():
+    common_steps = reduce(np.intersect1d, (timeline.steps for timeline in timelines))
+    is_judged = np.ones(len(common_steps), bool) if steps is None else np.isin(common_steps, list(steps))
+    if not is_judged.any():
         return None
-    work = work_of(timelines, common, overlap)
-    own_s, waiting_s, common = work.own_s[:, kept, :OUTSIDE], work.waiting_s[:, kept], common[kept]
+    work = work_of(timelines, common_steps, overlap)
+    own_s, waiting_s = work.own_s[:, is_judged, :OUTSIDE], work.waiting_s[:, is_judged]
+    judged_steps = common_steps[is_judged]
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
-    named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    group = HeardRanks(named, hosts, CountersByRank(counters), contended(contention, counters, named))
-    concluded = finding(work, group)
-    missing = world - len(timelines)
-    unseen = f"{missing} of {world} ranks did not report their arrivals, or used another clock"
-    by_host: dict[str, list[int]] = {}
+    numbers = [timeline.rank for timeline in timelines]
+    hosts = [timeline.host for timeline in timelines]
+    group = HeardRanks(numbers, hosts, CountersByRank(counters), contended(contention, counters, numbers))
+    ranks_of_host: dict[str, list[int]] = {}
     for timeline in timelines:
-        by_host.setdefault(timeline.host, []).append(timeline.rank)
-    busy = np.argsort(own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
+        ranks_of_host.setdefault(timeline.host, []).append(timeline.rank)
+    times_of_ranks = []
+    for index in _ranks_to_show(own_s):
+        times = RankTimes(
+            rank=numbers[index],
+            host=hosts[index],
+            own_s=_by_part(own_s[index]),
+            waiting_s=_by_part(waiting_s[index]),
+            own_by_column_s=own_s[index, -_COLUMNS:].sum(axis=1).tolist(),
+        )
+        times_of_ranks.append(times)
+    notes = []
+    missing = world - len(timelines)
+    if missing:
+        notes.append(
+            f"{missing} of {world} ranks did not report their arrivals, or used another clock: "
+            "nobody is seen to wait for them"
+        )
+    has_rank_0 = numbers[0] == 0
+    waiting_of_rank_0_s = _by_part(waiting_s[0]) if has_rank_0 else None
     return Ranks(
         world=world,
-        hosts=by_host,
-        steps=len(common),
+        hosts=ranks_of_host,
+        steps=len(judged_steps),
         step_s=step_s,
-        own=_spreads(own_s, named),
-        waiting=_spreads(waiting_s, named),
+        own=_spreads(own_s, numbers),
+        waiting=_spreads(waiting_s, numbers),
         waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
-        by_rank=[
-            RankTimes(
-                rank=named[r],
-                host=hosts[r],
-                own_s=_by_part(own_s[r]),
-                waiting_s=_by_part(waiting_s[r]),
-                own_by_column_s=own_s[r, -_COLUMNS:].sum(axis=1).tolist(),
-            )
-            for r in sorted(busy if len(busy) <= _SHOWN else {0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
-        ],
-        columns=common[-_COLUMNS:].tolist(),
-        finding=concluded,
+        by_rank=times_of_ranks,
+        columns=judged_steps[-_COLUMNS:].tolist(),
+        finding=finding(work, group),
         witness=witness,
-        notes=[f"{unseen}: nobody is seen to wait for them"] if missing else [],
-        **communication_figures(traced, _by_part(waiting_s[0]) if named[0] == 0 else None),
+        notes=notes,
+        **communication_figures(traced, waiting_of_rank_0_s),
     )
+
+
+def _is_comparable(timeline: RankTimeline, first: RankTimeline) -> bool:
+    """Return whether the arrivals of two ranks can be compared; measured waits need no common clock."""
+    return timeline.waited_ns is not None or timeline.clock == first.clock
+
+
+def _ranks_to_show(own_s: Seconds) -> list[int]:
+    """Return the indices of the ranks that the record has: all, or the first, the idlest and the busiest."""
+    mean_own_s = own_s.sum(axis=2).mean(axis=1)
+    by_own_work = np.argsort(mean_own_s, kind="stable").tolist()
+    if len(by_own_work) <= _SHOWN:
+        return sorted(by_own_work)
+    return sorted({0, *by_own_work[:_EXTREMES], *by_own_work[-_EXTREMES:]})
 
 
 def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -109,41 +132,58 @@ def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] 
     if traced is None:
         return {}
     fields: dict[str, Any] = {}
-    if (seen := traced.communication) is not None:
-        a_step = 1e-9 / seen.steps
-        fields["communication_s"], fields["exposed_communication_s"] = seen.ns * a_step, seen.exposed_ns * a_step
-        fields["communication_share"] = seen.share
-        fields["collectives"] = [
-            CollectiveFigures(name=name, calls=calls / seen.steps, seconds=ns * a_step, exposed_s=exposed_ns * a_step)
-            for name, calls, ns, exposed_ns in seen.by_name
-        ]
+    communication = traced.communication
+    if communication is not None:
+        s_per_ns = 1e-9 / communication.steps
+        fields["communication_s"] = communication.ns * s_per_ns
+        fields["exposed_communication_s"] = communication.exposed_ns * s_per_ns
+        fields["communication_share"] = communication.share
+        fields["collectives"] = [_collective_figures(calls, communication.steps) for calls in communication.by_name]
     exposed_ns: Counter[str] = Counter()
-    for piece, own in traced.by_use["communication"] if traced.on_device else ():
-        exposed_ns[piece.phase] += round(own)
-    if exposed_ns:
-        waits = waiting_s or {}
-        exposed = {phase: ns * 1e-9 / traced.steps - waits.get(phase, 0.0) for phase, ns in exposed_ns.items()}
-        told = "waiting included" if waiting_s is None else "less what that rank waits"
-        fields["exposed_s"] = {phase: max(seconds, 0.0) for phase, seconds in exposed.items()}
-        fields["exposed_source"] = f"rank 0's trace of {counted(traced.steps, 'step')}, {told}"
+    if traced.on_device:
+        for piece, own_ns in traced.by_use["communication"]:
+            exposed_ns[piece.phase] += round(own_ns)
+    if not exposed_ns:
+        return fields
+
+    exposed_s = {}
+    for phase, phase_ns in exposed_ns.items():
+        waited_s = 0.0 if waiting_s is None else waiting_s.get(phase, 0.0)
+        exposed_s[phase] = max(phase_ns * 1e-9 / traced.steps - waited_s, 0.0)
+    waiting_words = "waiting included" if waiting_s is None else "less what that rank waits"
+    fields["exposed_s"] = exposed_s
+    fields["exposed_source"] = f"rank 0's trace of {counted(traced.steps, 'step')}, {waiting_words}"
     return fields
+
+
+def _collective_figures(calls: CollectiveTime, steps: int) -> CollectiveFigures:
+    return CollectiveFigures(
+        name=calls.name,
+        calls=calls.calls / steps,
+        seconds=calls.ns * 1e-9 / steps,
+        exposed_s=calls.exposed_ns * 1e-9 / steps,
+    )
 
 
 def _by_part(seconds: Seconds) -> dict[str, float]:
     """Return the mean of each part that any time was spent in."""
-    return {part: float(s) for part, s in zip(PARTS, seconds.mean(axis=0), strict=True) if s > 0.0}
+    means_s = {}
+    for part, mean_s in zip(PARTS, seconds.mean(axis=0).tolist(), strict=True):
+        if mean_s > 0.0:
+            means_s[part] = mean_s
+    return means_s
 
 
-def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
-    """Return the spread over the ranks of each part that any rank spent time in."""
-    means = seconds.mean(axis=1)
-    return {
-        part: RankSpread(
-            least_s=float(column.min()),
-            median_s=float(np.median(column)),
-            largest_s=float(column.max()),
-            slowest=named[int(column.argmax())],
+def _spreads(seconds: Seconds, numbers: Sequence[int]) -> dict[str, RankSpread]:
+    """Return the spread over the ranks of each part that any rank spent time in. ``seconds``: [rank, step, part]"""
+    spreads = {}
+    for part, rank_means_s in zip(PARTS, seconds.mean(axis=1).T, strict=True):
+        if rank_means_s.max() <= 0.0:
+            continue
+        spreads[part] = RankSpread(
+            least_s=float(rank_means_s.min()),
+            median_s=float(np.median(rank_means_s)),
+            largest_s=float(rank_means_s.max()),
+            slowest=numbers[int(rank_means_s.argmax())],
         )
-        for part, column in zip(PARTS, means.T, strict=True)
-        if column.max() > 0.0
-    }
+    return spreads

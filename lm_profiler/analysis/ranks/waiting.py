@@ -151,7 +151,7 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
-    marks = np.stack([track.at(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
+    marks = np.stack([track.last_mark(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
     parts = np.stack([track.codes[marks[:, rank]] for rank, track in enumerate(tracks)], axis=1)
     waits_ns, all_meet = _waits(calls, tracks, marks, parts, overlap)
     points_ns, step, first = _points(tracks, steps, calls.came_ns[all_meet])
