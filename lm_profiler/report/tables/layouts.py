@@ -14,31 +14,57 @@ from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.tables import rows as merged
+from lm_profiler.report.tables import rows as grouped
 from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, column, parameters, preset_of
 
 _STEP = TIMES["step"]
 
+# -- pivots ------------------------------------------------------------------------------------------------------------
+
 
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
     """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
-    rows, columns = by_facts(entries, down), by_facts(entries, across)
-    cells = by_facts(entries, [*down, *across])
-    titles = [" ".join(fact_text(merged.fact(group, of)) for of in across) or "unknown" for group in columns.values()]
-    named = [heading(of, list(rows.values())) for of in down]
-    taken = [*(of.name for of in named), *titles]  # facts of different types may look the same: those have numbers
-    titles = [t if taken.index(t) == at else f"{t} ({at})" for at, t in enumerate(titles, len(named))]
-    headings = [*named, *(Heading(title, title, figures=True) for title in titles)]
-    body = [
-        [*(fact_cell(group, of) for of in down), *(value_cell(cells.get((*row, *key), ()), value) for key in columns)]
-        for row, group in rows.items()
-    ]
-    how = ": mean [95 % interval]" * any(cell.low is not None for row in body for cell in row)
+    facts = [*down, *across]
+    rows = by_facts(entries, down)
+    columns = by_facts(entries, across)
+    cells = by_facts(entries, facts)
+    fact_headings = [heading(fact, list(rows.values())) for fact in down]
+    names = [fact_heading.name for fact_heading in fact_headings]
+    titles = _distinct_titles(names, [_pivot_title(group, across) for group in columns.values()])
+    headings = [*fact_headings, *(Heading(title, title, figures=True) for title in titles)]
+
+    body = []
+    for row_key, group in rows.items():
+        row = [fact_cell(group, fact) for fact in down]
+        for column_key in columns:
+            row.append(value_cell(cells.get((*row_key, *column_key), ()), value))
+        body.append(row)
+
+    title = heading(value, []).title
     if any(len(group) > 1 for group in cells.values()):
-        how = f": {merged.HOW_MERGED}"
-    return Table(headings, body, [heading(value, []).title + how], merged.notes(list(cells.values()), [*down, *across]))
+        title += f": {grouped.HOW_MERGED}"
+    elif any(cell.low is not None for row in body for cell in row):
+        title += ": mean [95 % interval]"
+    return Table(headings, body, [title], grouped.notes(list(cells.values()), facts))
+
+
+def _pivot_title(group: Merged, across: Sequence[Column]) -> str:
+    return " ".join(fact_text(grouped.fact(group, fact)) for fact in across) or "unknown"
+
+
+def _distinct_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
+    """Return ``titles`` with a number where one was used before: facts of different types may look the same.
+
+    ``names`` are those of the columns to their left.
+    """
+    used = [*names, *titles]
+    distinct = []
+    for position, title in enumerate(titles, len(names)):
+        is_first = used.index(title) == position
+        distinct.append(title if is_first else f"{title} ({position})")
+    return distinct
 
 
 def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
@@ -48,17 +74,27 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
     if value.quantity is None:
         return fact_cell(group, value)
     good = [entry for entry in group if entry.status == "ok"]
-    ran = [entry for entry in group if entry.status != "not run"]
+    tried = [entry for entry in group if entry.status != "not run"]
     if not good:
-        word = merged.distinct(entry.status for entry in (ran or group))[0]
-        return TableCell(text=merged.WORDS.get(word, word), status=merged.status(ran or group))
-    typical = merged.cell(good, value, interval)
-    n = f" n={len(good)}" if len(good) > 1 else ""
-    failed = [entry for entry in ran if entry.status != "ok"]
-    return replace(typical, text=typical.text + n + (f" ({merged.how_many(failed)})" if failed else ""))
+        word = grouped.distinct(entry.status for entry in (tried or group))[0]
+        return TableCell(text=_word_for(word), status=grouped.status(tried or group))
+    cell = grouped.cell(good, value, interval)
+    text = cell.text
+    if len(good) > 1:
+        text += f" n={len(good)}"
+    failed = [entry for entry in tried if entry.status != "ok"]
+    if failed:
+        text += f" ({grouped.how_many(failed)})"
+    return replace(cell, text=text)
 
 
-_OF_MODEL = ("size", *DIMENSIONS, "parameters")
+def _word_for(status: str) -> str:
+    return grouped.WORDS.get(status, status)
+
+
+# -- names of runs and devices -----------------------------------------------------------------------------------------
+
+_MODEL_FACTS = ("size", *DIMENSIONS, "parameters")
 
 
 def model_name(entry: Entry) -> str:
@@ -66,35 +102,48 @@ def model_name(entry: Entry) -> str:
     size = COLUMNS["size"].get(entry)
     if size is None:
         return entry.name
-    given = {name: COLUMNS[name].get(entry) for name in DIMENSIONS}
-    own = [f"{name} {value}" for name, value in given.items() if value != getattr(preset_of(size), name, None)]
-    return f"{size} ({', '.join(own)})" if own else str(size)
+    changed = []
+    for name in DIMENSIONS:
+        value = COLUMNS[name].get(entry)
+        if value != getattr(preset_of(size), name, None):
+            changed.append(f"{name} {value}")
+    return f"{size} ({', '.join(changed)})" if changed else str(size)
 
 
-def _telling(entries: Sequence[Entry]) -> list[Column]:
+def _distinguishing(entries: Sequence[Entry]) -> list[Column]:
     """Return the facts that distinguish ``entries``, except facts about the outcome."""
-    return [of for of in merged.apart_by(merged.alone(entries)) if of.group != COLUMNS["steadiness"].group]
+    outcome = COLUMNS["steadiness"].group
+    return [fact for fact in grouped.apart_by(grouped.alone(entries)) if fact.group != outcome]
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
     """Return a name for each entry: its model, the other facts that distinguish it, and its run if they do not."""
-    apart = [of for of in _telling(entries) if of.name not in _OF_MODEL]
-    facts = ([merged.told(of, of.get(entry)) for of in apart] for entry in entries)
-    labels = [", ".join(filter(None, [model_name(of), *told])) for of, told in zip(entries, facts, strict=True)]
-    alike = Counter(labels)
-    told = zip(labels, entries, strict=True)
-    return [f"{name}, {of.name}" if alike[name] > 1 and name != of.name else name for name, of in told]
+    facts = [fact for fact in _distinguishing(entries) if fact.name not in _MODEL_FACTS]
+    labels = []
+    for entry in entries:
+        words = [model_name(entry), *(grouped.told(fact, fact.get(entry)) for fact in facts)]
+        labels.append(", ".join(filter(None, words)))
+    uses = Counter(labels)
+    distinct = []
+    for label, entry in zip(labels, entries, strict=True):
+        needs_run = uses[label] > 1 and label != entry.name
+        distinct.append(f"{label}, {entry.name}" if needs_run else label)
+    return distinct
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     """Return the type of each device, such as ``cuda``, or its name where several are of one type."""
-    of = COLUMNS["device"]
-    types = {of.get(entry): entry.environment.device_type if entry.environment else "unknown" for entry in entries}
-    kinds = list(types.values())
-    return {name: kind if kinds.count(kind) == 1 or name is None else name for name, kind in types.items()}
+    types: dict[str | None, str] = {}
+    for entry in entries:
+        environment = entry.environment
+        types[COLUMNS["device"].get(entry)] = "unknown" if environment is None else environment.device_type
+    uses = Counter(types.values())
+    return {name: kind if name is None or uses[kind] == 1 else name for name, kind in types.items()}
 
 
-CellOf = Callable[[Entry], TableCell]
+# -- wide --------------------------------------------------------------------------------------------------------------
+
+CellFunction = Callable[[Entry], TableCell]
 _HELD = {
     "model mem": "held_start_bytes",
     "model+fwd mem": "held_forward_bytes",
@@ -104,202 +153,271 @@ _HELD = {
 }
 _PASSES = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
 _DTYPES = {"64-true": "float64", "32-true": "float32", "16-true": "float16", "bf16-true": "bfloat16"}
-_WORDS = ("device", "compile", "model", "dtype", "status")  # columns of words
-_OF_WIDE = (*_OF_MODEL, "device", "batch_size", "compile", "context_length", "precision", "warmup_steps")
+_WORD_COLUMNS = ("device", "compile", "model", "dtype", "status")
+_WIDE_FACTS = (*_MODEL_FACTS, "device", "batch_size", "compile", "context_length", "precision", "warmup_steps")
 
 
 def wide(entries: Sequence[Entry]) -> Table:
     """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
     # Repeats have separate rows, and so do training, the forward pass alone, and each cut of the steps.
-    each = merged.alone(entries)
-    types = device_names(entries)
-    # Attention alone has a width and no size.
-    alone = all(COLUMNS["size"].get(of) is None and COLUMNS["d_model"].get(of) is not None for of in entries)
-    told = [of for of in _telling(entries) if of.name not in (*_OF_WIDE, *["attention"] * alone)]
-    cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
-    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    statistics = [(name, part, of) for part, name in _PASSES.items() for of in ("avg", "std")]
-    seconds = {f"{name} {of} (sec)": f"{part}{'_std' * (of == 'std')}_s" for name, part, of in statistics}
-    columns: dict[str, CellOf] = {
-        "device": lambda entry: _word(types[COLUMNS["device"].get(entry)]),
-        "batch_size": _fact("batch_size"),
-        "compile": lambda entry: _word(COLUMNS["compile"].get(entry)),  # as a frame prints it: True, not true
-        "model": lambda entry: _word(fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)),
-        **{name: _fact(name) for name in [*["d_model"] * alone, "context_length"]},
-        "dtype": lambda entry: _word(_DTYPES.get(given := COLUMNS["precision"].get(entry), given)),
-        **{name: _fact(name) for name in [*(of.name for of in told), *cut]},
-        **{title: _figure(name, "{:.6g}".format) for title, name in seconds.items()},
-        **({title: _figure(name, _mib) for title, name in _HELD.items()} if alone else {}),
-        "status": lambda entry: TableCell(entry.status, merged.WORDS.get(entry.status, entry.status)),
-        **{name: _fact(name) for name in repeat},
-    }
-    words = [*_WORDS, *(of.name for of in told if not heading(of, each).figures)]
-    headings = [Heading(title, title, title not in words) for title in columns]
+    groups = grouped.alone(entries)
+    shown = {*_WIDE_FACTS}
+    if _is_attention_alone(entries):
+        shown.add("attention")  # it stands in the place of the model's name
+    more_facts = [fact for fact in _distinguishing(entries) if fact.name not in shown]
+    columns = _wide_columns(entries, [fact.name for fact in more_facts])
+    words = {*_WORD_COLUMNS, *(fact.name for fact in more_facts if not heading(fact, groups).figures)}
+    headings = [Heading(title, title, figures=title not in words) for title in columns]
     body = [[cell_of(entry) for cell_of in columns.values()] for entry in entries]
-    return Table(headings, body, below=merged.notes(each, merged.called(naming(each))))
+    return Table(headings, body, below=grouped.notes(groups, grouped.called(naming(groups))))
 
 
-def _word(value: object) -> TableCell:
+def _wide_columns(entries: Sequence[Entry], more_facts: Sequence[str]) -> dict[str, CellFunction]:
+    """Return the columns of ``wide`` by their titles, each as a function that makes the cell of a run."""
+    is_attention = _is_attention_alone(entries)
+    types = device_names(entries)
+    columns: dict[str, CellFunction] = {
+        "device": lambda entry: _word_cell(types[COLUMNS["device"].get(entry)]),
+        "batch_size": _fact_column("batch_size"),
+        "compile": lambda entry: _word_cell(COLUMNS["compile"].get(entry)),  # as a frame prints it: True, not true
+        "model": _attention_cell if is_attention else _model_cell,
+    }
+    if is_attention:
+        columns["d_model"] = _fact_column("d_model")
+    columns["context_length"] = _fact_column("context_length")
+    columns["dtype"] = _dtype_cell
+    for name in more_facts:
+        columns[name] = _fact_column(name)
+    if any(entry.cut is not None for entry in entries):
+        columns["warmup_steps"] = _fact_column("warmup_steps")
+        columns["benchmark_steps"] = _fact_column("benchmark_steps")
+    for part, title in _PASSES.items():
+        columns[f"{title} avg (sec)"] = _figure_column(f"{part}_s", _six_digits)
+        columns[f"{title} std (sec)"] = _figure_column(f"{part}_std_s", _six_digits)
+    if is_attention:
+        for title, name in _HELD.items():
+            columns[title] = _figure_column(name, _mib)
+    columns["status"] = lambda entry: TableCell(entry.status, _word_for(entry.status))
+    if any(entry.cell is not None and entry.cell.repeat for entry in entries):
+        columns["repeat"] = _fact_column("repeat")
+    return columns
+
+
+def _is_attention_alone(entries: Sequence[Entry]) -> bool:
+    """Whether all runs are of attention alone, which has a width and no size."""
+    return all(COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None for entry in entries)
+
+
+def _model_cell(entry: Entry) -> TableCell:
+    return _word_cell(model_name(entry))
+
+
+def _attention_cell(entry: Entry) -> TableCell:
+    return _word_cell(fact_text(COLUMNS["attention"].get(entry)))
+
+
+def _dtype_cell(entry: Entry) -> TableCell:
+    precision = COLUMNS["precision"].get(entry)
+    return _word_cell(_DTYPES.get(precision, precision))
+
+
+def _word_cell(value: object) -> TableCell:
     return TableCell(value, "" if value is None else str(value))
 
 
-def _fact(name: str) -> CellOf:
+def _fact_column(name: str) -> CellFunction:
     return lambda entry: fact_cell([entry], column(name))
 
 
-def _figure(name: str, show: Callable[[float], str]) -> CellOf:
-    def cell_of(entry: Entry) -> TableCell:
+def _figure_column(name: str, show: Callable[[float], str]) -> CellFunction:
+    def make_cell(entry: Entry) -> TableCell:
         # The forward pass alone is not a time of both passes.
-        runs = not name.startswith("forward_backward") or COLUMNS["backward_s"].get(entry) is not None
-        value = COLUMNS[name].get(entry) if runs else None
+        needs_backward = name.startswith("forward_backward")
+        if needs_backward and COLUMNS["backward_s"].get(entry) is None:
+            return TableCell()
+        value = COLUMNS[name].get(entry)
         return TableCell(value, "" if value is None else show(value))
 
-    return cell_of
+    return make_cell
+
+
+def _six_digits(seconds: float) -> str:
+    return f"{seconds:.6g}"
 
 
 def _mib(count: float) -> str:
-    return f"{count / 2**20:,.{1 if abs(count) >= 100 * 2**20 else 3}f} MiB"
+    digits = 1 if abs(count) >= 100 * 2**20 else 3
+    return f"{count / 2**20:,.{digits}f} MiB"
 
 
-_DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["forward_backward_s"]}
+# -- modes of a step ---------------------------------------------------------------------------------------------------
+
+# the extent of a run's step, by the part whose time is its figure; each mode has the parts before it, too
+MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
+_FACTS_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
+
+
+def modes(entries: Sequence[Entry]) -> Table:
+    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
+    groups = grouped.alone(entries)
+    facts = [COLUMNS["size"], COLUMNS["parameters"]]
+    facts += [fact for fact in _distinguishing(entries) if fact not in _FACTS_OF_MODES]
+    if any(entry.cell is not None and entry.cell.repeat for entry in entries):
+        facts.append(COLUMNS["repeat"])
+    down = list(dict.fromkeys(facts))
+    rows = list(by_facts(entries, down).values())
+    headings = [heading(fact, rows) for fact in down]
+    for part, title in MODES.items():
+        headings.append(Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", figures=True))
+    body = [[*(fact_cell(row, fact) for fact in down), *(_mode_cell(row, part) for part in MODES)] for row in rows]
+    above = ["mean ± standard deviation of the steps", *grouped.same_in_all(rows, [*down, *_FACTS_OF_MODES])]
+    return Table(headings, body, above, grouped.notes(groups, grouped.called(naming(groups))))
+
+
+def _mode(entry: Entry) -> str:
+    if entry.verb != "fit":
+        return "forward"
+    has_no_optimizer = COLUMNS["optimizer"].get(entry) == "none"
+    return "forward_backward" if has_no_optimizer else "step"
+
+
+def _timed_by(group: Merged, part: str) -> list[Entry]:
+    """Return the runs that time a part of the step: those that do exactly that, else those of the next longer mode.
+
+    Others would mix in another time: an optimizer makes both passes slower.
+    """
+    order = list(MODES)
+    for mode in order[order.index(part) :]:
+        timed = [entry for entry in group if _mode(entry) == mode]
+        if timed:
+            return timed
+    return []
+
+
+def _mode_cell(group: Merged, part: str) -> TableCell:
+    timed = _timed_by(group, part)
+    if not timed:
+        return TableCell()
+    mean = COLUMNS[f"{part}_s"].get(timed[0])
+    std = COLUMNS[f"{part}_std_s"].get(timed[0])
+    if mean is None:
+        return TableCell(text=_word_for(timed[0].status), status=timed[0].status)
+    text = " ± ".join(_STEP.show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None)
+    if len(timed) > 1:
+        text += f" (of {len(timed)})"
+    return TableCell(mean, text, std=std)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+_DEVICE_PARTS = {"forward": "forward", "forward+backward": "forward_backward"}
+_UPPER_CASE = ("cpu", "cuda", "mps", "xpu")
 
 
 def devices(entries: Sequence[Entry]) -> Table:
     """Return sizes down and devices across: the mean forward pass, and forward with backward."""
-    cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
-    down, device = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)], COLUMNS["device"]
-    rows, across = by_facts(entries, down), by_facts(entries, [device])
+    device = COLUMNS["device"]
+    fact_names = ["size", *DIMENSIONS]
+    if any(entry.cut is not None for entry in entries):
+        fact_names.append("warmup_steps")
+    down = [COLUMNS[name] for name in fact_names]
+    rows = by_facts(entries, down)
+    across = by_facts(entries, [device])
     cells = by_facts(entries, [*down, device])
-    types = device_names(entries)
-    kinds = [types[merged.fact(group, device)] for group in across.values()]
-    titles = [kind.upper() if kind in ("cpu", "cuda", "mps", "xpu") else kind for kind in kinds]
-    headings = [
-        *(Heading(name, name, figures=name != "Size") for name in ("Size", *DIMENSIONS, *cut)),
-        Heading("num_params", "num_params"),
-        *(Heading(f"{title} {part}", f"{title} {part}", True) for title in titles for part in _DEVICE_TIMES),
-    ]
+
     body = []
-    for row, group in rows.items():
-        of_device = [cells.get((*row, *key), ()) for key in across]
-        times = (_milliseconds(runs, of) for runs in of_device for of in _DEVICE_TIMES.values())
-        body.append([*(fact_cell(group, of) for of in down), _parameters(group), *times])
+    for row_key, group in rows.items():
+        row = [*(fact_cell(group, fact) for fact in down), _parameters_cell(group)]
+        for device_key in across:
+            runs = cells.get((*row_key, *device_key), ())
+            row += [_milliseconds_cell(runs, part) for part in _DEVICE_PARTS.values()]
+        body.append(row)
+
+    headings = [Heading("Size", "Size"), *(Heading(name, name, figures=True) for name in fact_names[1:])]
+    headings.append(Heading("num_params", "num_params"))
+    types = device_names(entries)
+    for group in across.values():
+        kind = types[grouped.fact(group, device)]
+        title = kind.upper() if kind in _UPPER_CASE else kind
+        headings += [Heading(f"{title} {part}", f"{title} {part}", figures=True) for part in _DEVICE_PARTS]
+
     groups = list(cells.values())
-    shown = [*down, device]
-    how = [merged.HOW_MERGED if any(len(group) > 1 for group in groups) else "means"]
-    same = merged.same_in_all(groups, [*shown, COLUMNS["parameters"]])
-    return Table(headings, body, same, [*how, *merged.notes(groups, shown)])
+    is_merged = any(len(group) > 1 for group in groups)
+    above = grouped.same_in_all(groups, [*down, device, COLUMNS["parameters"]])
+    below = [grouped.HOW_MERGED if is_merged else "means", *grouped.notes(groups, [*down, device])]
+    return Table(headings, body, above, below)
 
 
-def _milliseconds(group: Merged, of: Column) -> TableCell:
-    part = of.name.removesuffix("_s")
-    runs = [entry for entry in group if _mode(entry) in _modes_with(part)]
-    # Runs that do exactly that give its time. Others would mix in it: an optimizer makes the passes slower.
-    shortest = min((_mode(entry) for entry in runs), key=list(MODES).index, default=None)
-    timed = [entry for entry in runs if _mode(entry) == shortest]
-    cell = value_cell(timed, of, interval=False)
+def _milliseconds_cell(group: Merged, part: str) -> TableCell:
+    timed = _timed_by(group, part)
+    cell = value_cell(timed, COLUMNS[f"{part}_s"], interval=False)
     if cell.value is None:
         return cell
     std = COLUMNS[f"{part}_std_s"].get(timed[0]) if len(timed) == 1 else None
     return replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms", std=std)
 
 
-def _modes_with(part: str) -> list[str]:
-    """Return the modes whose step has this part, that of the part alone first."""
-    order = list(MODES)
-    return order[order.index(part) :]
-
-
-def _parameters(group: Merged) -> TableCell:
-    counts = merged.distinct(parameters(entry, embedding=False) for entry in group)
+def _parameters_cell(group: Merged) -> TableCell:
+    counts = grouped.distinct(parameters(entry, embedding=False) for entry in group)
     if len(counts) != 1:
         return TableCell()
     return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")
 
 
-# the extent of a run's step, by the part whose time is its figure
-MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
-_NOT_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
+# -- blocks ------------------------------------------------------------------------------------------------------------
 
-
-def modes(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
-    each = merged.alone(entries)
-    told = [of for of in _telling(entries) if of not in _NOT_OF_MODES]
-    repeat = [COLUMNS["repeat"]] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    down = list(dict.fromkeys((COLUMNS["size"], COLUMNS["parameters"], *told, *repeat)))
-    rows = list(by_facts(entries, down).values())
-    headings = [heading(of, rows) for of in down]
-    headings += [Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", True) for part, title in MODES.items()]
-    body = [[*(fact_cell(group, of) for of in down), *(_mode_cell(group, part) for part in MODES)] for group in rows]
-    above = ["mean ± standard deviation of the steps", *merged.same_in_all(rows, [*down, *_NOT_OF_MODES])]
-    return Table(headings, body, above, merged.notes(each, merged.called(naming(each))))
-
-
-def _mode(entry: Entry) -> str:
-    if entry.verb != "fit":
-        return "forward"
-    return "forward_backward" if COLUMNS["optimizer"].get(entry) == "none" else "step"
-
-
-def _mode_cell(group: Merged, part: str) -> TableCell:
-    # A mode is timed by runs that do exactly that; if there are none, it is that part of a longer step.
-    order = _modes_with(part)
-    does = sorted((entry for entry in group if _mode(entry) in order), key=lambda entry: order.index(_mode(entry)))
-    if not does:
-        return TableCell()
-    mean, std = (COLUMNS[f"{part}{which}_s"].get(does[0]) for which in ("", "_std"))
-    if mean is None:
-        return TableCell(text=merged.WORDS.get(does[0].status, does[0].status), status=does[0].status)
-    shown = [_STEP.show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None]
-    others = f" (of {len(same)})" if (same := [of for of in does if _mode(of) == _mode(does[0])])[1:] else ""
-    return TableCell(mean, " ± ".join(shown) + others, std=std)
-
-
-_TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
+_PASS_TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
-_SHARED = ("device", "verb", "batch_size", "context_length", "precision")  # facts in a banner
+_BANNER_FACTS = ("device", "verb", "batch_size", "context_length", "precision")
+_LONGEST_RULE = 80
 
 
 def blocks(entries: Sequence[Entry]) -> Table:
     """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
     above: list[str] = []
     rows = []
-    ordered = sorted(entries, key=lambda entry: merged.rank(COLUMNS["warmup_steps"].get(entry)))
-    for cut, group in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
-        named = list(group)
-        above += _banner([entry for entry, _ in named], cut)
-        for entry, name in named:
+    ordered = sorted(entries, key=lambda entry: grouped.rank(COLUMNS["warmup_steps"].get(entry)))
+    for cut, pairs in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
+        named_entries = list(pairs)
+        above += _banner([entry for entry, _ in named_entries], cut)
+        for entry, name in named_entries:
             steps = steps_after(entry) if entry.shows_steps else None
             above += [*_block(entry, name, steps), ""]
-            rows.append(_row(entry, name, steps))
+            rows.append(_summary_row(entry, name, steps))
     headings = [Heading(title, title, title == "Params") for title in _SUMMARY]
     return Table(headings, rows, above, verbatim=True)
 
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
-    given = {} if cut is None else {"warm-up": cut.warmup, "steps": cut.steps}
-    facts = [f"{title} {value}" for title, value in given.items() if value is not None]
-    for of in map(COLUMNS.__getitem__, _SHARED):
-        values = [of.get(entry) for entry in entries]
-        if None not in values and len(merged.distinct(values)) == 1:
-            facts.append(merged.told(of, values[0]))
+    facts = []
+    if cut is not None and cut.warmup is not None:
+        facts.append(f"warm-up {cut.warmup}")
+    if cut is not None and cut.steps is not None:
+        facts.append(f"steps {cut.steps}")
+    for name in _BANNER_FACTS:
+        fact = COLUMNS[name]
+        values = [fact.get(entry) for entry in entries]
+        is_shared = None not in values and len(grouped.distinct(values)) == 1
+        if is_shared:
+            facts.append(grouped.told(fact, values[0]))
     text = ", ".join(facts)
-    rule = "=" * min(len(text), 80)
+    rule = "=" * min(len(text), _LONGEST_RULE)
     return [rule, text, rule, ""]
 
 
 def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     size = str(COLUMNS["size"].get(entry) or entry.name)
-    params = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
-    lines = [f"{size.upper()} MODEL{name[len(size) :]}", f"Parameters: {params}"]
+    parameters_text = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
+    lines = [f"{size.upper()} MODEL{name[len(size) :]}", f"Parameters: {parameters_text}"]
     if entry.status != "ok":
-        word = merged.WORDS.get(entry.status, entry.status)
+        word = _word_for(entry.status)
         lines.append(f"{word}: {entry.reason}" if entry.reason else word)
     if steps is None:
         return lines
-    for part, title in _TITLES.items():
-        if part == "forward" or steps.times["backward"].max:
-            lines += _pass(part, title, steps)
+    has_backward = bool(steps.times["backward"].max)
+    lines += _pass_lines("forward", steps)
+    if has_backward:
+        lines += _pass_lines("forward_backward", steps)
     forward_s, backward_s = steps.times["forward"].mean, steps.times["backward"].mean
     if backward_s:
         ratio = f" ({backward_s / forward_s:.2f}x forward)" if forward_s else ""
@@ -307,32 +425,45 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     return lines
 
 
-def _pass(part: str, title: str, steps: Steps) -> list[str]:
-    before = _steps("Warm-up", "Warm-up", steps.left_out, part) if steps.left_out else []
+def _pass_lines(part: str, steps: Steps) -> list[str]:
+    lines = [f"{_PASS_TITLES[part]}:"]
+    if steps.left_out:
+        lines += _step_lines("Warm-up", "Warm-up", steps.left_out, part)
+    lines += _step_lines("Measurement", "Step", steps.rows, part)
     time = steps.times[part]
+    if not time.n:
+        return [*lines, "  no steps left"]
     cv = "" if time.cv is None else f" (CV: {time.cv:.2%})"
-    mean = f"  Mean: {_mean_std(time, ' ± ')} seconds{cv}" if time.n else "  no steps left"
-    return [f"{title}:", *before, *_steps("Measurement", "Step", steps.rows, part), mean]
+    return [*lines, f"  Mean: {_mean_and_std(time, ' ± ')} seconds{cv}"]
 
 
-def _steps(which: str, each: str, rows: Sequence[StepRow], part: str) -> list[str]:
-    shown = (f"    {each} {number}: {row.time(part):.6f} seconds" for number, row in enumerate(rows, 1))
-    return [f"  {which} steps:", *shown]
+def _step_lines(kind: str, noun: str, rows: Sequence[StepRow], part: str) -> list[str]:
+    lines = [f"  {kind} steps:"]
+    for number, row in enumerate(rows, 1):
+        lines.append(f"    {noun} {number}: {row.time(part):.6f} seconds")
+    return lines
 
 
-def _mean_std(time: TimeSummary, sign: str) -> str:
-    return f"{time.mean:.6f}" + (f"{sign}{time.std:.6f}" if time.std is not None else "")
+def _mean_and_std(time: TimeSummary, sign: str) -> str:
+    if time.std is None:
+        return f"{time.mean:.6f}"
+    return f"{time.mean:.6f}{sign}{time.std:.6f}"
 
 
-def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
-    facts = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
-    if steps is None:
-        return [*facts, *[TableCell(text=merged.WORDS.get(entry.status, entry.status), status=entry.status)] * 2]
-    times = (steps.times[part] for part in ("forward", "backward"))
-    cells = []
-    for time in times:
-        cells.append(TableCell(time.mean, _mean_std(time, "±"), std=time.std) if time.max else TableCell())
-    return [*facts, *cells]
+def _summary_row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
+    row = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
+    for part in ("forward", "backward"):
+        if steps is None:
+            row.append(TableCell(text=_word_for(entry.status), status=entry.status))
+        elif steps.times[part].max:
+            time = steps.times[part]
+            row.append(TableCell(time.mean, _mean_and_std(time, "±"), std=time.std))
+        else:
+            row.append(TableCell())
+    return row
+
+
+# -- warm-ups ----------------------------------------------------------------------------------------------------------
 
 
 def warmups(entries: Sequence[Entry]) -> Table:
@@ -341,16 +472,27 @@ def warmups(entries: Sequence[Entry]) -> Table:
     runs: dict[Path, list[Entry]] = {}
     for entry in entries:
         runs.setdefault(entry.folder, []).append(entry)
+    run_names = names([cuts[0] for cuts in runs.values()])
     body = []
-    for name, cuts in zip(names([cuts[0] for cuts in runs.values()]), runs.values(), strict=True):
-        for part, occurs in {"forward": "forward_s", "forward_backward": "backward_s"}.items():
-            for of in (cut for cut in cuts if COLUMNS[occurs].get(cut) is not None):
-                setting, count = (COLUMNS[fact].get(of) for fact in ("warmup_steps", "benchmark_steps"))
-                facts = [_word(fact) for fact in (name, part == "forward", setting, count)]
-                seconds = [_figure(f"{part}{which}_s", "{:.6g}".format)(of) for which in ("", "_std")]
-                body.append([*facts, *seconds])
-    return Table([Heading(title or "model", title, at > 1) for at, title in enumerate(titles)], body)
+    for name, cuts in zip(run_names, runs.values(), strict=True):
+        for part, needed in (("forward", "forward_s"), ("forward_backward", "backward_s")):
+            for cut in cuts:
+                if COLUMNS[needed].get(cut) is not None:
+                    body.append(_warmup_row(cut, name, part))
+    headings = [Heading(title or "model", title, index > 1) for index, title in enumerate(titles)]
+    return Table(headings, body)
 
+
+def _warmup_row(entry: Entry, name: str, part: str) -> list[TableCell]:
+    facts = [name, part == "forward"]
+    facts += [COLUMNS[fact].get(entry) for fact in ("warmup_steps", "benchmark_steps")]
+    cells = [_word_cell(fact) for fact in facts]
+    for statistic in (f"{part}_s", f"{part}_std_s"):
+        cells.append(_figure_column(statistic, _six_digits)(entry))
+    return cells
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
 
 LAYOUTS: dict[str, Callable[[Sequence[Entry]], Table]] = {
     "blocks": blocks,
@@ -376,4 +518,4 @@ def by_size(entries: Sequence[Entry]) -> list[Entry]:
     if is_one_sweep:
         return list(entries)
     size = COLUMNS["size"]
-    return sorted(entries, key=lambda entry: merged.rank(size.get(entry)))
+    return sorted(entries, key=lambda entry: grouped.rank(size.get(entry)))
