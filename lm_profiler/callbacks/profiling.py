@@ -240,7 +240,7 @@ class TrainingProfiler(Callback):
         if (run := self._run) is None or run.ending.process != os.getpid():
             return
         if run.watching is not None:
-            run.watching.part.run(run.watching.end)
+            run.watching.part.run(run.watching.end, exception)
         if not run.ending.over:
             run.ending.part.run(run.died, exception)
 

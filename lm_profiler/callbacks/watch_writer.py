@@ -93,6 +93,7 @@ class WatchWriter:
     gpu: ReadGpu | None = None  # reads clock and throttle reasons of the rank's GPU
     cpu_clock: Callable[[], float] = time.process_time  # the process's CPU seconds
     asked: int = 0
+    error: str | None = None  # the type of the error that ended the fit
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _window: WatchWindow | None = None
@@ -390,6 +391,7 @@ class WatchWriter:
             began_s=self._at_s(self.ledger.began_ns),
             written_s=self._at_s(now_ns),
             ended=ended,
+            error=self.error,
             steps=self.run.steps,
             phase="" if ended else self._where(),
             ledger=went,

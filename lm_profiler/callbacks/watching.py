@@ -299,14 +299,15 @@ class Watching:
         self._passed_over += self._traced
         self._hand_over(self.clock(), tracer)
 
-    def end(self) -> None:
-        """Write the rest, as the fit is over."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Write the rest, as the fit is over, or as ``error`` ended it."""
         if self._done:
             return
         self._done = True
         if (writer := self._writer) is None:
             self._undo.close()
             return
+        writer.error = None if error is None else type(error).__name__
         self.part.run(lambda: self._phases.close_step())
         if self._tracer is not None:
             self._tracer.part.run(self._tracer.discard)

@@ -153,6 +153,7 @@ class WatchStatus(Part):
     began_s: float  # when fit began, in seconds since 1970
     written_s: float
     ended: bool = False
+    error: str | None = None  # the type of the error that ended the fit, if one did
     steps: int = 0
     phase: str = ""  # the part of the step that runs now
     ledger: dict[str, float] = Field(default_factory=dict)  # seconds by term; they add up to ``wall_s``

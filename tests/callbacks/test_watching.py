@@ -49,6 +49,7 @@ from lm_profiler.record.watch_files import (
     read_windows,
     request_file,
 )
+from lm_profiler.report.run.watch_tables import watch_tables
 from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("no_rates", "hands_over_often")
@@ -432,7 +433,29 @@ def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
     began_s, began = time.time(), time.perf_counter()
     with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
         train(Path(), [watcher()], Failing, max_steps=STEPS)
-    assert told_of(began_s, time.perf_counter() - began).steps == 30
+    status = told_of(began_s, time.perf_counter() - began)
+    assert (status.steps, status.error) == (30, type(error).__name__)
+    assert f"failed with {type(error).__name__}" in watch_tables(folder())[0].above[0]
+
+
+def test_fits_of_two_trainers_in_turns_are_watched_each_in_its_own_folder(tmp_path: Path) -> None:
+    profiler = watcher()
+    trainers = []
+    for name in ("first", "second"):
+        options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        trainers.append(
+            Trainer(
+                max_steps=1, callbacks=[profiler], default_root_dir=tmp_path / name, accelerator="cpu",
+                enable_model_summary=False, **options,
+            )
+        )  # fmt: skip
+    modules = [Tiny(), Tiny()]
+    for turn in (1, 2):
+        for trainer, module in zip(trainers, modules, strict=True):
+            trainer.fit_loop.epoch_loop.max_steps = 20 * turn
+            trainer.fit(module)
+    watched = sorted(Path("logs").glob("*/version_*"))
+    assert [read_status(path).steps for path in watched] == [20, 20, 20, 20]
 
 
 @pytest.mark.parametrize("option", ["traces_per_day", "trace_mib", "cooldown_s"])

@@ -99,7 +99,7 @@ def _watch(
             status, now_s = read_status(folder), clock()
             if over := _over(status):
                 say(f"{folder}: the training {over}")
-                return OK if status.ended else WRONG_CALL
+                return OK if status.ended and status.error is None else WRONG_CALL
             if status.written_s != heard[0]:
                 heard = status.written_s, now_s  # by this machine's clock: the training's may differ
             elif now_s - heard[1] >= _SILENT_S:
@@ -111,7 +111,13 @@ def _watch(
 
 def _over(status: WatchStatus) -> str:
     """Return how a run ended; empty if it still runs, or if that cannot be known here."""
-    return "has ended" if status.ended else "was killed" if is_gone(status.process) else ""
+    if status.error is not None:
+        return f"failed with {status.error}"
+    if status.ended:
+        return "has ended"
+    if is_gone(status.process):
+        return "was killed"
+    return ""
 
 
 def watched_folder(run: Path | None) -> Path:

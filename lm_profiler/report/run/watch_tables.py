@@ -41,7 +41,13 @@ def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
 def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
     good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
     where = f"in {status.phase} at {_clock(status.written_s)}"
-    how = "ended" if status.ended else f"killed, last {where}" if is_gone(status.process) else where
+    how = where
+    if status.error is not None:
+        how = f"failed with {status.error}"
+    elif status.ended:
+        how = "ended"
+    elif is_gone(status.process):
+        how = f"killed, last {where}"
     resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
     if status.repeated is not None:
         resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
@@ -79,7 +85,11 @@ def _ranks(ranks: Sequence[WatchStatus]) -> Table:
     for status in ranks:
         since = f"silent since {_clock(silent[status.rank])} in {status.phase}" if status.rank in silent else None
         now = since or (f"killed, last in {status.phase}" if is_gone(status.process) else status.phase)
-        rows.append([str(status.rank), f"{status.steps:,}", "ended" if status.ended else now])
+        if status.error is not None:
+            now = f"failed with {status.error}"
+        elif status.ended:
+            now = "ended"
+        rows.append([str(status.rank), f"{status.steps:,}", now])
     return text_table(("rank", "steps", "now"), rows)
 
 

@@ -26,6 +26,7 @@ from lm_profiler.report.views.blocks import Json, bar, bars, card, chart, fold, 
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _EVENTS = 200  # the most events that are listed and marked
+_AXIS_ABOVE, _AXIS_QUANTILE = 3.0, 0.98  # the axis ends at so many times this quantile of the medians
 _ROWS_A_POINT = 10  # the least rows of steps behind a point of the curves
 # The tables of ``watch_tables`` that stand behind a fold, by the title of their first column.
 _FOLDS = {"ms": "Phases", "rank": "Ranks"}
@@ -128,13 +129,23 @@ def _chart(points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], w
                 "hovertemplate": f"{name}: %{{y:.3f}} ms<extra></extra>",
             }
         )
+    longest_ms = max((value for curve in data for value in curve["y"] if value is not None), default=0.0)
+    end_ms = _axis_end_ms(data[0]["y"])
     data += _event_marks(events, steps, data[0]["y"], world_size)
-    layout = {
-        "showlegend": True,
-        "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": "step time (ms)"}, "rangemode": "tozero"},
-    }
+    y_axis: Json = {"title": {"text": "step time (ms)"}, "rangemode": "tozero"}
+    if 0.0 < end_ms < longest_ms:
+        y_axis["range"] = [0, end_ms]
+        y_axis["title"] = {"text": f"step time (ms); the longest, {longest_ms:,.0f}, is beyond the axis"}
+    layout = {"showlegend": True, "xaxis": {"title": {"text": "step"}}, "yaxis": y_axis}
     return chart(data, layout)
+
+
+def _axis_end_ms(medians_ms: Sequence[float | None]) -> float:
+    """Return where the axis ends: well above nearly all medians, so that one stall does not flatten the curves."""
+    known_ms = [value for value in medians_ms if value is not None]
+    if not known_ms:
+        return 0.0
+    return _AXIS_ABOVE * float(np.quantile(known_ms, _AXIS_QUANTILE))
 
 
 def _event_marks(
