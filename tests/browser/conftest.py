@@ -223,12 +223,13 @@ def _is_refusal(text: str) -> bool:
 
 @pytest.fixture
 def screenshot() -> Callable[[Tab, str], None]:
-    """Keeps a picture of the window, if anybody wants it."""
+    """Keeps a picture of the window, if anybody wants it; those of the tab have the names of the documentation's."""
     folder = os.environ.get("SCREENSHOTS")
 
     def keep(tab: Tab, name: str) -> None:
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            tab.page.screenshot(path=Path(folder) / f"{type(tab).__name__.lower()}-{name}.png")
+            prefix = "page-" if isinstance(tab, Alone) else ""
+            tab.page.screenshot(path=Path(folder) / f"{prefix}{name}.png")
 
     return keep

@@ -44,6 +44,10 @@ def test_every_view_draws_all_of_its_parts(
     views = tab_views() if opened == "open_tab" else page_views()
     for view in (view for view in views if view["name"] != "trace"):  # test_trace_view.py has it
         section = tab.open_run(whole, view["title"]) if view["of_run"] else tab.open_view(view["title"])
+        first_chart = section.locator(".chart").first
+        if first_chart.count():
+            first_chart.locator(".main-svg").first.wait_for(state="attached")
+        screenshot(tab, f"{view['name']}-{theme}")
         for fold in section.locator(".fold > summary").all():
             fold.click()
         for chart in section.locator(".chart").all():
@@ -51,8 +55,6 @@ def test_every_view_draws_all_of_its_parts(
             chart.locator(".main-svg").first.wait_for(state="attached")
         expect(section.locator(".error")).to_have_count(0)
         assert tab.overflow_px() <= 0, view["title"]
-        section.evaluate("section => section.scrollIntoView()")
-        screenshot(tab, f"{view['name']}-{theme}")
     assert tab.frame.evaluate("document.documentElement.dataset.theme") == theme
     assert tab.inside.locator("img").count() == 0
     assert "injected" not in (tab.page.title(), tab.frame.title())

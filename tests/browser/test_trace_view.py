@@ -59,7 +59,7 @@ def test_perfetto_shows_one_of_several_traces(open_tab: OpenTab, logdir: Path, s
         expect(frame.get_by_text("main thread")).to_be_visible()  # the groups of tracks are open
         assert tab.frame.evaluate("document.documentElement.dataset.theme") == "dark"
         expect(frame.locator(".pf-theme-provider--dark")).to_have_count(1)
-        screenshot(tab, "trace")
+        screenshot(tab, "trace-dark")
 
         tab.inside.get_by_label("Trace", exact=True).select_option("rank1.pt.trace.json.gz")
         counts = perfetto(tab).evaluate(COUNT_PHASES)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.files import from_here
-from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, counted, with_prefix
-from lm_profiler.record.run_record import NumericsFacts, RunRecord
+from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, Quantity, counted, with_prefix
+from lm_profiler.record.run_record import NumericsFacts, RunRecord, Utilisation
 from lm_profiler.record.text import short_path
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import list_table, phase_table, sections, shown, step_line
@@ -20,41 +21,56 @@ from lm_profiler.report.tables.table_columns import device_of
 
 _WAITS_SHOWN = 2
 _ACTIONS_SHOWN = 4
-_SAID = 0.05  # the share of the step from which ``other`` is broken down at a run's end
+_LEAST_OTHER = 0.05  # the share of the step from which ``other`` is broken down at a run's end
+_AS_PLANNED = (0.995, 1.005)  # a measured peak that differs by less from the planned one is as planned
+
+
+# -- the pages ---------------------------------------------------------------------------------------------------------
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
     """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died."""
+    table = time_table(record)
+    verdict = Table()
+    written = f"written to {from_here(folder)}"
+    if not verbose:
+        table = replace(table, below=end_lines(record))
+        verdict = Table(above=verdict_lines(record))
+        if record.time:
+            written += f"; all of it: lm_profiler report {quote(str(from_here(folder)))}"
     audit = Table()
     if record.numerics is not None:
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
-    table = time_table(record) if verbose else replace(time_table(record), below=end_lines(record))
-    where = from_here(folder)
-    more = "" if verbose or not record.time else f"; all of it: lm_profiler report {quote(str(where))}"
-    verdict = Table(above=[] if verbose else verdict_lines(record))
-    return [verdict, table, audit, Table(above=[f"written to {where}{more}"])]
+    return [verdict, table, audit, Table(above=[written])]
 
 
 def end_lines(record: RunRecord) -> list[str]:
     """Return the lines below the table of a run's end, without empty ones."""
-    spread = [] if record.ranks is None else [step_line(record)]
-    other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
-    lines = [*spread, *step_lines(record), *_rates(record), *_memory(record)[:1], *ranks_lines(record), *other]
-    return [*lines, *odd_lines(record)[:1], *(f"note: {note}" for note in record.notes), *failure_lines(record)]
+    lines = [] if record.ranks is None else [step_line(record)]
+    lines += [*step_lines(record), *_rate_lines(record), *_memory_lines(record)[:1], *ranks_lines(record)]
+    if record.shares.get("other", 0.0) >= _LEAST_OTHER:
+        lines += other_lines(record)
+    lines += odd_lines(record)[:1]
+    lines += [f"note: {note}" for note in record.notes]
+    return [*lines, *failure_lines(record)]
 
 
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """Return everything in a run's record, in sections; what is unknown is left out."""
-    said = [*failure_lines(record), *verdict_lines(record), *step_lines(record), *ranks_lines(record)]
-    said += [*why_lines(record), *(f"note: {note}" for note in record.notes), f"folder: {from_here(folder)}"]
-    head = text_table(("", ""), [line.partition(": ")[::2] for line in said], left=2, title=headline(record))
-    command = Table(above=record.command.splitlines(), verbatim=True, title="Command")
-    return [head, *sections(record), *([command] if record.command else [])]
+    lines = [*failure_lines(record), *verdict_lines(record), *step_lines(record), *ranks_lines(record)]
+    lines += why_lines(record)
+    lines += [f"note: {note}" for note in record.notes]
+    lines.append(f"folder: {from_here(folder)}")
+    rows = [line.partition(": ")[::2] for line in lines]
+    pages = [text_table(("", ""), rows, left=2, title=headline(record)), *sections(record)]
+    if record.command:
+        pages.append(Table(above=record.command.splitlines(), verbatim=True, title="Command"))
+    return pages
 
 
 def time_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred and for the step, with the summary lines below."""
-    if not record.time or not record.time["step"].n:
+    if not _has_measured_steps(record):
         return Table(below=summary_lines(record))
     # A phase that ends in a collective takes equally long on all ranks: own work and waiting distinguish them.
     table = phase_table(record) if record.ranks is None else own_work_table(record)
@@ -63,70 +79,103 @@ def time_table(record: RunRecord) -> Table:
 
 def headline(record: RunRecord) -> str:
     """Return what was measured and where; for a run without measured steps, how it ended."""
-    if not record.time or not record.time["step"].n:
+    if not _has_measured_steps(record):
         return f"{record.name}: {record.verb}, {record.status}"
+    steps = counted(record.time["step"].n, "step")
+    warmup = counted(record.steps.get("warmup", 0), "warm-up step")
+    text = f"{record.name}: {steps} of {record.verb} after {warmup}"
     device = device_of(record.environment)
-    where = f" on {device}" if device is not None else ""
-    precision = f", {record.model.precision}" if record.model is not None else ""
-    steps, warmup = counted(record.time["step"].n, "step"), record.steps.get("warmup", 0)
-    return f"{record.name}: {steps} of {record.verb} after {counted(warmup, 'warm-up step')}{where}{precision}"
+    if device is not None:
+        text += f" on {device}"
+    if record.model is not None:
+        text += f", {record.model.precision}"
+    return text
+
+
+def _has_measured_steps(record: RunRecord) -> bool:
+    return bool(record.time) and record.time["step"].n > 0
 
 
 def summary_lines(record: RunRecord) -> list[str]:
     """Return a line each on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
     # The table of own work has no columns for the step's spread.
-    spread = [step_line(record)] if record.ranks is not None and record.time else []
-    first = [] if record.first_step_s is None else [f"first step {TIMES['step'].show(record.first_step_s)}"]
-    of_why = [] if record.waterfall is None else [f"why: {note}" for note in record.waterfall.notes]
-    return [
-        *(*spread, *_rates(record), *_memory(record), *_planned(record), *verdict_lines(record), *step_lines(record)),
-        *(*ranks_lines(record), *why_lines(record), *_waits(record), *odd_lines(record), *other_lines(record), *first),
-        *findings_lines(record),
-        *(f"note: {note}" for note in (*record.notes, *record.details, *of_why)),
-        *failure_lines(record),
-    ]
+    lines = [step_line(record)] if record.ranks is not None and record.time else []
+    lines += [*_rate_lines(record), *_memory_lines(record), *_planned_lines(record)]
+    lines += [*verdict_lines(record), *step_lines(record), *ranks_lines(record), *why_lines(record)]
+    lines += [*_wait_lines(record), *odd_lines(record), *other_lines(record)]
+    if record.first_step_s is not None:
+        lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
+    lines += findings_lines(record)
+    lines += [f"note: {note}" for note in (*record.notes, *record.details)]
+    if record.waterfall is not None:
+        lines += [f"note: why: {note}" for note in record.waterfall.notes]
+    return [*lines, *failure_lines(record)]
 
 
 def main_lines(record: RunRecord) -> list[str]:
     """Return the lines that belong beside the verdict: the rates, the memory, and who waits for whom."""
-    return [*_rates(record), *_memory(record)[:1], *ranks_lines(record)[:1]]
+    return [*_rate_lines(record), *_memory_lines(record)[:1], *ranks_lines(record)[:1]]
 
 
-def _memory(record: RunRecord) -> list[str]:
-    of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
-    at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"
-    causes = [of for of in GROUPS["Memory by cause"] if of.of == at and of.get(record)]
-    where = f"at the peak, in {at}" if of_parts else "held by the step"
-    lines = {
-        "": [f"{of.title} {of.fit(value)}" for of in MEMORY.values() if (value := of.get(record)) is not None],
-        "peak by phase: ": [f"{TIMES[str(of.of)].title} {of.fit(of.get(record))}" for of in of_parts],
-        f"{where}: ": [f"{of.title.partition(': ')[2]} {of.fit(of.get(record))}" for of in causes],
-    }
-    return [f"{start}{', '.join(known)}" for start, known in lines.items() if known]
+# -- single lines ------------------------------------------------------------------------------------------------------
 
 
-def _planned(record: RunRecord) -> list[str]:
-    if record.planned is None:
+def _memory_lines(record: RunRecord) -> list[str]:
+    """Return lines with the peaks, with the peak of each phase, and with what the largest of them consists of."""
+    peaks = [f"{figure.title} {figure.fit(figure.get(record))}" for figure in _known(MEMORY.values(), record)]
+    allocated = [figure for figure in GROUPS["Memory by phase"] if figure.path.endswith("allocated_peak")]
+    by_phase = [figure for figure in allocated if figure.get(record)]
+    phase_peaks = [f"{TIMES[str(figure.of)].title} {figure.fit(figure.get(record))}" for figure in by_phase]
+    phase, place = "backward", "held by the step"
+    if by_phase:
+        largest = max(by_phase, key=lambda figure: figure.get(record))
+        phase, place = str(largest.of), f"at the peak, in {largest.of}"
+    causes = []
+    for figure in GROUPS["Memory by cause"]:
+        if figure.of == phase and figure.get(record):
+            cause = figure.title.partition(": ")[2]
+            causes.append(f"{cause} {figure.fit(figure.get(record))}")
+    lines = {"": peaks, "peak by phase: ": phase_peaks, f"{place}: ": causes}
+    return [f"{start}{', '.join(texts)}" for start, texts in lines.items() if texts]
+
+
+def _known(group: Iterable[Quantity], record: RunRecord) -> list[Quantity]:
+    return [figure for figure in group if figure.get(record) is not None]
+
+
+def _planned_lines(record: RunRecord) -> list[str]:
+    """Return a line with the planned peak, and how far the measured one is from it."""
+    planned = record.planned
+    if planned is None:
         return []
-    if record.planned.peak is None:
-        return [f"planned: unknown ({record.planned.unknown})"]
-    peak, ratio = (QUANTITIES[name] for name in ("planned_peak_bytes", "measured_over_planned"))
-    known = ratio.get(record)
+    if planned.peak is None:
+        return [f"planned: unknown ({planned.unknown})"]
+    peak = QUANTITIES["planned_peak_bytes"]
+    eager = " without torch.compile" if planned.compiled else ""
+    text = f"planned{eager}: peak {peak.fit(peak.get(record))}, in {planned.phase}"
+    ratio = QUANTITIES["measured_over_planned"].get(record)
+    if ratio is None:
+        return [f"{text}; what was measured is unknown"]
+    least, most = _AS_PLANNED
+    result = "as planned" if least <= ratio <= most else f"{ratio:.3f} times as much"
     # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not know.
-    by_device = record.memory is None or record.memory.measured.allocated_peak is not None
-    of = ", with workspaces of libraries," if by_device else " when forward has ended"
-    became = "; what was measured is unknown"
-    if known is not None:
-        became = f"; measured{of} {'as planned' if 0.995 <= known <= 1.005 else f'{known:.3f} times as much'}"
-    eager = " without torch.compile" * record.planned.compiled
-    return [f"planned{eager}: peak {peak.fit(peak.get(record))}, in {record.planned.phase}{became}"]
+    is_of_device = record.memory is None or record.memory.measured.allocated_peak is not None
+    scope = ", with workspaces of libraries," if is_of_device else " when forward has ended"
+    return [f"{text}; measured{scope} {result}"]
 
 
-def _waits(record: RunRecord) -> list[str]:
-    waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
-    told = [f"{of.call or of.function} ({short_path(of.file)}, line {of.line})" for of in waits[:_WAITS_SHOWN]]
-    more = [f"{counted(len(waits) - _WAITS_SHOWN, 'more line')}"] if len(waits) > _WAITS_SHOWN else []
-    return [f"the host waits for the device at: {', '.join([*told, *more])}"] if told else []
+def _wait_lines(record: RunRecord) -> list[str]:
+    """Return a line with the most frequent calls in which the host waits for the device."""
+    waits = sorted(record.syncs or [], key=lambda sync: sync.count, reverse=True)
+    if not waits:
+        return []
+    texts = []
+    for sync in waits[:_WAITS_SHOWN]:
+        texts.append(f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})")
+    waits_left = len(waits) - _WAITS_SHOWN
+    if waits_left > 0:
+        texts.append(counted(waits_left, "more line"))
+    return [f"the host waits for the device at: {', '.join(texts)}"]
 
 
 def failure_lines(record: RunRecord) -> list[str]:
@@ -134,40 +183,64 @@ def failure_lines(record: RunRecord) -> list[str]:
     failure = record.failure
     if failure is None:
         return []
-    at = f"{record.status} in {failure.where}"
+    place = f"{record.status} in {failure.where}"
     if failure.message:
-        return [f"{at}: {failure.type}: {failure.message}"]
-    return [at if record.status == "interrupted" else f"{at}: {failure.type}"]  # KeyboardInterrupt adds nothing
+        return [f"{place}: {failure.type}: {failure.message}"]
+    if record.status == "interrupted":  # KeyboardInterrupt adds nothing
+        return [place]
+    return [f"{place}: {failure.type}"]
 
 
-def _rates(record: RunRecord) -> list[str]:
+def _rate_lines(record: RunRecord) -> list[str]:
     """Return a line with tokens/s, or samples/s where tokens are unknown, and with the utilisation."""
-    parts = list[str]()
-    for what in ("tokens", "samples"):
-        rate, count = QUANTITIES[f"{what}_per_s"], QUANTITIES[f"{what}_per_step"].get(record)
-        if count is not None and not parts:
-            known = shown(rate, record) if rate.get(record) is not None else f"unknown {what}/s"
-            parts.append(f"{known} ({count:,} a step)")
+    parts = _throughput(record)
     use = record.utilisation
     if use is not None and not record.contended:  # meaningless on a shared machine
-        peak = (
-            "" if use.peak_flops_per_s is None else f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
-        )
-        parts.append(f"MFU {MFU.show(use.mfu)}{peak}")
-        if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
-            own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-            parts.append(f"{percent(use.of_ceiling)} of the matmul rate measured here ({own})")
+        parts += _utilisation_texts(use)
     return [", ".join(parts)] if parts else []
+
+
+def _throughput(record: RunRecord) -> list[str]:
+    for noun in ("tokens", "samples"):
+        count = QUANTITIES[f"{noun}_per_step"].get(record)
+        if count is None:
+            continue
+        rate = QUANTITIES[f"{noun}_per_s"]
+        text = f"unknown {noun}/s" if rate.get(record) is None else shown(rate, record)
+        return [f"{text} ({count:,} a step)"]
+    return []
+
+
+def _utilisation_texts(use: Utilisation) -> list[str]:
+    text = f"MFU {MFU.show(use.mfu)}"
+    if use.peak_flops_per_s is not None:
+        text += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
+    if use.of_ceiling is None or use.ceiling_flops_per_s is None:
+        return [text]
+    ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
+    return [text, f"{percent(use.of_ceiling)} of the matmul rate measured here ({ceiling})"]
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
     """Return the loss in both precisions, and how far output and gradients are off."""
-    losses = " against ".join("not finite" if x is None else f"{x:.6g}" for x in (audit.loss, audit.reference_loss))
-    losses += "" if audit.loss_dtype is None else f" (in {audit.loss_dtype})"
-    output, gradients = ("unknown" if x is None else f"{x:.2%}" for x in (audit.output_error, audit.gradient_error))
+    losses = f"{_loss_text(audit.loss)} against {_loss_text(audit.reference_loss)}"
+    if audit.loss_dtype is not None:
+        losses += f" (in {audit.loss_dtype})"
+    output, gradients = _error_text(audit.output_error), _error_text(audit.gradient_error)
     text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
-    steps = ["not finite" if x is None else f"{x:.6g}" for x in audit.losses]
-    return f"{text}; loss of the first {counted(len(steps), 'step')} from {steps[0]} to {steps[-1]}" if steps else text
+    if not audit.losses:
+        return text
+    steps = counted(len(audit.losses), "step")
+    first, last = _loss_text(audit.losses[0]), _loss_text(audit.losses[-1])
+    return f"{text}; loss of the first {steps} from {first} to {last}"
+
+
+def _loss_text(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.6g}"
+
+
+def _error_text(error: float | None) -> str:
+    return "unknown" if error is None else f"{error:.2%}"
 
 
 def other_lines(record: RunRecord) -> list[str]:
@@ -175,14 +248,19 @@ def other_lines(record: RunRecord) -> list[str]:
     owned = record.other_by_owner
     if owned is None or not owned.actions:
         return []
-    rank = " of rank 0" * (len(record.rank_step_s) > 1)
     # The actions add up to this figure: timing each of them takes some time itself.
     total = f"{ms_text(owned.seconds)} ms while each action of {counted(owned.steps, 'step')} was timed"
-    whole = total if owned.measured_s is None else f"{ms_text(owned.measured_s)} ms, {total}"
-    said = []
-    for of in owned.actions[:_ACTIONS_SHOWN]:
-        often = "" if of.in_steps == owned.steps else f" (in {of.in_steps} of {owned.steps} steps)"
-        said.append(f"{of.name} {ms_text(of.seconds)}{often}")
-    if rest := owned.actions[_ACTIONS_SHOWN:]:
-        said.append(f"{len(rest)} more {ms_text(sum(action.seconds for action in rest))}")
-    return [f"other{rank}: {whole}: {', '.join(said)}"]
+    if owned.measured_s is not None:
+        total = f"{ms_text(owned.measured_s)} ms, {total}"
+    texts = []
+    for action in owned.actions[:_ACTIONS_SHOWN]:
+        text = f"{action.name} {ms_text(action.seconds)}"
+        if action.in_steps != owned.steps:
+            text += f" (in {action.in_steps} of {owned.steps} steps)"
+        texts.append(text)
+    actions_left = owned.actions[_ACTIONS_SHOWN:]
+    if actions_left:
+        seconds_left = sum(action.seconds for action in actions_left)
+        texts.append(f"{len(actions_left)} more {ms_text(seconds_left)}")
+    title = "other of rank 0" if len(record.rank_step_s) > 1 else "other"
+    return [f"{title}: {total}: {', '.join(texts)}"]
