@@ -7,6 +7,7 @@ because the arithmetic defines the types of what it holds: timelines of ranks, d
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -168,12 +169,18 @@ def read_counters(folder: Path) -> Sequence[StepCounters]:
         return ()
 
 
+# matches a whole number that would overflow in arithmetic
+_TOO_LARGE = re.compile(rb"[0-9]{30}(?![0-9]*\.)")
+
+
 def _read_file(path: Path) -> Evidence:
     try:
         with gzip.open(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
+        if _TOO_LARGE.search(content):
+            raise RecordError(f"{path}: is damaged: it holds a number of thirty digits or more")
         return _adapter().validate_json(content)
     except FileNotFoundError:
         raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None

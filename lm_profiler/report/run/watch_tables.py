@@ -174,4 +174,8 @@ def _slow_steps_text(event: WatchEvent, step: str) -> str:
 
 
 def _clock(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")
+    """Return a time of day; files of others may hold one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
