@@ -35,20 +35,12 @@ class ProcessSpread:
     def learned(self) -> bool:
         return math.isfinite(self.freedom)
 
-    def on_busy_machine(self) -> ProcessSpread:
-        """Return the spread to take for granted on a busy machine: what a calm one has shown says too little."""
-        if self.is_given or self.std >= BUSY_SPREAD.std:
-            return self
-        return BUSY_SPREAD
-
     @property
     def text(self) -> str:
         """How far equal processes differ, and how that is known."""
         differ = f"equal processes differ by {self.std:.1%} (std)"
         if self.is_given:
             return f"{differ}, as --spread says"
-        if self == BUSY_SPREAD:
-            return f"{differ}, which is assumed of busy machines; --spread overrides it"
         if self.learned:
             return f"{differ}, as selftest has seen on this machine; --spread overrides it"
         return f"{differ}, which is assumed: lm_profiler selftest measures it here, --spread overrides it"
@@ -56,10 +48,6 @@ class ProcessSpread:
 
 # used until equal runs on this machine have shown it (``selftest``): single runs then detect no change below 15 %
 ASSUMED_SPREAD = ProcessSpread(0.05)
-
-# The same on a machine whose CPUs others use, of CPU time and of steps without waits for a CPU: 25 runs of two programs
-# on two cores with seven neighbours differed by 6 and 8 %.
-BUSY_SPREAD = ProcessSpread(0.08)
 
 
 def cache_folder() -> Path:

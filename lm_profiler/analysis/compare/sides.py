@@ -108,6 +108,14 @@ class Run:
         return Interval(mean_s, scale * step.low, scale * step.high, step.lag1)
 
     @property
+    def waited_share(self) -> float:
+        """How long the training thread waited for a CPU because of others, over the rest of the step; 0 if unknown."""
+        rest = self.without_cpu_waits
+        if rest is None or rest.mean <= 0.0:
+            return 0.0
+        return max(self.mean("step").mean / rest.mean - 1.0, 0.0)
+
+    @property
     def cpu_share_missed(self) -> float:
         """The share of the CPU time that the run needed and that others took; 0 if unknown."""
         contention = self.record.contention

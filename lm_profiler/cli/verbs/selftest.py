@@ -67,7 +67,10 @@ def run(options: Options) -> int:
         return FAILED
     seen = spread_of([run.time["step"].mean or 0.0 for run in runs])
     machine = runs[0].environment
-    kept = seen if seen is None or machine is None else keep_spread(machine, seen)
+    kept = seen
+    is_busy = any(run.contended for run in runs)
+    if seen is not None and machine is not None and not is_busy:  # a load says nothing of the machine itself
+        kept = keep_spread(machine, seen)
     told = tested(runs, seen, kept)
     if options.format == "json":
         write_json(told)
@@ -87,6 +90,7 @@ class SelfTest:
     seen: ProcessSpread | None  # spread of the runs' steps; None if they are too few
     kept: ProcessSpread | None  # spread with earlier self-tests of the machine
     detectable: dict[int, float]  # smallest detectable change, as a share, by runs per side
+    busy: bool = False  # whether other programs used the machine: then nothing is kept for compare and improve
 
 
 def tested(runs: Sequence[RunRecord], seen: ProcessSpread | None, kept: ProcessSpread | None) -> SelfTest:
@@ -95,7 +99,8 @@ def tested(runs: Sequence[RunRecord], seen: ProcessSpread | None, kept: ProcessS
     where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
     said = [(", ".join(run.words) or "too short to judge", *contention_lines(run.contention)) for run in runs]
     steps = [run.time["step"] for run in runs]
-    return SelfTest(where, runs[0].verb, steps, list(map("; ".join, said)), seen, kept, known)
+    is_busy = any(run.contended for run in runs)
+    return SelfTest(where, runs[0].verb, steps, list(map("; ".join, said)), seen, kept, known, is_busy)
 
 
 def report(told: SelfTest) -> list[str]:
@@ -109,9 +114,12 @@ def report(told: SelfTest) -> list[str]:
         return [*lines, "  too few steps to compare; raise --stages.measure_steps"]
     earlier = "" if kept.freedom <= seen.freedom else f"; {kept.std:.1%} with earlier self-tests"
     one, three = (f"{told.detectable[runs_a_side]:.1%}" for runs_a_side in (1, 3))
+    use = "kept for compare and improve"
+    if told.busy:
+        use = "not kept, for other programs used the machine; repeat it while the machine is quiet"
     return [
         *lines,
-        f"  processes differ by {seen.std:.1%} (std){earlier}: kept for compare and improve",
+        f"  processes differ by {seen.std:.1%} (std){earlier}: {use}",
         f"  smallest change that one run against one can detect: {one}; three against three: {three}",
     ]
 
