@@ -30,6 +30,7 @@ Merged = Sequence[Entry]  # the entries of one row: at least one
 
 HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
 WORDS = {"oom": "OOM", "refused": "OOM (planned)"}
+_MOST_SHARED = 3  # the most values of a fact that a row names one by one
 _STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
 
 
@@ -48,24 +49,28 @@ def counted(row: Merged) -> Merged:
     return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
 
 
-def estimated(row: Merged, of: Column) -> Estimate:
-    known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
-    if not known:
+def estimated(row: Merged, column: Column) -> Estimate:
+    """Return the figure of ``column`` over the runs of a row that know it."""
+    runs = [entry for entry in counted(row) if column.get(entry) is not None]
+    if not runs:
         return Estimate()
-    if len(known) == 1:
-        [(entry, value)] = known
-        low, high = of.interval(entry) or (None, None)
-        return Estimate(value, low, high, 1)
-    values = [value for _, value in known]
+    values = [column.get(entry) for entry in runs]
+    if len(runs) == 1:
+        low, high = column.interval(runs[0]) or (None, None)
+        return Estimate(values[0], low, high, 1)
     return Estimate(statistics.median(values), min(values), max(values), len(values))
 
 
-def fact(row: Merged, of: Column) -> Any:
+def fact(row: Merged, column: Column) -> Any:
     """Return the value that the entries share; if they differ, their values as text; None if none is known."""
-    values = distinct(map(of.get, row))
-    if len(values) > 3:
+    values = distinct(map(column.get, row))
+    if not values:
+        return None
+    if len(values) == 1:
+        return values[0]
+    if len(values) > _MOST_SHARED:
         return f"{values[0]} and {len(values) - 1} more"
-    return values[0] if len(values) == 1 else ", ".join(map(str, values)) or None
+    return ", ".join(map(str, values))
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -78,18 +83,26 @@ def alone(entries: Iterable[Entry]) -> list[Merged]:
     return [[entry] for entry in entries]
 
 
-def differs(rows: Sequence[Merged], of: Column) -> bool:
+def differs(rows: Sequence[Merged], column: Column) -> bool:
     """Return whether ``rows`` differ in a fact; rows with the same mixture of values do not."""
-    known = distinct(fact(row, of) for row in rows)
-    return len(known) > 1 or (bool(known) and any(fact(row, of) is None and unset(row[0], of) for row in rows))
+    values = distinct(fact(row, column) for row in rows)
+    if len(values) != 1:
+        return len(values) > 1
+    return any(fact(row, column) is None and unset(row[0], column) for row in rows)
 
 
 def set_apart(entries: Merged) -> list[str]:
     """Return the options that all configs have, but with different values."""
     configs = [flat(entry.config) for entry in entries if entry.config is not None]
-    shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
-    told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
-    return [path for path in told if any(config[path] != configs[0][path] for config in configs)]
+    if not configs:
+        return []
+    different = []
+    for path, value in configs[0].items():
+        if path in OF_EACH_RUN | SEEDS or not all(path in config for config in configs):
+            continue
+        if any(config[path] != value for config in configs):
+            different.append(path)
+    return different
 
 
 def unset(entry: Entry, of: Column) -> bool:
@@ -97,34 +110,49 @@ def unset(entry: Entry, of: Column) -> bool:
     return of.option is not None and entry.config is not None and of.get(entry) is None
 
 
-def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
-    """Return whether ``of`` is a dimension that follows from the size of a preset, which has its own column."""
-    if of.name == "parameters":
+def told_by_size(groups: Sequence[Merged], column: Column) -> bool:
+    """Return whether ``column`` is a dimension that follows from the size of a preset, which has its own column."""
+    if column.name == "parameters":
         return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
-    pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
-    return of.name in DIMENSIONS and all(value == getattr(preset_of(size), of.name, None) for size, value in pairs)
+    if column.name not in DIMENSIONS:
+        return False
+    for group in groups:
+        size = fact(group, COLUMNS["size"])
+        if fact(group, column) != getattr(preset_of(size), column.name, None):
+            return False
+    return True
 
 
 def status(row: Merged, words: Mapping[str, str] = {}) -> str:
     """Return ``ok``, or the number of entries by status; ``words`` replace statuses for people."""
     endings = {words.get(entry.status, entry.status) for entry in row}
-    return endings.pop() if len(endings) == 1 else how_many(row, words)
+    if len(endings) == 1:
+        return endings.pop()
+    return how_many(row, words)
 
 
 def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
     """Return the number of entries by status, for people, successful ones first: ``1 OOM, 2 failed``."""
     counts = Counter(entry.status for entry in row)
-    in_order = sorted(sorted(counts), key=lambda of: _STATUSES.index(of) if of in _STATUSES else len(_STATUSES))
+    in_order = sorted(counts, key=_status_order)
     return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in in_order)
+
+
+def _status_order(status: str) -> tuple[int, str]:
+    """Return a sort key: statuses as the record names them, others last."""
+    index = _STATUSES.index(status) if status in _STATUSES else len(_STATUSES)
+    return index, status
 
 
 def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
     """Return a row for each cell of a sweep with all its repeats, and one for each run elsewhere."""
-    cells: dict[object, list[Entry]] = {}
+    rows_by_key: dict[object, list[Entry]] = {}
     for entry in entries:
-        key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
-        cells.setdefault(key, []).append(entry)
-    return list(cells.values())
+        key: object = id(entry)
+        if entry.cell is not None:
+            key = (entry.sweep, entry.cut, *entry.cell.overrides.items())
+        rows_by_key.setdefault(key, []).append(entry)
+    return list(rows_by_key.values())
 
 
 def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
@@ -140,9 +168,12 @@ def rank(value: Any) -> tuple[int, float, str]:
     """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
     if isinstance(value, (int, float)):
         return 0, value, ""
-    if (size := preset_of(value)) is not None:
+    size = preset_of(value)
+    if size is not None:
         return 1, size.num_parameters(), value
-    return (3, 0, "") if value is None else (2, 0, str(value))
+    if value is None:
+        return 3, 0, ""
+    return 2, 0, str(value)
 
 
 def unlike(row: Merged) -> list[str]:
@@ -160,17 +191,31 @@ _MOST_REASONS, _MOST_NAMES = 20, 3
 
 def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
     """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended."""
-    usual = _figures(groups)
-    main = [of for of in usual if _known(groups, of)]
     names = by or naming(groups)
-    shown = columns or [*names, *main, COLUMNS["status"]]
-    table = _table(groups, shown, () if columns else main[1:])
-    unknown = [of.title for of in usual if of not in main and not _is_time(of)] if columns is None else []
-    above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
-    how = [HOW_MERGED] if any(len(group) > 1 for group in groups) else []
-    if not how and any("[" in cell.text and cell.low for row in table.rows for cell in row):
-        how = ["[ ]: 95 % interval of the mean"]
-    return Table(table.headings, table.rows, above, [*how, *notes(groups, by or called(names))])
+    usual = _figures(groups)
+    known = [figure for figure in usual if _known(groups, figure)]
+    above = []
+    if columns:
+        shown = list(columns)
+        table = _table(groups, shown)
+    else:
+        shown = [*names, *known, COLUMNS["status"]]
+        table = _table(groups, shown, without_interval=known[1:])
+    above += same_in_all(groups, shown)
+    unknown = [figure.title for figure in usual if figure not in known and not _is_time(figure)]
+    if columns is None and unknown:
+        above.append(f"unknown in all rows: {', '.join(unknown)}")
+    below = [*_how_to_read(groups, table), *notes(groups, by or called(names))]
+    return Table(table.headings, table.rows, above, below)
+
+
+def _how_to_read(groups: Sequence[Merged], table: Table) -> list[str]:
+    """Return a line on what the figures and brackets of ``table`` are, where it has any that need one."""
+    if any(len(group) > 1 for group in groups):
+        return [HOW_MERGED]
+    if any("[" in cell.text and cell.low for row in table.rows for cell in row):
+        return ["[ ]: 95 % interval of the mean"]
+    return []
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
@@ -180,12 +225,13 @@ def apart_by(groups: Sequence[Merged]) -> list[Column]:
 def naming(groups: Sequence[Merged]) -> list[Column]:
     """Return the facts that distinguish rows, after the runs' names unless the facts identify the rows' cells."""
     apart = apart_by(groups)
-    told = {tuple(fact_text(fact(group, of)) for of in apart) for group in groups}
-    if apart and len(told) == len(groups) and all(group[0].cell is not None for group in groups):
+    labels = {tuple(fact_text(fact(group, column)) for column in apart) for group in groups}
+    all_are_cells = all(group[0].cell is not None for group in groups)
+    if apart and all_are_cells and len(labels) == len(groups):
         return apart
     name = COLUMNS["name"]
-    one_each = len(distinct(fact(group, name) for group in groups)) == len(groups)
-    return [name if one_each else COLUMNS["folder"], *apart]
+    names_differ = len(distinct(fact(group, name) for group in groups)) == len(groups)
+    return [name if names_differ else COLUMNS["folder"], *apart]
 
 
 def called(names: Sequence[Column]) -> Sequence[Column]:
@@ -195,17 +241,23 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """Return a line of the facts that are the same in all rows, and one of the facts that only some rows know."""
-    everything = [entry for group in groups for entry in group]
-    facts = [of for of in _known_facts(groups) if of not in shown and not differs(alone(everything), of)]
-    lines: dict[str, list[str]] = {"in all rows": [], "where known": []}
-    for of in facts:
-        text = f"{of.title} {_text(fact(everything, of), of)}"
-        rows = sum(all(of.get(entry) is not None for entry in group) for group in groups)
-        if rows == len(groups):
-            lines["in all rows"].append(text)
+    entries = [entry for group in groups for entry in group]
+    in_all, where_known = [], []
+    for shared_fact in _known_facts(groups):
+        if shared_fact in shown or differs(alone(entries), shared_fact):
+            continue
+        text = f"{shared_fact.title} {_text(fact(entries, shared_fact), shared_fact)}"
+        rows_knowing = sum(all(shared_fact.get(entry) is not None for entry in group) for group in groups)
+        if rows_knowing == len(groups):
+            in_all.append(text)
         else:
-            lines["where known"].append(f"{text} ({rows} of {len(groups)} rows)")
-    return [f"{which}: {', '.join(texts)}" for which, texts in lines.items() if texts]
+            where_known.append(f"{text} ({rows_knowing} of {len(groups)} rows)")
+    lines = []
+    if in_all:
+        lines.append(f"in all rows: {', '.join(in_all)}")
+    if where_known:
+        lines.append(f"where known: {', '.join(where_known)}")
+    return lines
 
 
 def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
@@ -241,15 +293,19 @@ def _text(value: Any, of: Column) -> str:
     return f"{value:,}" if of.name == "parameters" and isinstance(value, int) else fact_text(value)
 
 
-def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
+def cell(group: Merged, column: Column, interval: bool = True) -> TableCell:
     """Return the cell of a fact or figure; empty where the run did not get that far or has no such phase."""
-    if of.quantity is None:
-        return fact_cell(group, of)
-    typical = estimated(group, of)
+    if column.quantity is None:
+        return fact_cell(group, column)
+    typical = estimated(group, column)
     if typical.value is None:
-        return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
-    ends = (typical.low, typical.high) if interval else (None, None)
-    return TableCell(typical.value, of.quantity.rounded(typical.value, *ends), typical.low, typical.high)
+        has_no_figure = status(group) != "ok" or _is_time(column)
+        return TableCell(text="" if has_no_figure else "unknown")
+    if interval:
+        text = column.quantity.rounded(typical.value, typical.low, typical.high)
+    else:
+        text = column.quantity.rounded(typical.value)
+    return TableCell(typical.value, text, typical.low, typical.high)
 
 
 def heading(of: Column, groups: Sequence[Merged]) -> Heading:
@@ -262,25 +318,44 @@ def heading(of: Column, groups: Sequence[Merged]) -> Heading:
 
 def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     """Return notes for the reader: which rows mix different runs, and why some have no figures."""
+    return [*_notes_on_mixed_rows(groups, apart), *_reasons(groups, apart)]
+
+
+def _notes_on_mixed_rows(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     mixed: dict[str, list[str]] = {}
     for group in groups:
-        if differ := unlike(group):
-            mixed.setdefault(", ".join(differ), []).append(label(group, apart))
+        facts = ", ".join(unlike(group))
+        if facts:
+            mixed.setdefault(facts, []).append(label(group, apart))
     lines = []
-    for facts, rows in mixed.items():
-        others = f" and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else ""
-        lines.append(f"note: runs that differ in {facts} share a row: {'; '.join(rows[:_MOST_NAMES])}{others}")
-    ended = [(label(group, apart), entry) for group in groups for entry in group if entry.reason is not None]
-    reasons = list(dict.fromkeys(f"{row}: {WORDS.get(of.status, of.status)}: {of.reason}" for row, of in ended))
-    if len(reasons) > _MOST_REASONS:
-        more = len(reasons) - _MOST_REASONS
-        reasons[_MOST_REASONS:] = [f"and {more} more; --columns name,status,reason shows all"]
-    return lines + reasons
+    for facts, labels in mixed.items():
+        line = f"note: runs that differ in {facts} share a row: {'; '.join(labels[:_MOST_NAMES])}"
+        if len(labels) > _MOST_NAMES:
+            line += f" and {len(labels) - _MOST_NAMES} more"
+        lines.append(line)
+    return lines
 
 
-def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
-    headings = [heading(of, groups) for of in columns]
-    cells = [[cell(group, of, of not in short) for of in columns] for group in groups]
+def _reasons(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
+    """Return why runs have no figures, each reason of a row once."""
+    reasons = []
+    for group in groups:
+        for entry in group:
+            if entry.reason is not None:
+                word = WORDS.get(entry.status, entry.status)
+                reasons.append(f"{label(group, apart)}: {word}: {entry.reason}")
+    reasons = list(dict.fromkeys(reasons))
+    if len(reasons) <= _MOST_REASONS:
+        return reasons
+    more = len(reasons) - _MOST_REASONS
+    return [*reasons[:_MOST_REASONS], f"and {more} more; --columns name,status,reason shows all"]
+
+
+def _table(groups: Sequence[Merged], columns: Sequence[Column], without_interval: Sequence[Column] = ()) -> Table:
+    headings = [heading(column, groups) for column in columns]
+    cells = []
+    for group in groups:
+        cells.append([cell(group, column, interval=column not in without_interval) for column in columns])
     if any(len(group) > 1 for group in groups):
         headings.append(Heading("n", "n", figures=True))
         for group, row in zip(groups, cells, strict=True):
