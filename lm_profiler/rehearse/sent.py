@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +34,9 @@ _BATCHES = 4  # most batches of one step to rehearse: the work of more is in pro
 _NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
 
 
-def count(sent: SentStep) -> StepWork | str:
+def count(pickled_step: bytes) -> StepWork | str:
     """Return the work of the step on one rank, or why it is unknown. Only for a separate process (``prepare``)."""
+    sent: SentStep = pickle.loads(pickled_step)
     prepare(None)
     if not sent.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)

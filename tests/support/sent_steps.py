@@ -23,6 +23,12 @@ class OneLayer(Kind):
         return mm(ROWS), mm(ROWS), 0
 
 
+class CompiledPart(OneLayer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.compile(self.layer, backend="aot_eager")  # type: ignore[assignment]
+
+
 class AsksForAFloat(OneLayer):
     def loss(self, batch: Tensor) -> Tensor:
         loss = super().loss(batch)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import cloudpickle
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.marks.namespaces import WHOLE, nearest
+from lm_profiler.lightning_names import COMPILED_STEPS
 from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
 from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.record.run_record import Verb
@@ -19,6 +25,9 @@ from lm_profiler.torch_names import tree_leaves, tree_map
 
 _META = torch.device("meta")
 _PLAIN = (bool, int, float, str)
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_COMPILER_FILE = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")  # of a compiled function's wrapper
+_MOST_VALUES = 1 << 18  # elements of a tensor beside the step, up to which its values are sent too
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,69 @@ class SentStep:
         whole = nearest(trainer.strategy) in WHOLE and verb == "fit"
         optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers] if whole else []
         module, batch, optimizers = _on_meta((module, batch, optimizers))
+        _undo_lightnings_compilation(module)
         batches = trainer.accumulate_grad_batches if verb == "fit" else 1
         return cls(module, batch, verb, batches, str(trainer.precision), device.type == "cpu", optimizers)
+
+    def pickled(self) -> bytes:
+        """Return the step for a process that cannot import what the program's own script defines.
+
+        Classes and functions of the script, lambdas and closures are sent as code, and so are the globals that they
+        use. Nothing of the script runs again.
+
+        Raises:
+            UncountableError: a part of the step, or of what its code uses, belongs to this process alone.
+        """
+        told = io.BytesIO()
+        try:
+            _StepPickler(told).dump(self)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UncountableError(f"it cannot be sent to another process: {reason}") from None
+        return told.getvalue()
+
+
+class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Sends code by value where it cannot be imported, and compiled functions as they were before.
+
+    Of what code uses besides the step, devices become the CPU, and large tensors lose their data.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType) and value.__code__.co_filename == _COMPILER_FILE:
+            return _itself, (inspect.unwrap(value, stop=_is_not_the_compilers),)
+        if isinstance(value, torch.device):
+            return torch.device, ("cpu",)
+        if type(value) is Tensor and value.device != _META and value.layout is torch.strided:
+            if value.numel() > _MOST_VALUES:
+                return _uninitialized, (tuple(value.shape), value.stride(), value.dtype)
+            if value.device.type != "cpu":
+                return _itself, (value.detach().cpu(),)
+        return super().reducer_override(value)
+
+
+def _uninitialized(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype)
+
+
+def _is_not_the_compilers(function: Any) -> bool:
+    return getattr(getattr(function, "__code__", None), "co_filename", None) != _COMPILER_FILE
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _undo_lightnings_compilation(module: LightningModule) -> None:
+    """Remove the compiled methods of a module that was given to ``fit`` as ``torch.compile(module)``.
+
+    They are bound to the original module, whose weights have data.
+    """
+    if COMPILED_STEPS.of_or(module) is None:
+        return
+    vars(module)[COMPILED_STEPS.name] = None
+    for name in ("forward", *_STEPS):
+        vars(module).pop(name, None)
 
 
 def without_data(batch: Any) -> Any:

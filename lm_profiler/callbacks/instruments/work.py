@@ -123,7 +123,7 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
         UncountableError: the step cannot be sent, run or counted there.
     """
     try:
-        sent = SentStep.of(trainer, verb, batch)
+        sent = SentStep.of(trainer, verb, batch).pickled()
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.

@@ -60,7 +60,6 @@ _UNKNOWN = {
     *("aten::_sparse_semi_structured_addmm", "aten::_cslt_sparse_mm", "aten::_dyn_quant_matmul_4bit"),
     *("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_weight_int8pack_mm"),
     *("aten::_weight_int4pack_mm_with_scales_and_zeros", "aten::quantized_gru", "aten::quantized_lstm"),
-    *("aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"),
     *("aten::_triton_multi_head_attention", "aten::_triton_scaled_dot_attention"),
     *("aten::mkldnn_linear", "aten::mkldnn_convolution", "aten::miopen_convolution", "aten::_mps_convolution"),
     *("aten::_lstm_mps", "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"),
@@ -143,6 +142,34 @@ def _backward_of(name: str, inputs: int) -> Formula:
     return formula
 
 
+def _multi_head_attention(
+    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *weights: Any, **__: Any
+) -> int:
+    """Count the fused ``nn.MultiheadAttention`` of evaluation: four projections, scores and weighted sums."""
+    queries, keys = _lengths(query), _lengths(key)
+    projections: int = 2 * width * width * (2 * sum(queries) + sum(keys) + sum(_lengths(value)))
+    pairs: int = sum(length * other for length, other in zip(queries, keys, strict=True))
+    return projections + 4 * width * pairs
+
+
+def _encoder_layer(x: Tensor, width: int, heads: int, *weights: Any, **__: Any) -> int:
+    """Count the fused ``nn.TransformerEncoderLayer`` of evaluation.
+
+    ``weights`` are those of queries, keys and values, of the projection, three options, the norms' four, and then
+    weight and bias of the two layers of the feed-forward block.
+    """
+    first_layer, second_layer = weights[11], weights[13]
+    feed_forward: int = 2 * sum(_lengths(x)) * (first_layer.numel() + second_layer.numel())
+    return _multi_head_attention(x, x, x, width, heads) + feed_forward
+
+
+def _lengths(sequences: Tensor) -> list[int]:
+    """Return the length of each sequence of a batch; in a nested tensor, made from a padding mask, they differ."""
+    if sequences.is_nested:
+        return [sequence.shape[0] for sequence in sequences.unbind()]
+    return [sequences.shape[1]] * sequences.shape[0]
+
+
 def _recurrent_layer(x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any) -> int:
     return 2 * prod(x.shape[:-1]) * (w_input.numel() + w_hidden.numel())
 
@@ -175,6 +202,8 @@ _BY_NAME: dict[str, Formula] = {
     **dict.fromkeys([f"{name}_backward" for name in _FUSED], _after_first(_twice(_attention))),
     "_flash_attention_backward": _backward_of("_flash_attention_forward", inputs=3),
     "_efficient_attention_backward": _backward_of("_efficient_attention_forward", inputs=4),
+    "_native_multi_head_attention": _multi_head_attention,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
     **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),

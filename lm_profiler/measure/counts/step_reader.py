@@ -69,11 +69,9 @@ class GarbageLog:
     _own_share: float = 0.0
     _began_ns: int = 0
     _others: Any = None
-    _is_over: bool = False
 
     def start(self) -> None:
         self.stop()
-        self._is_over = False
         self.collections, self.held, self.own_objects = [], None, 0
         self._others, sys.unraisablehook = sys.unraisablehook, self._hold
         gc.callbacks.append(self._told)
@@ -81,9 +79,8 @@ class GarbageLog:
     def stop(self) -> None:
         if self._told in gc.callbacks:
             gc.callbacks.remove(self._told)
-        self._is_over = True
         if sys.unraisablehook == self._hold:
-            sys.unraisablehook = _hook_in_use(self._others)
+            sys.unraisablehook = self._others
 
     def _told(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -106,20 +103,10 @@ class GarbageLog:
     def _hold(self, dropped: Any) -> None:
         # By the code that it passed: from Python 3.14 on the hook is not given the callback.
         first = None if dropped.exc_traceback is None else dropped.exc_traceback.tb_frame
-        is_ours = first is not None and first.f_code is GarbageLog._told.__code__
-        if is_ours and not self._is_over:  # somebody may have kept this hook, and put it back later
+        if first is not None and first.f_code is GarbageLog._told.__code__:
             self.held = dropped.exc_value
         else:
             self._others(dropped)
-
-
-def _hook_in_use(hook: Any) -> Any:
-    """Return ``hook``, or in place of one of a log that is over the one that it had replaced."""
-    log = getattr(hook, "__self__", None)
-    while isinstance(log, GarbageLog) and log._is_over:
-        hook = log._others
-        log = getattr(hook, "__self__", None)
-    return hook
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
 from lm_profiler.measure.fake.live import LiveBytes, Uncounted
 from lm_profiler.measure.fake.values import MOST, KnownValues, answer_with_unknown
-from lm_profiler.torch_names import APPLY, FAKES, tree_map
+from lm_profiler.torch_names import APPLY, DYNAMO, FAKES, tree_map
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor
@@ -108,9 +108,11 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch.backends.mkldnn.set_flags(gpu is None)
-    torch.bincount = partial(_bincount, torch.bincount)
+    torch.bincount = _without_values(torch.bincount)
     torch.jit.script = lambda function, *_, **__: function  # type: ignore[assignment]  # scripts could not call what is replaced here
     answer_with_unknown()
+    if DYNAMO.loaded() is not None:  # something is compiled already, and its graphs know no fake tensors
+        torch.compiler.set_stance("force_eager")
 
 
 def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -140,13 +142,17 @@ def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return made
 
 
-def _bincount(
-    count: Callable[..., Tensor], values: Tensor, weights: Tensor | None = None, minlength: int = 0
-) -> Tensor:
+def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replace ``torch.bincount``: values are taken to be below ``minlength``, as metrics guarantee."""
-    if not minlength:
-        return count(values, weights)
-    return values.new_zeros(minlength) if weights is None else weights.new_zeros(minlength)
+
+    @wraps(count)
+    def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+        if not minlength:
+            return count(values, weights)
+        like = values if weights is None else weights
+        return like.new_zeros(minlength)
+
+    return bincount
 
 
 # Python calls audit hooks before it opens or changes a file, and an exception of a hook prevents it. A hook cannot be

@@ -6,7 +6,7 @@ import os
 import random
 import warnings
 from collections import UserDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
 from lm_profiler.measure.copies.module_copies import UncopyableError
-from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts.flops import FlopCounter, UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.models.transformer import Transformer
@@ -210,6 +210,47 @@ class OwnCheckpoint(torch.autograd.Function):
             y = ctx.run(x)
         torch.autograd.backward(y, grad)
         return None, x.grad
+
+
+class TestFusedEvaluation:
+    """What torch runs as one operator in evaluation, and as many in training."""
+
+    ROWS, LENGTH, WIDTH, HEADS, INNER = 2, 32, 48, 4, 96
+
+    def attention_flops(self, lengths: Sequence[int]) -> int:
+        return sum(8 * length * self.WIDTH**2 + 4 * length**2 * self.WIDTH for length in lengths)
+
+    def layer_flops(self, lengths: Sequence[int]) -> int:
+        return self.attention_flops(lengths) + sum(lengths) * 4 * self.WIDTH * self.INNER
+
+    def layer(self) -> nn.TransformerEncoderLayer:
+        return nn.TransformerEncoderLayer(self.WIDTH, self.HEADS, self.INNER, batch_first=True, dropout=0.0)
+
+    def evaluated(self, module: nn.Module, *inputs: Any) -> Flops:
+        counter = FlopCounter()
+        with torch.inference_mode(), counter:
+            module.eval()(*inputs)
+        return counter.flops()
+
+    def test_encoder_layers_count_as_in_training(self) -> None:
+        x = torch.zeros(self.ROWS, self.LENGTH, self.WIDTH)
+        forward = self.layer_flops([self.LENGTH] * self.ROWS)
+        assert counted(self.layer(), total, x).forward == forward
+        assert self.evaluated(self.layer(), x) == of(forward, 0, 0)
+        assert self.evaluated(nn.TransformerEncoder(self.layer(), 2), x) == of(2 * forward, 0, 0)
+
+    def test_padded_sequences_count_with_their_own_lengths(self) -> None:
+        x, lengths = torch.zeros(self.ROWS, self.LENGTH, self.WIDTH), [self.LENGTH, 20]
+        padding = torch.arange(self.LENGTH) >= torch.tensor(lengths)[:, None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+            seen = self.evaluated(nn.TransformerEncoder(self.layer(), 2), x, None, padding)
+        assert seen == of(2 * self.layer_flops(lengths), 0, 0)
+
+    def test_attention_counts_as_in_training(self) -> None:
+        x = torch.zeros(self.ROWS, self.LENGTH, self.WIDTH)
+        attention = nn.MultiheadAttention(self.WIDTH, self.HEADS, batch_first=True)
+        assert self.evaluated(attention, x, x, x) == of(self.attention_flops([self.LENGTH] * self.ROWS), 0, 0)
 
 
 class TestRecomputation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,41 +110,3 @@ def test_a_collection_that_the_program_calls_for_is_the_programs() -> None:
         log.stop()
     assert len(kept) == 100
     assert [(one.generation, one.own_share) for one in log.collections] == [(2, 0.0)]
-
-
-def test_logs_that_overlap_in_time_leave_pythons_hook_as_it_was() -> None:
-    """As two runs do, the second of which begins before the first is over."""
-    plain = sys.unraisablehook
-    before, after = GarbageLog(lambda: 0), GarbageLog(lambda: 0)
-    before.start()
-    after.start()
-    before.stop()
-    after.stop()
-    assert sys.unraisablehook is plain
-
-
-def test_a_hook_that_somebody_kept_holds_nothing_once_the_log_is_over() -> None:
-    plain = sys.unraisablehook
-    passed: list[object] = []
-    sys.unraisablehook = passed.append
-    try:
-        log = GarbageLog(lambda: 0)
-        log.start()
-        kept, sys.unraisablehook = sys.unraisablehook, plain
-        log.stop()
-        kept(UnraisableOf(log))
-    finally:
-        sys.unraisablehook = plain
-    assert log.held is None
-    assert len(passed) == 1
-
-
-class UnraisableOf:
-    """What Python tells of an error that passed the callback of ``log``."""
-
-    def __init__(self, log: GarbageLog) -> None:
-        self.exc_value = KeyboardInterrupt()
-        try:
-            log._told("stop", {})
-        except KeyError as error:
-            self.exc_traceback = error.__traceback__.tb_next if error.__traceback__ else None

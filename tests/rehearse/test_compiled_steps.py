@@ -1,0 +1,46 @@
+"""The work of steps that a program compiles by itself is that of the same steps without a compiler."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm
+from scripts import SUPPORT
+from sent_steps import CompiledPart
+
+from lm_profiler.callbacks.instruments.sent_step import without_data
+from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
+from lm_profiler.record.run_record import read_run
+
+FEW = ("--warmup_steps=2", "--measure_steps=3", "--trace_steps=1", "--action_steps=0")
+
+ROWS, WIDTH, LAYERS = 16, 32, 3
+LAYER = 2 * ROWS * WIDTH * WIDTH
+
+
+@pytest.mark.parametrize("way", ["submodule", "in_place", "loss", "module"])
+def test_a_script_that_compiles_counts_as_on_paper(way: str, tmp_path: Path) -> None:
+    program = str(SUPPORT / "compiled_ways.py")
+    done = warm.run("-m", "lm_profiler", "run", *FEW, "--", sys.executable, program, way, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")
+    assert record.utilisation is not None, record.notes
+    flops = record.utilisation.flops
+    # The first layer needs no gradient of its input.
+    assert (flops.forward, flops.backward, flops.recomputation) == (LAYERS * LAYER, (2 * LAYERS - 1) * LAYER, 0)
+
+
+def test_a_module_that_can_be_imported_and_compiles_a_part_counts_as_on_paper(tmp_path: Path) -> None:
+    module: Any = CompiledPart()
+    trainer: Any = importlib.import_module("lightning.pytorch").Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", logger=False
+    )
+    trainer.strategy.connect(module)
+    trainer.strategy._lightning_module = module
+    trainer.strategy.optimizers = [module.configure_optimizers()]
+    work: StepWork = count_elsewhere(trainer, "fit", without_data(next(iter(module.train_dataloader()))))
+    assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)

@@ -1,0 +1,48 @@
+"""A script that compiles a part of its module, in the way that its first argument names, and trains it."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+WAY = sys.argv[1]
+ROWS, WIDTH, LAYERS = 16, 32, 3
+SCALES = torch.full((WIDTH,), 0.5)  # a global that the step uses
+
+square: Callable[[Tensor], Tensor] = lambda x: (x * SCALES).square().mean()  # noqa: E731
+if WAY == "loss":
+    square = torch.compile(square, backend="aot_eager")
+
+
+class Layers(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+
+
+class Compiles(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net: Any = Layers()
+        if WAY == "submodule":
+            self.net = torch.compile(self.net, backend="aot_eager")
+        elif WAY == "in_place":
+            self.net.compile(backend="aot_eager")
+        self.scale = lambda x: 2 * x  # what no pickle of Python takes
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return square(self.scale(self.net(batch)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+module: Any = Compiles()
+if WAY == "module":
+    module = torch.compile(module, backend="aot_eager")
+off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+trainer = Trainer(max_steps=15, accelerator="cpu", **dict.fromkeys(off, False))  # type: ignore[arg-type]
+trainer.fit(module, DataLoader([torch.randn(ROWS, WIDTH)] * 20, batch_size=None))  # type: ignore[arg-type]
