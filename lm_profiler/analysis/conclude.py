@@ -73,6 +73,7 @@ _PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
 
+_SAME_SIZE = 0.01  # relative distance of mean batch sizes that is not worth a note
 _ALIKE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
 _INPUTS = frozenset(of.name for of in fields(Evidence)) - {"notes"}
 
@@ -143,18 +144,45 @@ class RunSteps:
 
     @cached_property
     def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
-        """The work of a step with as many batches as the measured steps; with another number, bytes are unknown."""
-        seen, batches, known = self.evidence, self.counts.batches, self.evidence.work_batches
-        if not (batches and known) or batches == known:
+        """The work of a mean measured step. Where that is not as large as the counted one, bytes are unknown."""
+        seen, scale = self.evidence, self.work_scale
+        if scale == 1.0:
             return seen.flops, seen.work
-        times = batches / known
+        by_phase = dict[str, Work]()
+        for phase, work in seen.work.items():
+            flops = None
+            if work.flops is not None:
+                flops = {dtype: round(count * scale) for dtype, count in work.flops.items()}
+            by_phase[phase] = Work(flops, None)
+        return None if seen.flops is None else seen.flops.times(scale), by_phase
 
-        def scaled(work: Work) -> Work:
-            flops = work.flops
-            return Work(None if flops is None else {dtype: round(n * times) for dtype, n in flops.items()}, None)
+    @property
+    def work_scale(self) -> float:
+        """The size of a mean measured step over that of the step whose work was counted; 1 where it is unknown.
 
-        flops = None if seen.flops is None else seen.flops.times(times)
-        return flops, {phase: scaled(work) for phase, work in seen.work.items()}
+        The size is the number of elements of the batches, or else of batches: work is proportional to the number of
+        samples, and but for attention to the length of sequences.
+        """
+        seen, counts = self.evidence, self.counts
+        if counts.elements and seen.work_elements:
+            return counts.elements / seen.work_elements
+        if counts.batches and seen.work_batches:
+            return counts.batches / seen.work_batches
+        return 1.0
+
+    @property
+    def unlike_batches_note(self) -> list[str]:
+        """Return a note if the batches of measured steps are not as large as those whose work was counted."""
+        seen, counts = self.evidence, self.counts
+        if seen.flops is None or not (counts.elements and counts.batches and seen.work_elements and seen.work_batches):
+            return []
+        mean, counted = counts.elements / counts.batches, seen.work_elements / seen.work_batches
+        if math.isclose(mean, counted, rel_tol=_SAME_SIZE):
+            return []
+        sizes = f"a batch of {counted:,.0f} elements, scaled to the mean of {mean:,.0f}"
+        return [
+            f"batches differ in size: FLOPs are those of {sizes}; attention on longer sequences takes more than that"
+        ]
 
 
 def main_precision(evidence: Evidence) -> str:
@@ -320,6 +348,7 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     flops, step_s = run.work[0], record.time["step"].mean
     if flops is None or not step_s:
         return {}
+    notes += run.unlike_batches_note
     dtype = run.main_dtype
     ceiling = None if dtype is None else run.evidence.ceilings.get(torch_name(dtype))
     given, name = run.evidence.peak_flops_per_s, run.machine.device_name

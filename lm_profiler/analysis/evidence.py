@@ -7,7 +7,6 @@ because the arithmetic defines the types of what it holds: timelines of ranks, d
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,6 +127,7 @@ class Evidence:
     by_dtype: Mapping[str, int] = field(default_factory=dict)
     work: Mapping[str, Work] = field(default_factory=dict)  # the least work of each phase of a step, on one device
     work_batches: float | None = None  # batches of the step whose work this is, over all ranks
+    work_elements: float | None = None  # elements of the largest tensor of each of them, in sum; None is unknown
     # the machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device
     ceilings: Mapping[str, float | None] = field(default_factory=dict)
     copied_bytes_per_s: float | None = None  # bytes/s that one device read and wrote in a large copy
@@ -169,18 +169,12 @@ def read_counters(folder: Path) -> Sequence[StepCounters]:
         return ()
 
 
-# matches a whole number that would overflow in arithmetic
-_TOO_LARGE = re.compile(rb"[0-9]{30}(?![0-9]*\.)")
-
-
 def _read_file(path: Path) -> Evidence:
     try:
         with gzip.open(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
-        if _TOO_LARGE.search(content):
-            raise RecordError(f"{path}: is damaged: it holds a number of thirty digits or more")
         return _adapter().validate_json(content)
     except FileNotFoundError:
         raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None

@@ -115,7 +115,7 @@ class Attachment:
             stopping=self._stopping,
             report=self.report,
             keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
-            counts=BatchCounts(trainer.lightning_module, combined, self.report),
+            counts=BatchCounts(trainer.lightning_module, combined, self.report, getattr(loader, "batch_size", None)),
             is_manual=options.verb == "fit" and not trainer.lightning_module.automatic_optimization,
         )
         phases = self._replace_profiler(timeline, session)

@@ -24,6 +24,7 @@ from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, bytes_of_batch, phase_work, step_work
+from lm_profiler.callbacks.marks.batches import Elements
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
@@ -112,20 +113,31 @@ class Collector:
             numerics = try_or_note(
                 "numerics", lambda: numerics_facts(trainer, verb, partial(self._copy.result, 0)), notes
             )
-        batches = mean_counts(measured.batch_counts, _counted_steps(measured)).batches
+        counts = mean_counts(measured.batch_counts, _counted_steps(measured))
+        batches, elements = counts.batches, counts.elements
         if measured.seen_flops.flops is None or batches is None:
             # FLOPs are then those of a copy, with all batches of a step.
             batches = batches_per_step(trainer, verb)
+            elements = self._elements_of(batches)
         return replace(
             known,
             duration_s=self.options.launch.facts()["duration_s"],
             flops=None if work is None else work.flops,
             work_batches=batches,
+            work_elements=elements,
             ceilings=ceilings,
             copied_bytes_per_s=copied,
             numerics=numerics,
             notes=notes,
         )
+
+    def _elements_of(self, batches: int) -> int | None:
+        """Return the elements of ``batches`` that are like the first one; None where its shapes are unknown."""
+        try:
+            elements = Elements()(self._shapes.result(0))
+        except Exception:  # the batch's type has no shapes that can be kept
+            return None
+        return None if elements is None else elements * batches
 
     def _phases(self, measured: Measured, work: StepWork | None) -> dict[str, Work]:
         trainer = self.trainer

@@ -113,7 +113,7 @@ class Session:
     _peaks: Peaks = UNKNOWN
     _pending: deque[_Pending] = field(default_factory=deque)
     _counts: list[BatchCount] = field(default_factory=list)
-    _count: tuple[int, int | None] | None = None
+    _count: tuple[int, int | None, int | None] | None = None
     _measured_ns: tuple[int, int] | None = None  # between which steps were measured
     _outside: list[tuple[int, int]] = field(default_factory=list)  # spans in which the loop was in no step
     _run_steps: list[RunStep] = field(default_factory=list)  # the steps of all stages
@@ -137,7 +137,7 @@ class Session:
         self.steps += 1
         done = schedule.done + 1
         look = stage == "measure" and done >= self.stopping.look_at
-        batches, tokens, samples = self.counts.take()
+        batches, tokens, samples, elements = self.counts.take()
         now = self.timeline.clock()
         try:
             if now - self._read_ns >= _APART_NS or look or done >= self._planned or stage == "memory":
@@ -145,9 +145,9 @@ class Session:
                 self._look_around(stage)
         finally:  # otherwise Ctrl-C while reading would lose the step
             self._pending.append((self.steps, stage, tokens, self._peaks))
-        if (batches, samples) != self._count:  # noted when it changes: nearly all steps have the same number
-            self._count = batches, samples
-            self._counts.append(BatchCount(self.steps, batches, samples))
+        if (batches, samples, elements) != self._count:  # noted when it changes: nearly all steps have the same number
+            self._count = batches, samples, elements
+            self._counts.append(BatchCount(self.steps, batches, samples, elements))
         if self.stream is not None and len(self._pending) > _LAG:
             self._read_reached()
         due = now - self._kept_ns >= _KEEP_NS

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 from warm import run_ranks
 from zoo import KINDS, ROWS, WIDTH, Accumulating, Contrastive, Kind, Paper, mm
 
@@ -121,3 +123,47 @@ def test_autocast_by_hand_is_told_by_what_was_multiplied(tmp_path: Path) -> None
     assert profiler.record is not None
     assert profiler.record.utilisation is not None
     assert profiler.record.utilisation.dtype == "bfloat16"
+
+
+class Uneven(Kind):
+    """Batches of unlike shapes, as where sequences are padded to the longest, and an epoch ends with a partial one."""
+
+    shapes: Sequence[tuple[int, int]] = ()  # samples and length of each batch
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(batch).square().mean()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([torch.ones(*shape, WIDTH) for shape in self.shapes], batch_size=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(4, 8), (4, 10), (4, 20), (4, 30), (4, 40), (4, 90), (4, 8), (4, 8)],
+        [(8, 16), (8, 16), (8, 16), (8, 16), (8, 16), (1, 16), (8, 16), (8, 16)],
+        [(8, 16), (8, 16), (3, 16), (8, 16), (8, 16), (8, 16), (8, 16), (8, 16)],
+    ],
+    ids=["padded to the longest", "the counted batch is partial", "a measured batch is partial"],
+)
+@pytest.mark.parametrize("memory", [1, 0], ids=["in the process", "on shapes"])
+def test_flops_are_those_of_the_measured_batches(
+    shapes: list[tuple[int, int]], memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Uneven, "shapes", shapes)
+    profiler = instruments(1, 4, memory=memory, trace=1 - memory, stop_when_done=False)
+    trained(Uneven, tmp_path, profiler)
+    record = read_run(profiler.folder)
+    assert record.utilisation is not None, record.notes
+    flops = record.utilisation.flops
+    first, last = record.stretch.start + 1, record.stretch.stop or 4  # counted from the warm-up step
+    figured = shapes[first : 1 + last]
+    forward = round(sum(mm(samples * length) for samples, length in figured) / len(figured))
+    assert (flops.forward, flops.backward) == pytest.approx((forward, forward), abs=1)
+    counted = shapes[5] if memory else shapes[0]
+    is_mean = forward == mm(counted[0] * counted[1])
+    assert any("differ in size" in note for note in record.notes) is not is_mean

@@ -151,30 +151,34 @@ def throughput(
 
 
 class BatchCount(NamedTuple):
-    """The batches of each step of a rank from ``step`` on, and the samples in them; 0 and None are unknown."""
+    """The batches of each step of a rank from ``step`` on, and what is in them; 0 and None are unknown."""
 
     step: int
     batches: int
     samples: int | None
+    elements: int | None = None  # of the largest tensor of each batch, in sum
 
 
 class MeanCounts(NamedTuple):
-    """Batches and samples of a mean step, over all ranks; None is unknown."""
+    """Batches, samples and elements of a mean step, over all ranks; None is unknown."""
 
     batches: float | None = None
     samples: float | None = None
+    elements: float | None = None
 
 
 def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> MeanCounts:
     """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown where it is for one step of one rank."""
     if not (ranks and all(ranks) and len(steps)):
         return MeanCounts()
-    batches, samples = 0.0, 0.0
+    means = np.zeros(3)
     for counts in ranks:
-        own = [counts[at] for at in np.searchsorted([count.step for count in counts], steps, "right") - 1]
-        batches += float(np.mean([count.batches or np.nan for count in own]))
-        samples += float(np.mean([np.nan if count.samples is None else count.samples for count in own]))
-    return MeanCounts(*(None if np.isnan(mean) else mean for mean in (batches, samples)))
+        positions = np.searchsorted([count.step for count in counts], steps, "right") - 1
+        by_step = [counts[position] for position in positions]
+        known = [[count.batches or None, count.samples, count.elements] for count in by_step]
+        means += np.array(known, dtype=float).mean(axis=0)  # None becomes NaN
+    batches, samples, elements = (None if np.isnan(mean) else float(mean) for mean in means)
+    return MeanCounts(batches, samples, elements)
 
 
 def short_steps(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> dict[int, int]:
@@ -282,7 +286,7 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     if len(steps.rows) < (cut.steps or 1):
         after = "" if cut.warmup is None else f" after {counted(cut.warmup, 'warm-up step')}"
         raise RecordError(f"{entry.folder}: expected {cut.steps or 'any'} steps{after}, found {len(steps.rows)}")
-    samples = record.throughput.samples_per_step if record.throughput is not None else None
+    samples = _exact_samples_per_step(record)
     model = model_of(steps.rows, as_they_are=True)
     figures = step_figures(steps.rows, model, samples)
     # What the run itself told of the same steps; nothing was read of others, as of warm-up.
@@ -298,6 +302,14 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     new = replace(entry, cut=cut, record=record.model_copy(update=facts))
     new.__dict__["rows"] = entry.rows  # read once for all settings
     return new
+
+
+def _exact_samples_per_step(record: RunRecord) -> float | None:
+    """Return the samples of a mean step; the record's own number of them is a whole one."""
+    rates, step_s = record.throughput, record.time["step"].mean
+    if rates is None or rates.samples_per_s is None or step_s is None:
+        return None
+    return rates.samples_per_s * step_s
 
 
 def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:

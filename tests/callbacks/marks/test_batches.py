@@ -12,7 +12,9 @@ import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
+from transformers import BatchEncoding
 from zoo import GraphNet, Masked, batches
 
 from lm_profiler.callbacks.marks.batches import Samples, Tokens
@@ -47,6 +49,31 @@ def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> 
 )
 def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, samples: int | None) -> None:
     assert Samples(combined=False)(batch) == samples
+
+
+def test_a_kind_of_batch_that_first_appears_later_counts() -> None:
+    """Text alone, then text and code: 40 tokens and then 40 + 173 - 40."""
+    text, code = ({"input_ids": torch.zeros(rows, columns)} for rows, columns in ((4, 10), (7, 19)))
+    count = Tokens(torch.nn.Linear(1, 1))
+    assert [count({"text": text}), count({"text": text, "code": code}), count({"text": text})] == [40, 173, 40]
+    rows = Samples(combined=True)
+    assert [rows({"text": text}), rows({"text": text, "code": code}), rows({"text": text})] == [4, 11, 4]
+
+
+def test_time_first_batches_count_their_samples() -> None:
+    """``pad_sequence`` puts time first if not told otherwise; the loader's batch size tells which is which."""
+    padded = pad_sequence([torch.ones(length, 3) for length in (5, 9, 7)])
+    count = Samples(combined=False, batch_size=3)
+    assert [count([padded, padded[..., 0]]), count([padded[:6], padded[:6, :, 0]])] == [3, 3]
+    assert count([padded[:, :2], padded[:, :2, 0]]) == 2  # the last batch of an epoch
+    assert Samples(combined=False, batch_size=9)(padded) == 9
+
+
+def test_samples_of_a_tokenizers_batch_are_known() -> None:
+    ids = torch.zeros(3, 7, dtype=torch.long)
+    encoding = BatchEncoding({"input_ids": ids, "attention_mask": ids})
+    assert Samples(combined=False)(encoding) == 3
+    assert Tokens(torch.nn.Linear(1, 1))(encoding) == 21
 
 
 @pytest.mark.parametrize(
