@@ -1,8 +1,7 @@
-"""What monitoring gets of a watched run: Prometheus, a file for node_exporter, OpenTelemetry."""
+"""Publishes the metrics of a watched run: for Prometheus, or in a file for node_exporter."""
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 # upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
-
-_SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count"), "histogram": ("_sum", "_count")}
 
 
 @dataclass(eq=False)
@@ -129,33 +126,4 @@ def publish(
             path = path.with_name(of_rank(path.name, rank))
             write = partial(write_to_textfile, str(path), registry)
             write()
-    if options.otlp:
-        _send(metrics, undo)
     return write
-
-
-def _send(metrics: RunMetrics, undo: ExitStack) -> None:
-    """Send the sums by OTLP; the SDK reads where to and how often from ``OTEL_EXPORTER_OTLP_*`` and the like."""
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
-
-    named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "lm_profiler"}
-    provider = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource=Resource.create(named))
-    meter = provider.get_meter("lm_profiler")
-    for family in metrics.collect():
-        make = meter.create_observable_gauge if family.type == "gauge" else meter.create_observable_counter
-        for suffix in _SUFFIXES[family.type]:  # sums alone: a histogram's buckets can only be recorded step by step
-            name = f"{family.name}{suffix}"
-            make(name, [partial(_observed, metrics, name)], description=family.documentation)
-    undo.callback(provider.shutdown, 5_000)
-
-
-def _observed(metrics: RunMetrics, name: str, _: Any) -> Iterator[Any]:
-    from opentelemetry.metrics import Observation
-
-    for family in metrics.collect():
-        for sample in family.samples:
-            if sample.name == name:
-                yield Observation(sample.value, sample.labels)

@@ -34,7 +34,7 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.trackers import Tracker, figures, results
+from lm_profiler.callbacks.trackers import Tracker, facts, figures, results
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.entry import Entry
@@ -218,14 +218,15 @@ class RunFinisher:
     def _track(self) -> None:
         assert self.record is not None
         assert self.session is not None
-        values, trace = figures(self.record), self.session.instruments.tracer.path
+        values = figures(self.record, self.options.export.trackers)
+        trace = self.session.instruments.tracer.path
         self.trackers = [Tracker(logger, self.tell) for logger in self.trainer.loggers]
         if not self.trackers:
             self.tell("export.trackers: the Trainer has no logger")
         taken = any(tracker.send_files for tracker in self.trackers)
         files = results(self._folder_or_new(), trace, self.tell) if taken else []
         for tracker in self.trackers:
-            tracker.send(values, self.trainer.global_step, files)
+            tracker.send(values, self.trainer.global_step, files, facts(self.record))
 
     def _with_all_ranks(self, evidence: Evidence, own: RankEnd) -> Evidence:
         """Return ``evidence`` with the steps that every rank left, and the rank end that caused all others."""

@@ -18,6 +18,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     MemoryOptions,
     StageOptions,
     TraceOptions,
+    TrackedFigures,
     WatchOptions,
 )
 from lm_profiler.callbacks.marks.namespaces import verb_of
@@ -43,7 +44,7 @@ def profiling_callbacks(
     log_dir: str | Path = "logs",
     action_steps: int = 3,
     verbose: bool = False,
-    export_trackers: bool = False,
+    export_trackers: TrackedFigures = False,
     watch: bool | WatchOptions = False,
 ) -> list[Callback]:
     """Return the callback that profiles your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
@@ -61,7 +62,8 @@ def profiling_callbacks(
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
         verbose: print all that is known at the end, not only what matters most.
-        export_trackers: log the figures to the Trainer's own loggers, as ``lm_profiler/<name>``, after the stages.
+        export_trackers: log the figures of the usual table to the Trainer's own loggers, as ``lm_profiler/<name>``,
+            after the stages; ``"all"`` logs all figures.
         watch: keep the marks when the stages are done, until training ends, and tell when and why it gets slower.
 
     Raises:

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from lm_profiler.callbacks.instruments.profiling_options import TrackedFigures
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.entry import collect
 from lm_profiler.record.figure import Place
@@ -18,19 +19,43 @@ PATIENCE_S = 10.0
 _MOST_BYTES = 64 * 2**20  # largest file that is sent: a tracker's server may be far away, or on a free plan
 
 
-def figures(record: RunRecord) -> dict[str, float]:
-    """Return the figures that files for programs have, by names that every tracker takes; unknown ones are left out."""
-    known = {name: of.get(record) for name, of in QUANTITIES.items() if of.place <= Place.FILE and not of.is_text}
-    return {
-        f"lm_profiler/{name}": float(value)
-        for name, value in known.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+def figures(record: RunRecord, wanted: TrackedFigures = True) -> dict[str, float]:
+    """Return figures by names that every tracker takes; unknown ones are left out.
+
+    They are those of the usual table of runs, or with ``"all"`` those that files for programs have.
+    """
+    place = Place.FILE if wanted == "all" else Place.TABLE
+    values = dict[str, float]()
+    for name, quantity in QUANTITIES.items():
+        if quantity.place > place or quantity.is_text:
+            continue
+        value = quantity.get(record)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[f"lm_profiler/{name}"] = float(value)
+    return values
+
+
+def facts(record: RunRecord) -> dict[str, str | int]:
+    """Return what the run was, for a tracker's hyperparameters; unknown facts are left out."""
+    values = dict[str, str | int | None]()
+    if record.model is not None:
+        values["parameters"] = record.model.parameters
+        values["trainable_parameters"] = record.model.trainable_parameters
+        values["precision"] = record.model.precision
+        values["accumulate_grad_batches"] = record.model.accumulate_grad_batches
+    if record.environment is not None:
+        values["device"] = record.environment.device_name
+        values["world_size"] = record.environment.world_size
+    return {f"lm_profiler/{name}": value for name, value in values.items() if value is not None}
 
 
 def window_figures(window: WatchWindow) -> dict[str, float]:
     """Return the mean seconds of the steps of ``window`` and of their parts, under their own names."""
-    return {f"lm_profiler/watch/{part}_s": of.mean for part, of in window.seconds.items() if of.mean is not None}
+    values = dict[str, float]()
+    for part, summary in window.seconds.items():
+        if summary.mean is not None:
+            values[f"lm_profiler/watch/{part}_s"] = summary.mean
+    return values
 
 
 def _to_mlflow(logger: Any, files: Sequence[Path]) -> None:
@@ -62,18 +87,30 @@ class Tracker:
     def __init__(self, logger: Any, report: Callable[[str], object]) -> None:
         kind = type(logger)
         self._part = Guard(kind.__name__, report, outcome="did not take the results")
-        self.send_files = next((_FILES[of.__name__] for of in kind.__mro__ if of.__name__ in _FILES), None)
+        names = [base.__name__ for base in kind.__mro__]
+        self.send_files = next((_FILES[name] for name in names if name in _FILES), None)
+        # TensorBoard's logger would add a scalar of its own to them, ``hp_metric``; the run's folder has them for it.
+        self._takes_facts = "TensorBoardLogger" not in names
         # The unwrapped methods: a watched run later wraps the logger's to time them, and our calls must not count.
         self._logger, self._log, self._save = logger, logger.log_metrics, logger.save
 
-    def send(self, values: Mapping[str, float], step: int, files: Sequence[Path] = ()) -> None:
+    def send(
+        self,
+        values: Mapping[str, float],
+        step: int,
+        files: Sequence[Path] = (),
+        facts: Mapping[str, str | int] | None = None,
+    ) -> None:
         """Log ``values`` as those of the Trainer's ``step``, and ``files`` where the logger takes files.
 
-        A logger may block, for example if its server is gone: training waits ``PATIENCE_S`` for it.
+        ``facts`` become hyperparameters. A logger may block, for example if its server is gone: training waits
+        ``PATIENCE_S`` for it.
         """
 
         def send() -> None:
             self._log(values, step=step)
+            if facts and self._takes_facts:
+                self._logger.log_hyperparams(dict(facts))
             self._save()
             if self.send_files is not None:
                 self.send_files(self._logger, [path for path in files if path.stat().st_size <= _MOST_BYTES])

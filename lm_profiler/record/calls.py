@@ -30,8 +30,6 @@ def command_line(arguments: Iterable[str]) -> str:
 # the extra of this package that brings a distribution; pyproject.toml says the same
 EXTRA_OF = {
     "matplotlib": "report",
-    "opentelemetry-exporter-otlp-proto-http": "monitoring",
-    "opentelemetry-sdk": "monitoring",
     "plotly": "report",
     "prometheus-client": "monitoring",
     "pyarrow": "parquet",

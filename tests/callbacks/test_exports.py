@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -18,7 +14,6 @@ import numpy as np
 import pytest
 from faults import assert_same_weights, train
 from lightning.pytorch import Callback, Trainer
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 from raised import refusal
 from stored_texts import assert_stored
@@ -99,61 +94,12 @@ def test_a_port_and_a_file_have_the_sums_of_the_runs_own_files(port: int) -> Non
         urlopen(f"http://127.0.0.1:{port}/metrics")  # the fit is over
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[int, list[ExportMetricsServiceRequest]]]:
-    """A collector of OpenTelemetry's protocol over HTTP: its port, and what it got."""
-    got: list[ExportMetricsServiceRequest] = []
-
-    class Taking(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-            got.append(ExportMetricsServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Taking)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port, got
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_opentelemetry_gets_the_same(
-    collector: tuple[int, list[ExportMetricsServiceRequest]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at, got = collector
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{at}")
-    train(Path(), [watcher(otlp=True)], max_steps=STEPS)
-    (of,) = got[-1].resource_metrics
-    metrics = {metric.name: metric for metric in of.scope_metrics[0].metrics}
-    (point,) = metrics["lm_profiler_step_seconds_count"].sum.data_points
-    assert point.as_int == len(read_last_steps(folder()))
-    phases = metrics["lm_profiler_phase_seconds_sum"].sum.data_points
-    assert np.sum([point.as_double for point in phases]) == pytest.approx(
-        metrics["lm_profiler_step_seconds_sum"].sum.data_points[0].as_double, rel=1e-6
-    )
-    named = {each.key: each.value.string_value for each in (*of.resource.attributes, *point.attributes)}
-    assert (named["service.name"], named["run"], named["rank"]) == ("lm_profiler", "lm_profiler/version_0", "0")
-
-
-def test_nobody_listens_and_training_goes_on(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    plain = train(Path(), [], max_steps=STEPS)
-    assert_same_weights(plain, train(Path(), [watcher(otlp=True)], max_steps=STEPS))
-
-
 def test_an_address_that_is_none_is_refused_before_the_run() -> None:
     for address in ("x", 0):
         with pytest.raises(UsageError, match=r"^export\.prometheus: expected .* given "):
             watcher(prometheus=address)
     with pytest.raises(UsageError, match="--watch=true"):
-        TrainingProfiler(export=ExportOptions(otlp=True))
+        TrainingProfiler(export=ExportOptions(textfile=Path("lm.prom")))
 
 
 def test_a_port_that_is_taken_is_refused_before_the_run(port: int) -> None:

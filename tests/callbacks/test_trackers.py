@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
+import yaml
 from faults import Tiny
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -26,6 +27,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from lm_profiler.callbacks import TrainingProfiler, WatchOptions, profiling_callbacks, trackers
 from lm_profiler.callbacks.trackers import Tracker, figures
+from lm_profiler.record.figure import Place
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.watch_files import read_windows
 
@@ -63,6 +65,28 @@ def test_each_logger_gets_the_figures_of_the_record(tmp_path: Path) -> None:
     [scalar] = events.Scalars("lm_profiler/step_s")
     assert scalar.value == pytest.approx(record.time["step"].mean, rel=1e-6)
     assert set(figures(record)) <= set(events.Tags()["scalars"])
+
+
+def test_a_users_metrics_get_few_columns_and_facts_go_to_hyperparameters(tmp_path: Path) -> None:
+    lines, board = CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "board")
+    record = fitted(tmp_path / "logs", lines, board).record
+    assert record is not None
+    with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
+        columns = next(csv.reader(file))
+    ours = {name for name in columns if name.startswith("lm_profiler/")}
+    usual = [name for name, quantity in QUANTITIES.items() if quantity.place <= Place.TABLE]
+    assert ours == set(figures(record)) <= {f"lm_profiler/{name}" for name in usual}
+    assert len(ours) <= 12
+    assert {"lm_profiler/step_s", "lm_profiler/forward_s"} <= ours
+    every = figures(record, "all")
+    assert len(every) > 100
+    assert set(figures(record)) <= set(every)
+    parameters = yaml.safe_load(Path(lines.log_dir, "hparams.yaml").read_text(encoding="utf-8"))
+    assert parameters["lm_profiler/parameters"] == sum(p.numel() for p in Tiny().parameters())
+    assert parameters["lm_profiler/accumulate_grad_batches"] == 1
+    events = EventAccumulator(board.log_dir)
+    events.Reload()
+    assert "hp_metric" not in events.Tags()["scalars"]
 
 
 def test_names_are_legal_in_every_tracker() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -140,29 +140,31 @@ class NumericsOptions:
         expect(self.losses >= 0, "numerics.losses", "0 or more", self.losses)
 
 
+TrackedFigures = bool | Literal["all"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """Where the results go beside the run's own folder.
 
     Args:
-        trackers: Log the run's figures to each logger of the Trainer, as lm_profiler/<name> in SI units, when the
-            stages are over: TensorBoard, CSV, W&B, MLflow, Comet or any other. Those that take files get the
-            page and the trace too; a watched run logs the mean times of every thousand steps.
+        trackers: Log the figures of the usual table to each logger of the Trainer, as lm_profiler/<name> in SI units,
+            when the stages are over, and facts of the run as hyperparameters: TensorBoard, CSV, W&B, MLflow, Comet or
+            any other. Those that take files get the page and the trace too; a watched run logs the mean times of every
+            thousand steps. all logs every figure of run.json.
         prometheus: While a run is watched, serve its metrics at [HOST:]PORT, on 127.0.0.1 if no host is named; each
             process of a node takes the next port.
         textfile: While a run is watched, write its metrics to this file, for node_exporter's textfile collector.
-        otlp: While a run is watched, send its metrics by OpenTelemetry's protocol, as OTEL_EXPORTER_OTLP_* say.
     """
 
-    trackers: bool = False
+    trackers: TrackedFigures = False
     prometheus: int | str | None = None
     textfile: Path | None = None
-    otlp: bool = False
 
     @property
     def monitoring(self) -> bool:
         """Whether a watched run publishes metrics."""
-        return self.prometheus is not None or self.textfile is not None or self.otlp
+        return self.prometheus is not None or self.textfile is not None
 
     def address(self) -> tuple[str, int]:
         """Return the host and the port of ``prometheus``; raises UsageError where it is no address."""
@@ -176,11 +178,8 @@ class ExportOptions:
         if not self.monitoring:
             return
         if not watched:
-            raise UsageError("export: expected --watch=true with prometheus, textfile or otlp, given a run without it")
-        if self.otlp:
-            require("opentelemetry.exporter.otlp.proto.http", "export.otlp")
-        if self.prometheus is not None or self.textfile is not None:
-            require("prometheus_client", "export.prometheus" if self.textfile is None else "export.textfile")
+            raise UsageError("export: expected --watch=true with prometheus or textfile, given a run without it")
+        require("prometheus_client", "export.prometheus" if self.textfile is None else "export.textfile")
         if (file := self.textfile) is not None:
             good = os.access(Path(file).absolute().parent, os.W_OK) and not Path(file).is_dir()
             expect(good, "export.textfile", "a file in a folder that can be written to", file)

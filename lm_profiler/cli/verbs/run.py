@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from lm_profiler.external_callbacks import CLAIMED, VARIABLE
 from lm_profiler.measure.boundary import say
@@ -49,7 +50,7 @@ class Options:
         verb: What to profile: fit, validate, test or predict.
         trainer: Which Trainer of the program, from 1; if not given, the first that runs the verb.
         watch: Keep the marks until training ends, and tell when and why it gets slower.
-        export_trackers: Log the figures to the Trainer's own loggers too, when the stages are over.
+        export_trackers: Log the figures to the Trainer's own loggers too, when the stages are over; all logs every one.
         verbose: Print all that is known at the end, not only what matters most.
     """
 
@@ -63,7 +64,7 @@ class Options:
     verb: Verb = "fit"
     trainer: int | None = None
     watch: bool = False
-    export_trackers: bool = False
+    export_trackers: bool | Literal["all"] = False
     verbose: bool = False
     program: Sequence[str] = ()
     command: str = ""
