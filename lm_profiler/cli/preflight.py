@@ -1,4 +1,4 @@
-"""The preflight check: plan the memory of a run before anything is built, and refuse a run that cannot fit."""
+"""The preflight check: refuse a run that cannot fit before anything of it is built."""
 
 from __future__ import annotations
 
@@ -24,26 +24,41 @@ _SHOWN = 3  # options that a refusal names besides the batch, those that change 
 
 
 def plan_ahead(cli: ProfilerCLI) -> None:
-    """Rehearse the run in a child process, on rank 0 for all ranks, and record what memory it would need.
+    """Estimate what the run holds, or rehearse it if that was asked for, on rank 0 for all ranks.
 
-    A run that cannot be planned in time is not stopped.
+    A rehearsal takes place in a child process, and its result is recorded. A run that cannot be planned in time is not
+    stopped.
 
     Raises:
         UsageError: the run needs more memory than its device has free. The record says so too.
     """
-    if cli.checks_memory and cli.trainer.global_rank == 0 and (refusal := _refused(cli)) is not None:
+    if cli.check_memory is False or cli.trainer.global_rank != 0:
+        return
+    refusal = _refused_by_estimate(cli)
+    if refusal is None and cli.check_memory:
+        refusal = _refused_by_rehearsal(cli)
+    if refusal is not None:
         raise UsageError(refusal)
 
 
-def _refused(cli: ProfilerCLI) -> str | None:
+def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
+    """Return why our own module cannot fit whatever its batch is, None where it may. The record gets the refusal."""
+    available = free_for_one(cli.trainer) if cli.is_ours else None
+    if available is None:
+        return None
+    cli.model = cli.build("model")  # the Trainer makes its weights later
+    line = too_large(cli, available)
+    if line is None:
+        return None
+    where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
+    cli.context.launched(planned=PlannedMemory(unknown="too large without activations", available=available))
+    cli.context.refuse(line, (), where(), None)
+    return f"{line}\n`lm_profiler plan` prints what would fit; --check_memory=false to run anyway"
+
+
+def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     """Return in two lines why the run is refused, None if it is not. The record gets the plan, and the refusal."""
     where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
-    if cli.is_ours and (available := free_for_one(cli.trainer)) is not None:
-        cli.model = cli.build("model")  # the Trainer makes its weights later
-        if (line := too_large(cli, available)) is not None:
-            cli.context.launched(planned=PlannedMemory(unknown="too large without activations", available=available))
-            cli.context.refuse(line, (), where(), None)
-            return f"{line}; --check_memory=false to run anyway"
     planned, plan = _planned(cli)
     cli.context.launched(planned=plan)
     folder, timeline = cli.context.folder, None if planned is None else planned.timeline

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.planned import ANY_GPU, SETTINGS, Planned, largest_that_fits
+from lm_profiler.analysis.plan.planned import ANY_GPU, SETTINGS, Planned, largest_that_fits, smallest_gpu
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.surroundings import quiet
@@ -31,7 +31,6 @@ from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
-from lm_profiler.models.config import other_meanings
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.figure import bytes_text
 from lm_profiler.record.parts import full_name
@@ -86,8 +85,9 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     with world.inside():
         model = cli.model = cli.build("model")
     check_together(model, data, trainer, cli.verb)
-    if has and (line := too_large(cli, has)) is not None:
-        raise TooLarge("\n".join([*other_meanings([model.size]), line]))
+    weights_fit = not has or too_large(cli, has) is None
+    if not weights_fit:
+        what = "nothing"  # no batch makes it fit
     strategy: Any = trainer.strategy
     context = None
     if isinstance(data, FakeTokens):  # build one row only; the full batch may not fit
@@ -116,7 +116,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         step,
         batch=strategy.samples,
         context=context,
-        largest=largest[0] if largest else None,
+        largest=_largest(largest, weights_fit),
         compiled=compiled,
         work=_scaled_work(cli, step.work, gpu is not None or compiled),
         float32=float32_matmul_precision(),
@@ -134,13 +134,15 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
     )
 
 
+def _largest(sizes: list[int], weights_fit: bool) -> int | None:
+    if not weights_fit:
+        return 0
+    return sizes[0] if sizes else None
+
+
 # bytes of a parameter, its gradient and each of its optimizer's states by the Trainer's precision
 _WIDTHS = {"64-true": 8, "32-true": 4, "16-mixed": 4, "bf16-mixed": 4, "16-true": 2, "bf16-true": 2}
 _STATES = {"adamw": 2, "sgd": 0}  # tensors as large as a parameter
-
-
-class TooLarge(Exception):
-    pass
 
 
 def too_large(cli: ProfilerCLI, has: int) -> str | None:
@@ -163,6 +165,9 @@ def too_large(cli: ProfilerCLI, has: int) -> str | None:
     parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in held.items() if count)
     less = {"--trainer.precision=bf16-true": needs * 2 // width, "--model.optimizer=sgd": needs - states}
     ways = "".join(f"; {bytes_text(least)} with {way}" for way, least in less.items() if least <= has)
+    gpu = smallest_gpu(needs)
+    if gpu is not None:
+        ways += f"; the smallest GPU that holds them: {gpu.name} ({bytes_text(gpu.bytes)})"
     return f"memory: expected at most {bytes_text(has)}, given {bytes_text(needs)} without activations ({parts}){ways}"
 
 
@@ -181,7 +186,6 @@ class Unplanned:
 
     reason: str
     wrong: bool = False
-    too_large: bool = False  # see ``too_large``
 
 
 def gpu_of(device: torch.device) -> tuple[int, int] | None:
@@ -226,8 +230,6 @@ def _planned(
             return rehearse(cli, gpu, what, has, enough_s)
         except UsageError as error:
             return Unplanned(str(error), wrong=True)
-        except TooLarge as error:
-            return Unplanned(str(error), too_large=True)
         except Exception as error:
             return Unplanned(reason_of(error))
 

@@ -120,10 +120,9 @@ class ProfilerCLI(OptionsCLI):
         self._claim_folder(trainer)
 
     @property
-    def checks_memory(self) -> bool:
-        """Whether to refuse a run that cannot fit: as asked, else if the rehearsal runs no user code."""
-        asked = self._get(self.config, "check_memory")
-        return self.is_ours if asked is None else bool(asked)
+    def check_memory(self) -> bool | None:
+        """Whether to rehearse the run (True), to estimate what it holds (None), or to do neither (False)."""
+        return self._get(self.config, "check_memory")  # type: ignore[no-any-return]
 
     def run_verb(self) -> None:
         """Build everything else and run the verb."""

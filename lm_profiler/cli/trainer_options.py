@@ -96,8 +96,9 @@ class _RunOptions:
     Args:
         name: Name of the run; the config file's if not given.
         log_dir: Folder of all runs.
-        check_memory: Rehearse the run before it is built, on tensors without data, and refuse a run that cannot fit. If
-            not given, only for our own module and data: a rehearsal runs a module's code once more.
+        check_memory: Rehearse the run before it is built, on tensors without data, and refuse a run that cannot fit;
+            the module's code runs once more. If not given, refuse only a run of our own module whose weights, gradients
+            and optimizer states alone are too large. If false, refuse none.
         peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
     """
 

@@ -26,6 +26,7 @@ from lm_profiler.record.run_record import RunRecord, read_run
 pytestmark = pytest.mark.usefixtures("no_rates")
 
 
+CHECK = "--check_memory=true"
 HALF = "--trainer.precision=bf16-true"
 TINY = {
     "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
@@ -88,7 +89,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
     free: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free(1 << 28)
-    assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
+    assert main(["fit", "--config=tiny.yaml", CHECK, "--data.batch_size=1000000000000"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "256 MiB" in first
     assert f"parameters {bytes_text(4 * TINY_PARAMETERS)}" in first
@@ -113,7 +114,7 @@ def test_a_run_whose_module_is_split_over_devices_is_planned_and_refused_too(
     free: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free(1 << 20)
-    assert main(["fit", "--config=tiny.yaml", "--trainer.strategy=fsdp2", "--trainer.devices=2"]) == 2
+    assert main(["fit", "--config=tiny.yaml", CHECK, "--trainer.strategy=fsdp2", "--trainer.devices=2"]) == 2
     assert "that are free" in capsys.readouterr().err
     plan = last_run().planned
     assert plan is not None
@@ -133,7 +134,7 @@ def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehe
     with breaks(rehearse.ask) as rehearsed:
         assert main(["fit", "--config=tiny.yaml", *more]) == 2
     assert rehearsed == []
-    (line,) = capsys.readouterr().err.splitlines()
+    line, _ = capsys.readouterr().err.splitlines()
     assert f"given {bytes_text(needs)} without activations (parameters {bytes_text(4 * TINY_PARAMETERS)}, " in line
     assert f"; {bytes_text(needs // 2)} with {HALF}" in line
     record = last_run()
@@ -147,7 +148,7 @@ def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where
     assert main(["fit", "--config=xl_bf16", "--trainer.accelerator=cpu"]) == 2
     assert "in cs336-2026 xl is 2560/10240/32/32" in capsys.readouterr().err
     assert main(["fit", "--model.size=cs336-2025/xl", "--trainer.accelerator=cpu"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_what_is_said_to_fit_does_and_one_more_does_not(
@@ -156,14 +157,14 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free(400_000)
-    assert main(["fit", "--config=tiny.yaml"]) == 2
+    assert main(["fit", "--config=tiny.yaml", CHECK]) == 2
     option = capsys.readouterr().err.splitlines()[1].removeprefix("would fit: ").split("; ")[0]
     batch = int(option.removeprefix("--data.batch_size="))
     own, fit = os.getpid(), Trainer.fit
     monkeypatch.setattr(Trainer, "fit", lambda *args, **given: None if os.getpid() == own else fit(*args, **given))
     free(360_000)  # of 400,000 nine tenths may be filled
-    assert main(["fit", "--config=tiny.yaml", option]) == 0
-    assert main(["fit", "--config=tiny.yaml", f"--data.batch_size={batch + 1}"]) == 2
+    assert main(["fit", "--config=tiny.yaml", CHECK, option]) == 0
+    assert main(["fit", "--config=tiny.yaml", CHECK, f"--data.batch_size={batch + 1}"]) == 2
 
 
 def test_the_check_can_be_left_out_and_asks_for_less_without_training(free: Callable[[int], None]) -> None:
@@ -172,8 +173,8 @@ def test_the_check_can_be_left_out_and_asks_for_less_without_training(free: Call
     assert last_run().planned is None
     assert main(["validate", "--config=tiny.yaml"]) == 2
     free(300_000)
-    assert main(["fit", "--config=tiny.yaml"]) == 2
-    assert main(["validate", "--config=tiny.yaml"]) == 0
+    assert main(["fit", "--config=tiny.yaml", CHECK]) == 2
+    assert main(["validate", "--config=tiny.yaml", CHECK]) == 0
 
 
 @pytest.mark.parametrize(

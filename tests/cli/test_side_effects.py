@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import side_effects
 from lightning.pytorch import Trainer
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
+from lm_profiler.cli import preflight
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
+from lm_profiler.cli.rehearse import Unplanned
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.training import LanguageModel
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -21,10 +24,6 @@ OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "e
 TIMED = (f"--stages.measure_steps={side_effects.STEPS - 1}", "--stages.warmup_steps=1", "--trainer.accelerator=cpu")
 ALONE = ("--memory.steps=0", "--trace.steps=0", "--actions.steps=0", "--trainer.logger=false")
 THEIRS = ("--model=side_effects.Does", "--data=null")
-
-
-class Mine(LanguageModel):
-    pass
 
 
 @pytest.mark.parametrize("name", side_effects.EFFECTS)
@@ -42,19 +41,19 @@ def test_what_a_module_does_happens_once(name: str, tmp_path: Path) -> None:
     assert side_effects.left_by(name, folders[1], with_us) == once
 
 
-@pytest.mark.parametrize(
-    "options, is_rehearsed",
-    [
-        ([], True),
-        (["--config=attention"], True),
-        (["--trainer.callbacks+=lightning.pytorch.callbacks.Timer"], True),
-        (["--check_memory=false"], False),
-        ([f"--model={__name__}.Mine"], False),
-        (["--data=lightning.pytorch.demos.boring_classes.BoringDataModule"], False),
-        ([*THEIRS], False),
-        (["--trainer.callbacks+=kept.Keeps"], False),
-        ([*THEIRS, "--check_memory=true"], True),
-    ],
-)
-def test_a_run_with_somebodys_own_code_is_rehearsed_only_if_asked(options: list[str], is_rehearsed: bool) -> None:
-    assert ProfilerCLI(Call(["fit", *options])).checks_memory is is_rehearsed
+@pytest.mark.parametrize("asked, rehearsals", [([], 0), (["--check_memory=true"], 1), (["--check_memory=false"], 0)])
+@pytest.mark.parametrize("module", [["--model.size=small"], list(THEIRS)], ids=["ours", "theirs"])
+def test_a_run_is_rehearsed_only_if_asked(
+    module: list[str], asked: list[str], rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def answer(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        return SimpleNamespace(answer=lambda: Unplanned("not asked"))
+
+    monkeypatch.setattr(preflight, "ask", answer)
+    cli = ProfilerCLI(Call(["fit", *module, *asked, "--trainer.accelerator=cpu", f"--log_dir={tmp_path}"]))
+    cli.begin()
+    preflight.plan_ahead(cli)
+    assert len(calls) == rehearsals

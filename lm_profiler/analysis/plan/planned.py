@@ -218,6 +218,19 @@ def capacity(given: str) -> Capacity:
     raise UsageError(f"device: expected a GPU such as A100 80GB, given {given[:100]!r}; {hint}")
 
 
+def smallest_gpu(needs_bytes: int) -> Capacity | None:
+    """Return the GPU of the table with the least memory that is at least ``needs_bytes``; None where none has it.
+
+    Of several with equal memory it is the one that multiplies fastest in bfloat16.
+    """
+    rows = [row for row in ROWS if row.gib is not None and row.gib * (1 << 30) >= needs_bytes]
+    if not rows:
+        return None
+    row = min(rows, key=lambda row: (row.gib, -(row.bfloat16 or 0.0)))
+    assert row.gib is not None
+    return Capacity(row.names[0], int(row.gib * (1 << 30)), gpu=row.gpu)
+
+
 def _listed(names: list[str]) -> str:
     shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} others"] if len(names) > _SHOWN else [])]
     return f"{', '.join(shown[:-1])} or {shown[-1]}"

@@ -116,7 +116,7 @@ def run(options: Options) -> int:
 
 
 class CannotPlan(Exception):
-    """A run that cannot be rehearsed, or is too large whatever its batch is; the message says why."""
+    """A run that cannot be rehearsed; the message says why."""
 
 
 def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
@@ -133,8 +133,7 @@ def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
         if not isinstance(answer, Planned):
             if answer.wrong:
                 raise UsageError(answer.reason)
-            why = "" if answer.too_large else "cannot be planned: "
-            raise CannotPlan("\n".join(f"{why}{line}" for line in answer.reason.splitlines()))
+            raise CannotPlan(f"cannot be planned: {answer.reason}")
         known.append(answer)
     batch, context = known
     for line in other_meanings([batch.settings.get("model.size", "")]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lm_profiler.analysis.plan.planned import Capacity, Planned, PlannedFloors, fits
+from lm_profiler.analysis.plan.planned import Capacity, Planned, PlannedFloors, fits, smallest_gpu
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
 from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
@@ -40,6 +40,12 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
     verdict = f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
     lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {verdict}"]
+    if fits(planned, device.bytes) is not True:
+        gpu = smallest_gpu(planned.needs)
+        if gpu is None:
+            lines.append(f"no GPU of the table has {bytes_text(planned.needs)}")
+        else:
+            lines.append(f"the smallest GPU that fits: {gpu.name} ({bytes_text(gpu.bytes)})")
     largest = []
     if planned.largest is not None:
         of = "" if planned.context is None else f" of {planned.context:,} tokens"
@@ -53,7 +59,7 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     if planned.growth is not None:
         grows = f"each of {len(planned.steps)} needs {bytes_text(planned.growth)} or more beyond the one before"
         lines.append(f"steps grow: {grows}; shown is the last of them, and later steps need more")
-    elif len({*planned.steps}) > 1:
+    elif len({bytes_text(peak) for peak in planned.steps}) > 1:
         least = bytes_text(min(planned.steps))
         lines.append(f"steps differ: shown is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
     if planned.buckets is not None:

@@ -174,8 +174,4 @@ def _slow_steps_text(event: WatchEvent, step: str) -> str:
 
 
 def _clock(at_s: float) -> str:
-    """Return a time of day; files of others may hold one that no calendar has."""
-    try:
-        return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, OSError):
-        return "unknown"
+    return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")

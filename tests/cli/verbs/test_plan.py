@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from made_plan import Formula
 from raised import refusal
 from stored_texts import assert_stored
 
+from lm_profiler.analysis.plan.planned import smallest_gpu
 from lm_profiler.cli.rehearse import Unplanned
 from lm_profiler.cli.verbs import plan
 from lm_profiler.usage_error import UsageError
@@ -105,12 +107,38 @@ def test_why_a_run_cannot_be_planned_is_said_once(formula: Formula, capsys: pyte
         plan.run(plan.Options(device="H200"))
 
 
-def test_a_size_that_no_batch_makes_fit_is_refused_before_it_is_rehearsed(capsys: pytest.CaptureFixture[str]) -> None:
-    said = {}
-    for size in ("xl", "2.7B", "cs336-2025/xl", "cs336-2026/10B"):  # the first two are another size in another year
-        assert plan.run(plan.Options(memory="24GiB", options=[f"--model.size={size}"])) == 1
-        said[size] = capsys.readouterr().err
-    assert_stored("cli/plan: no batch fits", said)
+def test_weights_that_are_too_large_get_the_table_the_alternatives_and_the_smallest_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model of 2 million parameters on a device that holds half of its weights."""
+    model = [
+        "--model.size=small",
+        "--model.d_model=128",
+        "--model.num_heads=4",
+        "--model.num_layers=2",
+        "--data.context_length=16",
+    ]
+    weights_bytes = 4 * _parameters(capsys, model)
+    options = plan.Options(memory=f"{weights_bytes // 2 // 1000}kB", options=model)
+    assert plan.run(options) == 1
+    said = capsys.readouterr().out
+    assert "optimizer" in said
+    assert "does not fit" in said
+    assert "the smallest GPU that fits: " in said
+    assert "not even a batch of 1" in said
+    assert "--trainer.precision=bf16-true" in said
+
+
+def _parameters(capsys: pytest.CaptureFixture[str], model: list[str]) -> int:
+    assert plan.run(plan.Options(memory="10GiB", options=model, format="json")) == 0
+    planned = json.loads(capsys.readouterr().out)["planned"]
+    return int(planned["model"]["parameters"])
+
+
+@pytest.mark.parametrize("needs_gib, name", [(23.0, "NVIDIA GeForce RTX 4090"), (40.0, "NVIDIA L40S"), (1e4, None)])
+def test_the_smallest_gpu_of_the_table_is_found(needs_gib: float, name: str | None) -> None:
+    gpu = smallest_gpu(int(needs_gib * (1 << 30)))
+    assert (gpu and gpu.name) == name
 
 
 def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
