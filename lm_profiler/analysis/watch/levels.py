@@ -119,7 +119,8 @@ class LevelFollower:
     _recent_seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
     _blocks: list[StepBlock] = field(default_factory=list)
     _level_begin: int = 0  # index of the first block of the current level
-    _jumps: set[int] = field(default_factory=set)  # first steps of blocks that begin a new level
+    # of each block: the square of its difference from the one before it; unknown where a new level begins
+    _squares: list[float] = field(default_factory=list)
     _last_changes: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _reported: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=4 * _REMEMBERED))
     _wandering: LevelChange | None = None  # what stands for a level that wanders
@@ -147,6 +148,8 @@ class LevelFollower:
         self._recent_steps = np.concatenate([self._recent_steps, steps[:whole]])[-kept:]
         self._recent_seconds = np.concatenate([self._recent_seconds, seconds[:whole]])[-kept:]
         for block in _blocks(steps[:whole], seconds[:whole]):
+            previous_log = self._blocks[-1].log_s if self._blocks else math.nan
+            self._squares.append((block.log_s - previous_log) ** 2)
             self._blocks.append(block)
             self._inspect()
         self._merge_old()
@@ -239,16 +242,12 @@ class LevelFollower:
     def _noise(self, recent: int) -> tuple[float | None, int]:
         """Return the standard deviation of a block around its level, and from how many differences it is known."""
         end = len(self._blocks) - recent
-        begin = max(end - _NOISE_BLOCKS, 0)
-        blocks = self._blocks[begin:end]
-        squares = []
-        for before, after in pairwise(blocks):
-            is_merged = before.steps > BLOCK or after.steps > BLOCK
-            if after.first_step not in self._jumps and not is_merged:
-                squares.append((after.log_s - before.log_s) ** 2)
+        begin = max(end - _NOISE_BLOCKS, 0) + 1
+        squares = np.array(self._squares[begin:end])
+        squares = squares[~np.isnan(squares)]
         if len(squares) < _FEWEST_DIFFERENCES:
             return None, 0
-        return max(math.sqrt(sum(squares) / len(squares) / 2.0), FINEST), len(squares)
+        return max(math.sqrt(float(squares.mean()) / 2.0), FINEST), len(squares)
 
     # -- a change and what it means ------------------------------------------------------------------------------------
 
@@ -264,10 +263,10 @@ class LevelFollower:
             found_step=self._blocks[-1].last_step,
         )
         self._correct(is_last=False, blocks=before)
-        self._jumps.add(self._blocks[onset].first_step)
+        self._squares[onset] = math.nan
         first_whole = onset + (self._blocks[onset].first_step < step and len(after) > 1)
         if first_whole != onset:
-            self._jumps.add(self._blocks[first_whole].first_step)
+            self._squares[first_whole] = math.nan
         drifts = _is_line(before, after)
         self._level_begin = first_whole
         self._rise = [*self._continued_rise(change), change]
@@ -507,10 +506,10 @@ class LevelFollower:
         old = self._blocks[:half]
         merged = [_merged(before, after) for before, after in zip(old[::2], old[1::2], strict=False)]
         level_begin_step = self._blocks[self._level_begin].first_step
+        self._squares = [*[math.nan] * len(merged), *self._squares[2 * len(merged) :]]
         self._blocks = [*merged, *self._blocks[2 * len(merged) :]]
         firsts = np.array([block.first_step for block in self._blocks])
         self._level_begin = max(int(np.searchsorted(firsts, level_begin_step, "right")) - 1, 0)
-        self._jumps = {step for step in self._jumps if step >= int(firsts[0])}
 
 
 def _blocks(steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[StepBlock]:

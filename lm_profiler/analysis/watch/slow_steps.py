@@ -198,7 +198,10 @@ class SlowStepGroup:
         since_s = at_s - self.first_at_s
         if self.times < 2 or self.excess_s < max(_CAUSED_SHARE * since_s, _CAUSED_LEAST_S):
             return False
-        return self.has_own_cause or self.starts_epochs() or self.interval() is not None
+        if self.has_own_cause or self.starts_epochs():
+            return True
+        may_be_regular = self.times % _FEWEST_REPEATS == 0  # the interval is not computed at each slow step
+        return may_be_regular and self.interval() is not None
 
     def costs_much_recently(self, at_s: float) -> bool:
         return self.times >= _FEWEST_REPEATS and self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
