@@ -3,12 +3,15 @@
     python -m benchmarks.watch cost [--rounds 9] [--steps 2000] [--traceml FOLDER]
     python -m benchmarks.watch alarms [--steps 1000000]
     python -m benchmarks.watch faults [--loops 100]
+    python -m benchmarks.watch loops [--steps 12000]
 
 ``cost``: microseconds a step above a bare Trainer, beside other instruments, as benchmarks/overhead measures them, with
 the watch already running when the clock starts. ``alarms``: events of steady steps, independent, with AR(1) noise of
 0.6 and with Student's t of three degrees, how far memory and disk grow over that many steps, and whether the last
 steps cost more than the first. ``faults``: seeded loops with one planted fault each, and whether kind and part are told
-right; simulated, because real ones take days.
+right; simulated, because real ones take days. ``loops``: real loops of 2 to 6 ms a step with one planted trouble each
+(``watch_loops``), each also with its rows resampled: steps between the planted ones are drawn anew from their hundred
+neighbours. A trouble is right if its events have the phase, the step (within 3) and the size (within 10 %).
 
 TraceML replaces functions of torch and has a process of its own, so its turns are launches of ``traceml run``, beside
 those of a bare Trainer and of the watch in processes of their own. ``--traceml`` is the folder of
@@ -35,7 +38,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from benchmarks import overhead
+from benchmarks import overhead, watch_loops
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH_TURN, VALIDATION, Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
@@ -52,7 +55,7 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent, WatchStatus, last_of_each, read_events
+from lm_profiler.record.watch_files import WatchEvent, WatchStatus, last_of_each, read_events, read_last_steps
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 STEP_S = 0.1
@@ -293,9 +296,50 @@ def faults(loops: int) -> None:
     print("\n".join([f"{right.total()} of {loops} told right: {dict(right)}", *wrong]))
 
 
+def loops(steps: int) -> None:
+    """Print what was reported of each planted trouble in a real loop, and of the same rows resampled."""
+    quieten()
+    right = Counter[str]()
+    for name, plant in watch_loops.plants(steps).items():
+        with tempfile.TemporaryDirectory() as folder:
+            watch_loops.train(Path(folder), plant, steps)
+            (run,) = [path.parent for path in Path(folder).glob("**/watch.json")]
+            events = read_events(run)
+            rows = read_last_steps(run)
+        reports = {"as it ran": events, "resampled": resampled_events(rows, plant)}
+        for how, reported in reports.items():
+            missing = watch_loops.missing(plant, reported)
+            right[how] += not missing
+            others = len(reported) - watch_loops.planted_events(plant)
+            print(f"{name}, {how}: {'; '.join(missing) or 'right'}; {max(others, 0)} other events", flush=True)
+    print(dict(right), f"of {len(watch_loops.plants(steps))}")
+
+
+def resampled_events(rows: NDArray[np.void], plant: watch_loops.Plant) -> list[WatchEvent]:
+    """Return the events of the same loop in which each step without a trouble is another one near it."""
+    rng = np.random.default_rng(0)
+    planted = plant.planted_steps()
+    order = np.arange(len(rows))
+    for index, step in enumerate(rows["step"].tolist()):
+        near = index // 100 * 100 + int(rng.integers(100))
+        is_free = step not in planted and near < len(rows) and int(rows["step"][near]) not in planted
+        if is_free and not plant.changes_within(index // 100 * 100, 100):
+            order[index] = near
+    seconds = rows["seconds"][order].astype(float)
+    ends = np.cumsum(seconds[:, -1] * 1e9).astype(np.int64)
+    ns = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
+    run = WatchedRun(workers=0)
+    run.skip(int(rows["step"][0]) - 1)
+    events: list[WatchEvent] = []
+    for first in range(0, len(seconds), 250):
+        chunk = slice(first, first + 250)
+        events += run.add(ns[chunk], seconds[chunk])
+    return last_of_each([*events, *run.finish()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "alarms", "faults"))
+    parser.add_argument("what", choices=("cost", "alarms", "faults", "loops"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--loops", type=int, default=100)
@@ -305,6 +349,8 @@ def main() -> None:
         cost(arguments.rounds, arguments.steps or 2000, arguments.traceml)
     elif arguments.what == "alarms":
         alarms(arguments.steps or 1_000_000)
+    elif arguments.what == "loops":
+        loops(arguments.steps or 12_000)
     else:
         faults(arguments.loops)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lm_profiler.callbacks import (
     TrainingProfiler,
     WatchOptions,
 )
+from lm_profiler.record.watch_files import WatchEvent
 
 STAGE_STEPS = 4  # steps of the stages before the watch begins
 
@@ -45,6 +46,18 @@ class Plant:
     validations_s: list[float] = field(default_factory=list)  # how long each validation takes
     checkpoints_s: list[float] = field(default_factory=list)  # how long each checkpoint takes
     collected_s: dict[int, float] = field(default_factory=dict)  # garbage that takes as long to collect, by step
+
+    def planted_steps(self) -> set[int]:
+        """Return the steps that are slow, and the one before each: a batch may be fetched there."""
+        steps: set[int] = set()
+        for slow in self.slow_steps.values():
+            steps.update(slow)
+            steps.update(step - 1 for step in slow)
+        return steps
+
+    def changes_within(self, first: int, steps: int) -> bool:
+        """Return whether the level changes in one of these steps."""
+        return any(first <= step <= first + steps for step, _, _ in self.changes)
 
 
 def at_steps(delays_s: dict[int, float]) -> Delay:
@@ -202,6 +215,66 @@ class LogsAlways(Callback):
     def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
         if (trainer.global_step) % 50 == 0:
             trainer.logger.log_metrics({"a": 0.0}, trainer.global_step)  # type: ignore[union-attr]
+
+
+def plants(steps: int) -> dict[str, Plant]:
+    """Return one plant of each kind for a loop of so many steps."""
+    singles = {"data": 0.15, "forward": 0.3, "backward": 0.45, "optimizer": 0.6, "callback": 0.75}
+    at = {place: round(share * steps) for place, share in singles.items()}
+    phases = {place: "other" if place == "callback" else place for place in singles}
+    short = [round(share * steps) for share in (0.2, 0.35, 0.5, 0.7, 0.9)]
+    flushes = list(range(200, steps, max(steps // 480, 1) * 50))
+    collected = dict.fromkeys(range(steps // 10, steps, steps // 13), 1.2)
+    change = steps // 8
+    return {
+        "one slow step in each phase": Plant(
+            delays={place: at_steps({step: 1.0}) for place, step in at.items()},
+            slow_steps={phases[place]: [step] for place, step in at.items()},
+        ),
+        "five steps of 85 ms": Plant(
+            delays={"forward": at_steps(dict.fromkeys(short, 0.085))}, slow_steps={"forward": short}
+        ),
+        "flushes of a logger": Plant(
+            delays={"logger": at_steps(dict.fromkeys(flushes, 0.3))}, slow_steps={"other": flushes}
+        ),
+        "garbage": Plant(collected_s=collected, slow_steps={"forward": list(collected)}),
+        "a slower loader": Plant(delays={"data": since(change, 0.003)}, changes=[(change, "data", 0.003)]),
+        "a drift": Plant(delays={"forward": ramp(steps, 0.004)}, drift=("forward", 0.004)),
+        "stairs": Plant(delays={"forward": stairs(steps // 30, 0.0003)}, drift=("forward", 0.0087)),
+        "steady": Plant(),
+    }
+
+
+_STEPS_APART, _SIZE_APART, _DRIFT_APART = 3, 0.1, 0.15
+
+
+def missing(plant: Plant, events: Sequence[WatchEvent]) -> list[str]:
+    """Return what was planted and not reported right."""
+    wrong = []
+    for part, steps in plant.slow_steps.items():
+        reported = [step for event in events if event.part == part for step in event.steps]
+        for step in steps:
+            if not any(abs(step - other) <= _STEPS_APART for other in reported):
+                wrong.append(f"no slow step {step} in {part}")
+    levels = [event for event in events if event.kind == "level"]
+    for step, part, added_s in plant.changes:
+        near = [event for event in levels if abs((event.since_step or 0) - step) <= _STEPS_APART and event.part == part]
+        if not near:
+            wrong.append(f"no change at {step} in {part}")
+        elif abs(near[-1].now - (near[-1].against or 0.0) - added_s) > _SIZE_APART * added_s:
+            wrong.append(f"change at {step}: wrong size")
+    if plant.drift is not None:
+        part, added_s = plant.drift
+        drifts = [event for event in levels if event.course == "drift" and event.part == part]
+        grown_s = sum(event.now - (event.against or 0.0) for event in drifts)
+        if abs(grown_s - added_s) > _DRIFT_APART * added_s:
+            wrong.append(f"a drift of {grown_s * 1e3:.2f} ms, not {added_s * 1e3:.2f}")
+    return wrong
+
+
+def planted_events(plant: Plant) -> int:
+    """Return how many events the plant should have."""
+    return len(plant.slow_steps) + len(plant.changes) + (plant.drift is not None)
 
 
 def train(folder: Path, plant: Plant, steps: int, epoch_steps: int = 10**9) -> None:
