@@ -84,4 +84,4 @@ def test_the_largest_operators_are_sorted_and_filtered(open_tab: OpenTab) -> Non
     card.get_by_label("Filter").fill("matmul FORWARD model.head")
     left = tab.table(card)[1:]
     assert 0 < len(left) < len(rows)
-    assert {tuple(row[1:3]) for row in left} == {("forward", "matmul")}
+    assert all(word in " ".join(row) for row in left for word in ("matmul", "forward", "model.head"))

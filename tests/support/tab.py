@@ -44,7 +44,9 @@ class Tab:
     def open_run(self, run: str, view: str = "Run") -> Locator:
         self.open_view(view)
         self.choose_run(run)
-        return self.inside.locator(f"section[data-view='{view}']")
+        section = self.inside.locator(f"section[data-view='{view}']")
+        section.locator(".content > *").first.wait_for()
+        return section
 
     def open_view(self, title: str) -> Locator:
         """The view's element, once it shows something."""
