@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, known_to
+from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, is_level_known, known_to
 from lm_profiler.callbacks.instruments.profiling_options import StageOptions
 from lm_profiler.measure.boundary import put
 from lm_profiler.record.parts import STAGE_NAMES
@@ -40,8 +40,7 @@ class StoppingRule:
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
         """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds."""
         assert self.options.until_ci is not None
-        known = known_to(step_s) if len(step_s) >= FEWEST_STEPS else None
-        self._enough = known is not None and known <= self.options.until_ci
+        self._enough = len(step_s) >= FEWEST_STEPS and is_level_known(step_s, self.options.until_ci)
         left_s = self.options.max_seconds - elapsed_s
         more = 0
         if not self._enough and left_s > 0:

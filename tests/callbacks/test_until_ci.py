@@ -13,7 +13,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.steps.step_model import known_to
+from benchmarks.simulation import level
+from lm_profiler.analysis.steps.step_model import fit, is_level_known, known_to
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.stages import StoppingRule
 
@@ -54,9 +55,23 @@ NOISE_MS = (10.0 * np.exp(0.08 * np.random.default_rng(0).standard_normal(1000))
 
 def test_noise_is_measured_until_the_interval_is_within_the_target(tmp_path: Path) -> None:
     count = measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.02), NOISE_MS)
-    widths = {n: known_to([ms * 1e-3 for ms in NOISE_MS[:n]]) for n in LOOKS if n <= count}
     assert count > 10
-    assert [n for n, width in widths.items() if width is not None and width <= 0.02] == [count]
+    assert [n for n in LOOKS if n <= count and is_level_known([ms * 1e-3 for ms in NOISE_MS[:n]], 0.02)] == [count]
+
+
+def test_the_interval_at_which_measuring_stops_holds_the_level_of_alike_neighbours() -> None:
+    """At AR(1) of 0.9 it held in 78 %: a lucky streak looked precise (more runs: benchmarks/statistics)."""
+    rng = np.random.default_rng(17)
+    held = []
+    for _ in range(10):
+        times_s = level(rng, 120, rho=0.9).times_s
+        rule = StoppingRule(StageOptions(until_ci=0.02, max_steps=120, max_seconds=1e9), alone)
+        steps = 1
+        while steps < 120 and not rule.reached(steps, times_s[:steps].tolist(), elapsed_s=1.0):
+            steps = min(rule.look_at, 120)
+        found = fit(times_s[:steps]).level
+        held.append(found.low <= 0.1 <= found.high)
+    assert sum(held) >= 8  # 2 % of samples of 10 stay below it if the share is 93 %
 
 
 def test_a_pattern_of_slow_steps_is_no_noise(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ _ODD_OF_FEW = 0.5
 _DEVIATIONS_OF_FEW = 4.0
 _TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
 
+_INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds in 93 % at AR(1) of 0, 0.6 and 0.9
+
 _SMALL = math.log1p(SMALLEST_EFFECT)
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
 _ALIKE_LATER = 2  # later steps that are as slow as the first ones show that these are no warm-up
@@ -357,6 +359,24 @@ def known_to(step_s: ArrayLike) -> float | None:
     """Half the 95 % interval of the level of step times, as a share of it; None if there is no interval."""
     level = fit(step_s).level
     return None if level is None else level.known_to
+
+
+def is_level_known(step_s: ArrayLike, target: float) -> bool:
+    """Return whether measuring may stop: whether the level of step times is known to the share ``target`` of it.
+
+    If steps resemble their neighbours, few of them do not show how much, and a lucky streak looks precise. So the
+    interval counts as wider as long as fewer than ``_INDEPENDENT_STEPS`` independent steps would tell as much.
+    """
+    model = fit(step_s)
+    level = model.level
+    if level is None or level.known_to is None or level.known_to > target:
+        return False
+    regular_s = model.seconds[model.first : model.end][model.regular[model.first : model.end]]
+    are_equal = float(np.ptp(regular_s)) <= target / 2.0 * level.mean
+    if are_equal:
+        return True
+    independent = regular_s.size * (1.0 - level.lag1) / (1.0 + level.lag1)
+    return level.known_to * max(1.0, _INDEPENDENT_STEPS / independent) <= target
 
 
 def plain(step_s: ArrayLike) -> StepModel:
