@@ -212,6 +212,7 @@ RUNS_CODE = {
 OF_THIS_PROCESS = {
     ("lm_profiler/measure/collective_calls.py", "pickle.loads"): "torch makes it in this process, of its own ring",
     ("lm_profiler/processes/child.py", "pickle.load"): "of a file without a name, which the parent gives as stdin",
+    ("lm_profiler/rehearse/sent.py", "pickle.loads"): "of bytes that the parent pickled and handed over with the call",
 }
 
 
