@@ -19,7 +19,7 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 def phase_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred, then forward + backward, and the step."""
     has_device = record.environment is not None and record.environment.device_type != "cpu"
-    titles = ["phase", "mean [95 % interval] (ms)", "std", "CV", "median", "p95", "share"]
+    titles = ["phase", "mean [95 % interval] (ms)", "std", "median", "p95", "share"]
     if has_device:
         titles.append("host (ms)")
     rows = []
@@ -63,14 +63,14 @@ def table_with_floors(
 
 def step_line(record: RunRecord) -> str:
     """Return the measured step, its interval and its spread in a line, for tables without such columns."""
-    _, mean, std, cv, median, p95, _ = _row_texts(record, "step")
-    spread = {"std": std, "CV": cv, "median": median, "p95": p95}
+    _, mean, std, median, p95, _ = _row_texts(record, "step")
+    spread = {"std": std, "CV": share_text(record.time["step"].cv), "median": median, "p95": p95}
     known = [f"{name} {value}" for name, value in spread.items() if value]
     return ", ".join([f"step: {mean} ms", *known])
 
 
 def _row_texts(record: RunRecord, part: str) -> list[str]:
-    """Return the title of ``part``, its mean with the interval, std, CV, median, p95, and its share of the step."""
+    """Return the title of ``part``, its mean with the interval, std, median, p95, and its share of the step."""
     time = record.time[part]
     digits = _digits(record, part)
     mean = _ms(time.mean, digits)
@@ -80,7 +80,7 @@ def _row_texts(record: RunRecord, part: str) -> list[str]:
     step_s = record.time["step"].mean
     share = (time.mean or 0.0) / step_s if step_s else None
     share = record.shares.get(part, share)
-    spread = [std, share_text(time.cv), _ms(time.median, digits), _ms(time.p95, digits)]
+    spread = [std, _ms(time.median, digits), _ms(time.p95, digits)]
     return [TIMES[part].title, mean, *spread, share_text(share)]
 
 
