@@ -40,7 +40,7 @@ from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import probe_of
-from lm_profiler.measure.memory.storage_notes import MarksHeard
+from lm_profiler.measure.memory.storage_notes import MarkLog
 from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
 _NO_STEP = "the loader is empty, or every batch is skipped"
@@ -179,18 +179,18 @@ class Attachment:
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
         forward, history = ForwardTraffic(), snapshot_file(folder, rank) if options.memory.history else None
-        heard = None if history is None or rank else MarksHeard()  # rank 0's timeline stands for all
+        mark_log = None if history is None or rank else MarkLog()  # rank 0's timeline stands for all
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
         reader = StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage)
         return Instruments(
-            MemoryReader(probe, timeline, device, parties, forward, heard, torch.UntypedStorage.data_ptr),
+            MemoryReader(probe, timeline, device, parties, forward, mark_log, torch.UntypedStorage.data_ptr),
             Tracer(options.trace, device, timeline, folder, rank, module, is_a(user, "PyTorchProfiler")),
             [
                 OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, options.actions.steps),
                 FlopsWatch(timeline, module, forward),
                 *([loader_watch(trainer)] if options.verb == "fit" else []),
                 *([profiler_range()] if options.trace.cuda_profiler_range else []),
-                *watches_of(device, history, sampler, heard),
+                *watches_of(device, history, sampler, mark_log),
             ],
             self.report,
             StepWatch(reader, rank, sampler, timeline.saved),

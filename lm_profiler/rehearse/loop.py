@@ -37,7 +37,7 @@ from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.values import DependsOnValues
 from lm_profiler.measure.fake.world import FakeWorld, WouldChange
 from lm_profiler.measure.memory.causes import holdings
-from lm_profiler.measure.memory.storage_notes import Site, seen
+from lm_profiler.measure.memory.storage_notes import Site, seen_tensors
 from lm_profiler.measure.user_code import package_of, user_line
 from lm_profiler.record.text import short_path
 from lm_profiler.rehearse.strategies import FakeDevice, LinkBytes, Size, buckets, ring_bytes
@@ -97,9 +97,9 @@ class Look:
         live.perhaps, self.notes = 0, live.take_notes()
         live.site = self._sites = CallSites(module)
         for bucket in of.buckets:
-            self.notes.see(seen("rest", "DDP's bucket", bucket))
+            self.notes.learn(seen_tensors("rest", "DDP's bucket", bucket))
         parties = lambda: (module, of.trainer.optimizers)  # noqa: E731
-        self._reader = MemoryReader(live, of.timeline, META, parties, forward, self.notes.told)
+        self._reader = MemoryReader(live, of.timeline, META, parties, forward, self.notes.note_part)
         self._reader.begin("memory")
         self._flops = StepFlops(of.timeline, forward, on_shapes=True)
         of.timeline.observers += (self._flops,)

@@ -16,7 +16,7 @@ from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
-from lm_profiler.measure.memory.storage_notes import TensorsSeen
+from lm_profiler.measure.memory.storage_notes import TensorReporter
 from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.record.steps import Peaks
 
@@ -32,12 +32,12 @@ class MemoryReader(Instrument):
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
     # hears of the operators of forward passes, from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
-    # in the ``memory`` stage, hears of tensors and their causes, as ``TensorsSeen`` says; None: nobody listens
+    # in the ``memory`` stage, gets what ``TensorReporter`` reports of tensors and their causes; None: nobody needs it
     heard: Callable[..., object] | None = None
     storage: Callable[[Any], int] = id  # returns the identity of a storage for ``heard``
     name = "memory"
     _set_up: MemoryCauses | None = None
-    _seen: TensorsSeen | None = None
+    _seen: TensorReporter | None = None
     _readers: tuple[HoldingsReader, TrafficReader, PartPeaks] | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class MemoryReader(Instrument):
         self._readers = causes, traffic, PartPeaks(self.probe)
         causes.start()
         if self.heard is not None:
-            self._seen = TensorsSeen(module, optimizers, causes.saved, self.storage, self.heard)
+            self._seen = TensorReporter(module, optimizers, causes.saved, self.storage, self.heard)
         self.observe(self.timeline, *([] if self._seen is None else [self._seen]), *self._readers)
         self.step_peaks = self._step_peaks  # swapped instead of a branch: the steps of other stages are timed
 

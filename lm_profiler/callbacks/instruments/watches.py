@@ -20,7 +20,7 @@ from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import cpu_reading, cpu_use_since
 from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
-from lm_profiler.measure.memory.storage_notes import MarksHeard, timeline_of
+from lm_profiler.measure.memory.storage_notes import MarkLog, timeline_from_snapshot
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.run_record import LoaderFacts
 from lm_profiler.usage_error import UsageError
@@ -64,11 +64,11 @@ def watches_of(
     device: torch.device,
     history: Path | None = None,
     sampler: TelemetrySampler | None = None,
-    heard: MarksHeard | None = None,
+    mark_log: MarkLog | None = None,
 ) -> list[Watch]:
     """Return the watches that apply to ``device``, in the order in which they begin.
 
-    The allocator's history is written to ``history``, with the marks that were ``heard`` meanwhile.
+    The allocator's history is written to ``history``, with the marks that ``mark_log`` has of that time.
     """
     compiled = lambda before: {"recompilations": recompilations() - before}  # noqa: E731
     watches = [Watch("recompilations", "measure", recompilations, compiled)]
@@ -76,7 +76,7 @@ def watches_of(
         waits, end = detector.begin, detector.end
         watches.append(Watch("waits for the device", "memory", waits, lambda _: {"syncs": end()}, end))
     if history is not None:
-        watches.append(history_watch(device, history, heard))
+        watches.append(history_watch(device, history, mark_log))
     if sampler is not None:
         stop = sampler.stop
         watches.append(Watch("telemetry", "measure", sampler.start, lambda _: {"telemetry": stop()}, stop))
@@ -124,7 +124,7 @@ def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
     return [] if combined is None else combined.iterators
 
 
-def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = None) -> Watch:
+def history_watch(device: torch.device, path: Path, mark_log: MarkLog | None = None) -> Watch:
     """Return the watch that writes the allocator's history to ``path``, and the last step's memory timeline beside it.
 
     Raises:
@@ -137,9 +137,9 @@ def history_watch(device: torch.device, path: Path, heard: MarksHeard | None = N
     def facts(_: object) -> Mapping[str, Any]:
         try:
             recorded = history.dump(path)
-            if heard is not None:
+            if mark_log is not None:
                 part = Guard("the measured memory timeline", say, outcome="unknown")
-                timeline = part.run(timeline_of, recorded, device.index or 0, heard)
+                timeline = part.run(timeline_from_snapshot, recorded, device.index or 0, mark_log)
                 if timeline is not None:
                     part.run(write_timeline, timeline, path.parent)
         finally:

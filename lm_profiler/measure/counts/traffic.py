@@ -27,8 +27,18 @@ _LOOK_UPS = {"embedding", "_embedding_bag", "_embedding_bag_forward_only", "embe
 _GATHERS = {"index", "index_select", "gather", "take", "_index_put_impl_"}
 # operators that read a tensor's shape, and not its elements
 _SHAPES_ALONE = {
-    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
-    *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "new_empty",
+    "new_empty_strided",
+    "new_zeros",
+    "new_ones",
+    "new_full",
 }
 
 
@@ -37,18 +47,22 @@ class Regions:
 
     def __init__(self) -> None:
         self._pieces: dict[int, dict[tuple[int, int], int]] = {}
-        self._whole: dict[int, int] = {}
+        self._storage_bytes: dict[int, int] = {}
 
     def add(self, tensor: Tensor, count: int | None = None) -> None:
+        """Add ``tensor``, or ``count`` bytes of it."""
         storage = tensor.untyped_storage()
         size = tensor.nbytes if count is None else min(count, tensor.nbytes)
-        pieces = self._pieces.setdefault(id(storage), {})
+        piece_bytes = self._pieces.setdefault(id(storage), {})
         piece = int(tensor.storage_offset()), tensor.numel()
-        pieces[piece] = max(pieces.get(piece, 0), size)
-        self._whole[id(storage)] = storage.nbytes()
+        piece_bytes[piece] = max(piece_bytes.get(piece, 0), size)
+        self._storage_bytes[id(storage)] = storage.nbytes()
 
-    def bytes_of(self) -> dict[int, int]:
-        return {key: min(self._whole[key], sum(pieces.values())) for key, pieces in self._pieces.items()}
+    def bytes_by_storage(self) -> dict[int, int]:
+        sizes: dict[int, int] = {}
+        for storage, piece_bytes in self._pieces.items():
+            sizes[storage] = min(self._storage_bytes[storage], sum(piece_bytes.values()))
+        return sizes
 
 
 class ForwardTraffic:
@@ -60,52 +74,72 @@ class ForwardTraffic:
 
     def __init__(self) -> None:
         self.lost = False  # whether an error occurred, and nothing is known
-        self.made: set[int] = set()  # the storages that the current or last pass made
-        self.copies: set[int] = set()  # those of them that are weights and inputs in autocast's dtype
-        self._passes = self._read = 0
+        self.made_storages: set[int] = set()  # the storages that the current or last pass made
+        self.copied_storages: set[int] = set()  # those of them that are weights and inputs in autocast's dtype
+        self._passes = 0
+        self._bytes_read = 0  # by the passes before the current one
         self._reads = Regions()
 
     def begin(self) -> None:
-        self._read += sum(self._reads.bytes_of().values())
+        self._bytes_read += sum(self._reads.bytes_by_storage().values())
         self._passes += 1
-        self.made, self.copies, self._reads = set(), set(), Regions()
+        self.made_storages = set()
+        self.copied_storages = set()
+        self._reads = Regions()
 
     def take(self) -> int | None:
         """Return the bytes read by all passes since the last call; None where a pass was not seen, or not in full."""
         self.begin()
-        read = self._read if self._passes > 1 and not self.lost else None
-        self._passes = self._read = 0
-        return read
+        is_complete = self._passes > 1 and not self.lost
+        bytes_read = self._bytes_read if is_complete else None
+        self._passes = 0
+        self._bytes_read = 0
+        return bytes_read
 
     def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = operator.__name__.partition(".")[0]  # without its overload
-        given, results = list(_tensors((args, kwargs))), list(_tensors(result))
-        shared = {_identity(tensor) for tensor in given}
+        inputs = list(_tensors((args, kwargs)))
+        results = list(_tensors(result))
+        input_storages = {_identity(tensor) for tensor in inputs}
+        result_storages = {_identity(tensor) for tensor in results}
         # A view shares its input's storage, and so does an operator that writes in place or into ``out``.
-        writes = name.endswith("_") or "out" in kwargs
-        views = set() if writes else {_identity(tensor) for tensor in results} & shared
-        from_outside = False
-        for tensor in given:
-            if _identity(tensor) not in self.made and _identity(tensor) not in views and name not in _SHAPES_ALONE:
-                from_outside = True
-                self._reads.add(tensor, _rows(name, given, results) if tensor is given[0] else None)
-        made = {_identity(tensor) for tensor in results} - shared
-        self.made |= made
-        self.copies -= made  # a new storage may stand where a copy did
-        if name == "_to_copy" and from_outside:
-            self.copies |= made
+        writes_input = name.endswith("_") or "out" in kwargs
+        views: set[int] = set()
+        if not writes_input:
+            views = result_storages & input_storages
+        outer_inputs: list[Tensor] = []
+        for tensor in inputs:
+            storage = _identity(tensor)
+            is_read = storage not in self.made_storages and storage not in views
+            if is_read and name not in _SHAPES_ALONE:
+                outer_inputs.append(tensor)
+        for tensor in outer_inputs:
+            is_table = tensor is inputs[0]
+            rows_bytes = _rows_bytes(name, inputs, results) if is_table else None
+            self._reads.add(tensor, rows_bytes)
+
+        new_storages = result_storages - input_storages
+        self.made_storages |= new_storages
+        self.copied_storages -= new_storages  # a new storage may stand where a copy did
+        if name == "_to_copy" and outer_inputs:
+            self.copied_storages |= new_storages
 
 
-def _rows(name: str, given: list[Tensor], results: list[Tensor]) -> int | None:
-    """Return the bytes that a look-up reads of its table, the first of ``given``; None where it reads all of it."""
-    table = given[0]
-    if name in _LOOK_UPS and len(given) > 1:
-        return given[1].numel() * table.shape[-1] * table.element_size()
-    return results[0].numel() * table.element_size() if name in _GATHERS and results else None
+def _rows_bytes(name: str, inputs: list[Tensor], results: list[Tensor]) -> int | None:
+    """Return the bytes that a look-up reads of its table, the first of ``inputs``; None where it reads all of it."""
+    table = inputs[0]
+    if name in _LOOK_UPS and len(inputs) > 1:
+        row_bytes = table.shape[-1] * table.element_size()
+        return inputs[1].numel() * row_bytes
+    if name in _GATHERS and results:
+        return results[0].numel() * table.element_size()
+    return None
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    return (x for x in tree_leaves(values) if isinstance(x, Tensor) and x.layout is torch.strided)
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            yield leaf
 
 
 def _identity(tensor: Tensor) -> int:
@@ -141,72 +175,92 @@ class TrafficReader:
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _sparse: bool = False
-    _stepping: list[Tensor] = field(default_factory=list)
-    _gradient_bytes: int = 0
+    _stepped: list[Tensor] = field(default_factory=list)  # the parameters that the optimizers step
+    _stepped_gradient_bytes: int = 0
     _has_new_gradients: bool = False  # a backward pass has begun since an optimizer's step was last counted
 
     def __call__(self, code: int) -> None:
-        before, self._open = self._open, frozenset(self.timeline.stack)
-        for part in self._open - before:
-            self._begins(part)
-        for part in before - self._open:
-            self._ends(part)
+        parts_before = self._open
+        self._open = frozenset(self.timeline.stack)
+        for part in self._open - parts_before:
+            self._part_begins(part)
+        for part in parts_before - self._open:
+            self._part_ends(part)
 
     def step_ended(self) -> None:
         by_phase: dict[str, int | None] = dict(self._bytes)
         if self._sparse:
             by_phase[PARTS[OPTIMIZER]] = None
         self.traffic = StepTraffic(by_phase, self.forward.take())
-        self._bytes, self._open, self._sparse = Counter(), frozenset(), False
+        self._bytes = Counter()
+        self._open = frozenset()
+        self._sparse = False
 
-    def _begins(self, part: int) -> None:
+    def _part_begins(self, part: int) -> None:
         if part == FORWARD:
             self._add(FORWARD, 0)
         elif part == BACKWARD:
             self._has_new_gradients = True
-            saved = self._saved()
-            self._add(BACKWARD, sum(saved.values()) + self._gradients())
-            made = self._made(saved)
-            self._add(FORWARD, sum(size for key, size in saved.items() if key in made))
+            saved = self._saved_bytes()
+            self._add(BACKWARD, sum(saved.values()) + self._gradient_bytes())
+            made_storages = self._made_by_forward(saved)
+            self._add(FORWARD, sum(size for storage, size in saved.items() if storage in made_storages))
         elif part == CLIP:
-            self._add(CLIP, self._gradients())
+            self._add(CLIP, self._gradient_bytes())
         elif part == OPTIMIZER:
-            # Gradients are noted now, since the step may clear them; states at its end, since the first step makes
-            # them.
-            grouped = {p: None for each in self.optimizers for group in each.param_groups for p in group["params"]}
-            self._stepping = [p for p in grouped if p.grad is not None]
-            # Together: FSDP's gradients are views of one storage.
-            self._gradient_bytes = self._stored(p.grad for p in self._stepping if p.grad is not None)
+            self._note_optimizer_inputs()
 
-    def _ends(self, part: int) -> None:
+    def _part_ends(self, part: int) -> None:
         if part in (BACKWARD, ZERO_GRAD):
-            self._add(part, self._gradients())
+            self._add(part, self._gradient_bytes())
         elif part == OPTIMIZER and self._has_new_gradients:  # not before its closure, where it has changed nothing yet
             self._has_new_gradients = False
-            stepped = self._stepping
-            states = (each.state.get(parameter, {}) for each in self.optimizers for parameter in stepped)
-            self._add(OPTIMIZER, 2 * self._stored([*stepped, *tensors_in(states)]) + self._gradient_bytes)
-            self._sparse = self._sparse or any(p.grad is not None and p.grad.is_sparse for p in stepped)
+            self._add_optimizer_step()
 
-    def _saved(self) -> dict[int, int]:
+    def _note_optimizer_inputs(self) -> None:
+        """Note which parameters are stepped, and the bytes of their gradients, which the step may clear."""
+        parameters: dict[Tensor, None] = {}  # a dict keeps their order
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                parameters.update(dict.fromkeys(group["params"]))
+        self._stepped = [parameter for parameter in parameters if parameter.grad is not None]
+        # Together: FSDP's gradients are views of one storage.
+        self._stepped_gradient_bytes = self._stored_bytes(
+            parameter.grad for parameter in self._stepped if parameter.grad is not None
+        )
+
+    def _add_optimizer_step(self) -> None:
+        """Add the bytes of a step that has ended; states are there by now, since the first step makes them."""
+        states: list[Any] = []
+        for optimizer in self.optimizers:
+            states.extend(optimizer.state.get(parameter, {}) for parameter in self._stepped)
+        read_and_written = self._stored_bytes([*self._stepped, *tensors_in(states)])
+        self._add(OPTIMIZER, 2 * read_and_written + self._stepped_gradient_bytes)
+        for parameter in self._stepped:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                self._sparse = True
+
+    def _saved_bytes(self) -> dict[int, int]:
+        """Return the bytes of each storage on the device that autograd saved."""
         regions = Regions()
-        for piece in chain.from_iterable(map(pieces, self.saved)):
-            stored = piece.untyped_storage().device
-            if stored.type == self.device.type and self.device.index in (None, stored.index):
-                regions.add(piece)
-        return regions.bytes_of()
+        for tensor in self.saved:
+            for piece in pieces(tensor):
+                device = piece.untyped_storage().device
+                if device.type == self.device.type and self.device.index in (None, device.index):
+                    regions.add(piece)
+        return regions.bytes_by_storage()
 
-    def _made(self, saved: Mapping[int, int]) -> set[int]:
+    def _made_by_forward(self, saved: Mapping[int, int]) -> set[int]:
         """Return which of ``saved`` the forward pass made; if no operator was seen, all but parameters and the like."""
-        if self.forward.made:
-            return self.forward.made - self.forward.copies
-        held = chain.from_iterable(storages_by_cause(self.module, self.optimizers, self.device))
-        return set(saved) - set(held)
+        if self.forward.made_storages:
+            return self.forward.made_storages - self.forward.copied_storages
+        storages_held = chain.from_iterable(storages_by_cause(self.module, self.optimizers, self.device))
+        return set(saved) - set(storages_held)
 
-    def _gradients(self) -> int:
-        return self._stored(gradients(self.module, self.optimizers))
+    def _gradient_bytes(self) -> int:
+        return self._stored_bytes(gradients(self.module, self.optimizers))
 
-    def _stored(self, tensors: Iterable[Tensor]) -> int:
+    def _stored_bytes(self, tensors: Iterable[Tensor]) -> int:
         return sum(storages(tensors, self.device).values())
 
     def _add(self, part: int, count: int) -> None:

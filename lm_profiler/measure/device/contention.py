@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +48,15 @@ class CpuUse:
     gpu: GpuSharing | None = None
 
 
-def cpu_use_since(before: CpuReading | None, begun_s: float, gpu: Gpu | None) -> list[CpuUse]:
+def cpu_use_since(begin: CpuReading | None, begun_s: float, gpu: Gpu | None) -> list[CpuUse]:
     """Return this process's use since ``begun_s``, as a list of one; empty where the system does not count."""
-    if before is None or (after := cpu_reading()) is None:
+    if begin is None:
         return []
-    return [CpuUse(before, after, None if gpu is None else gpu_sharing(gpu, begun_s))]
+    end = cpu_reading()
+    if end is None:
+        return []
+    sharing = None if gpu is None else gpu_sharing(gpu, begun_s)
+    return [CpuUse(begin, end, sharing)]
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:
@@ -63,33 +67,59 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     for a CPU and the time that others ran there, plus our share of what the hypervisor took.
     """
     long_enough = [use for use in uses if use.end.at_s - use.begin.at_s >= _SHORTEST_S]
-    machines = []
-    for where in {(use.end.machine, use.end.cpus): use for use in long_enough}.values():
+    use_by_cpus = {(use.end.machine, use.end.cpus): use for use in long_enough}
+    contentions = []
+    for (machine, cpus), use in use_by_cpus.items():
         # Ranks may share CPUs or have their own: those count together whose CPUs are among these.
-        together = [u for u in long_enough if u.end.machine == where.end.machine and u.end.cpus <= where.end.cpus]
-        machines.append(_shared(where, together))
-    worst = max(machines, key=lambda each: each.not_had or 0.0, default=None)
-    gpus = [use.gpu for use in uses if use.gpu is not None]
-    gpu = max(gpus, key=lambda each: (each.utilisation or 0.0, each.processes), default=None)
-    return None if worst is None else worst.model_copy(update={"gpu": gpu})
+        sharers = [sharer for sharer in long_enough if sharer.end.machine == machine and sharer.end.cpus <= cpus]
+        contentions.append(_contention_for_cpus(use, sharers))
+    if not contentions:
+        return None
+
+    worst = max(contentions, key=_missing_share)
+    sharings = [use.gpu for use in uses if use.gpu is not None]
+    most_shared_gpu = max(sharings, key=_use_by_others, default=None)
+    return worst.model_copy(update={"gpu": most_shared_gpu})
 
 
-def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:
-    """Return the contention for the CPUs of ``where``, which the ranks of ``ours`` share."""
-    begin, end = where.begin, where.end
-    had_s = _had([use.begin.own_s for use in ours], [use.end.own_s for use in ours])
-    throttled_s = _difference(begin.throttled_s, end.throttled_s)
-    pressure_s = _difference(begin.pressure_s, end.pressure_s)
-    wall_s, stolen_s = end.at_s - begin.at_s, max(end.stolen_s - begin.stolen_s, 0.0)
-    busy_s, others_s = end.busy_s - begin.busy_s, None
-    if busy_s + _SLACK_S >= had_s / 2:  # else the system's sums do not include our own
+def _missing_share(shared: Contention) -> float:
+    return shared.not_had or 0.0
+
+
+def _use_by_others(sharing: GpuSharing) -> tuple[float, int]:
+    return sharing.utilisation or 0.0, sharing.processes
+
+
+def _contention_for_cpus(use: CpuUse, sharers: Sequence[CpuUse]) -> Contention:
+    """Return the contention for the CPUs of ``use``, which the ranks of ``sharers`` share."""
+    begin, end = use.begin, use.end
+    had_s = _cpu_seconds(sharers)
+    throttled_s = _increase(begin.throttled_s, end.throttled_s)
+    pressure_s = _increase(begin.pressure_s, end.pressure_s)
+    wall_s = end.at_s - begin.at_s
+    stolen_s = max(end.stolen_s - begin.stolen_s, 0.0)
+
+    others_s = None
+    busy_s = end.busy_s - begin.busy_s
+    sums_include_ours = busy_s + _SLACK_S >= had_s / 2
+    if sums_include_ours:
         others_s = max(busy_s - had_s - _SLACK_S, 0.0)
-    if (waited_s := _waited(ours)) is not None:
+    waited_s = _waiting_seconds(sharers)
+    if waited_s is not None:
         waited_s = max(waited_s - (throttled_s or 0.0), 0.0)
-    lost_s = waited_s if waited_s is not None else pressure_s  # a lower bound: several may have waited at a time
+
+    # The pressure is a lower bound: several threads may have waited at a time.
+    lost_s = pressure_s if waited_s is None else waited_s
     missed_s = None
     if lost_s is not None and others_s is not None:
-        missed_s = min(lost_s, others_s) + stolen_s * had_s / max(had_s + others_s, 1e-9)
+        our_share = had_s / max(had_s + others_s, 1e-9)
+        missed_s = min(lost_s, others_s) + stolen_s * our_share
+    not_had = None
+    if missed_s is not None:
+        not_had = missed_s / max(had_s + missed_s, 1e-9)
+    pressure = None
+    if pressure_s is not None:
+        pressure = min(pressure_s / wall_s, 1.0)
     return Contention(
         wall_s=wall_s,
         cpus=len(end.cpus),
@@ -98,91 +128,126 @@ def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:
         others_s=others_s,
         stolen_s=stolen_s,
         throttled_s=throttled_s,
-        pressure=None if pressure_s is None else min(pressure_s / wall_s, 1.0),
+        pressure=pressure,
         involuntary_switches=end.switches - begin.switches,
-        not_had=None if missed_s is None else missed_s / max(had_s + missed_s, 1e-9),
+        not_had=not_had,
     )
 
 
-def _had(before: Sequence[dict[int, float]], after: Sequence[dict[int, float]]) -> float:
+def _cpu_seconds(uses: Sequence[CpuUse]) -> float:
     """Return the CPU seconds of all processes; one that several ranks see counts once.
 
     The time of a process that has ended is in its parent's count; one that has begun had none before.
     """
-    begin, end = ({pid: s for each in counts for pid, s in each.items()} for counts in (before, after))
-    return max(sum(end.values()) - sum(begin.values()), 0.0)
+    begin_s: dict[int, float] = {}
+    end_s: dict[int, float] = {}
+    for use in uses:
+        begin_s.update(use.begin.own_s)
+        end_s.update(use.end.own_s)
+    return max(sum(end_s.values()) - sum(begin_s.values()), 0.0)
 
 
-def _waited(ours: Sequence[CpuUse]) -> float | None:
+def _waiting_seconds(uses: Sequence[CpuUse]) -> float | None:
     """Return the seconds that all threads that still live waited for a CPU; None where a rank does not know."""
-    total = dict[int, float]()
-    for use in ours:
-        before, after = use.begin.waited_s, use.end.waited_s
-        if before is None or after is None:
+    waited_s: dict[int, float] = {}
+    for use in uses:
+        begin_s = use.begin.waited_s
+        end_s = use.end.waited_s
+        if begin_s is None or end_s is None:
             return None
-        total |= {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
-    return sum(total.values())
+        for thread, seconds in end_s.items():
+            waited_s[thread] = seconds - begin_s.get(thread, 0.0)
+    return sum(waited_s.values())
 
 
-def _difference(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else max(after - before, 0.0)
+def _increase(begin: float | None, end: float | None) -> float | None:
+    if begin is None or end is None:
+        return None
+    return max(end - begin, 0.0)
 
 
 def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CpuReading | None:
     """Return the current counts; None off Linux. Reads a small file for each process, and for each of our threads."""
     if not hasattr(os, "sched_getaffinity"):
         return None
-    cpus, tick_s = frozenset(os.sched_getaffinity(0)), 1.0 / os.sysconf("SC_CLK_TCK")
+    cpus = frozenset(os.sched_getaffinity(0))
+    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     try:
-        lines = (proc / "stat").read_text().splitlines()
-        rows = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
-        # user, nice, system, idle, iowait, irq, softirq and steal, in this order
-        counts = [[int(count) for count in row[1:]] for row in rows if int(row[0][3:]) in cpus]
-        busy, stolen = sum(sum(row[:3]) for row in counts), sum(row[7] for row in counts if len(row) > 7)
+        busy_ticks, stolen_ticks = _machine_ticks(proc, cpus)
         family = _family(proc, tick_s)
     except (OSError, ValueError, IndexError):  # no such file, or another format
         return None
-    group, pressure = _group(proc, cgroups), proc / "pressure/cpu"
+    group = _group(proc, cgroups)
+    pressure = _text(group / "cpu.pressure") or _text(proc / "pressure/cpu")
     return CpuReading(
         at_s=monotonic(),
         machine=_text(proc / "sys/kernel/random/boot_id") or "",
         cpus=cpus,
-        busy_s=busy * tick_s,
-        stolen_s=stolen * tick_s,
+        busy_s=busy_ticks * tick_s,
+        stolen_s=stolen_ticks * tick_s,
         own_s=family,
         waited_s=_waits(proc, family),
-        pressure_s=_pressure(_text(group / "cpu.pressure") or _text(pressure)),
+        pressure_s=_pressure(pressure),
         throttled_s=_throttled(_text(group / "cpu.stat")),
         switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
     )
 
 
+def _machine_ticks(proc: Path, cpus: Container[int]) -> tuple[int, int]:
+    """Return the ticks that ``cpus`` were busy, and those that a hypervisor took from them."""
+    busy_ticks = 0
+    stolen_ticks = 0
+    for line in (proc / "stat").read_text().splitlines():
+        is_one_cpu = line.startswith("cpu") and line[3].isdigit()
+        if not is_one_cpu:
+            continue
+        name, *texts = line.split()
+        if int(name[3:]) not in cpus:
+            continue
+        ticks = [int(text) for text in texts]
+        # user, nice, system, idle, iowait, irq, softirq and steal, in this order
+        busy_ticks += sum(ticks[:3])
+        if len(ticks) > 7:
+            stolen_ticks += ticks[7]
+    return busy_ticks, stolen_ticks
+
+
 def _family(proc: Path, tick_s: float) -> dict[int, float]:
-    cpu_s, children = dict[int, float](), defaultdict[int, list[int]](list)
+    """Return the CPU seconds of this process and its descendants, with children that have ended."""
+    cpu_s: dict[int, float] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in os.scandir(proc):
-        if entry.name.isdigit() and (text := _text(proc / entry.name / "stat")) is not None:
-            # The name in brackets may contain anything. After it come state, parent and nine more fields, then the user
-            # and system times of the process, and those of the children that it has waited for.
-            rest = text.rpartition(")")[2].split()
-            children[int(rest[1])].append(int(entry.name))
-            cpu_s[int(entry.name)] = sum(map(int, rest[11:15])) * tick_s
-    own, left = {}, [os.getpid()]
-    while left:
-        pid = left.pop()
-        own[pid] = cpu_s[pid]
-        left += children[pid]
-    return own
+        if not entry.name.isdigit():
+            continue
+        text = _text(proc / entry.name / "stat")
+        if text is None:
+            continue
+        # The name in brackets may contain anything. After it come state, parent and nine more fields, then the user
+        # and system times of the process, and those of the children that it has waited for.
+        fields = text.rpartition(")")[2].split()
+        pid = int(entry.name)
+        parent = int(fields[1])
+        children[parent].append(pid)
+        cpu_s[pid] = sum(int(ticks) for ticks in fields[11:15]) * tick_s
+    family: dict[int, float] = {}
+    unvisited = [os.getpid()]
+    while unvisited:
+        pid = unvisited.pop()
+        family[pid] = cpu_s[pid]
+        unvisited.extend(children[pid])
+    return family
 
 
 def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
     """Return the seconds that each thread was ready to run and had no CPU; None where the kernel does not count."""
-    waited = {}
+    waited_s: dict[int, float] = {}
     for pid in family:
         with suppress(OSError):  # the process has ended
             for thread in os.scandir(proc / str(pid) / "task"):
-                if (text := _text(Path(thread.path, "schedstat"))) is not None:
-                    waited[int(thread.name)] = int(text.split()[1]) * 1e-9
-    return waited or None
+                text = _text(Path(thread.path, "schedstat"))
+                if text is not None:
+                    waited_s[int(thread.name)] = int(text.split()[1]) * 1e-9
+    return waited_s or None
 
 
 def _pressure(text: str | None) -> float | None:
@@ -193,10 +258,16 @@ def _pressure(text: str | None) -> float | None:
 
 def _throttled(text: str | None) -> float | None:
     """Return the seconds that a control group's limit throttled it; version 2 counts microseconds, 1 nanoseconds."""
-    counts = dict(line.split()[:2] for line in (text or "").splitlines() if len(line.split()) >= 2)
+    counts: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        fields = line.split()
+        if len(fields) >= 2:
+            counts[fields[0]] = fields[1]
     if "throttled_usec" in counts:
         return int(counts["throttled_usec"]) * 1e-6
-    return int(counts["throttled_time"]) * 1e-9 if "throttled_time" in counts else None
+    if "throttled_time" in counts:
+        return int(counts["throttled_time"]) * 1e-9
+    return None
 
 
 def _group(proc: Path, cgroups: Path) -> Path:

@@ -137,7 +137,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         # A weak reference: the counter must not keep alive what it counts.
         self._held[key] = ref(storage, lambda _: self._give_back(key)), block
         if self.notes is not None:
-            self.notes.made(key, block.size, self._site, tensor)
+            self.notes.note_made(key, block.size, self._site, tensor)
 
     def _take(self, size: int) -> MemoryBlock:
         block = MemoryBlock(size) if self._blocks is None else self._blocks.take(size)
@@ -151,7 +151,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         if self._blocks is not None:
             self._blocks.give_back(block)
         if self.notes is not None:
-            self.notes.freed(key)
+            self.notes.note_freed(key)
 
     def _workspace(self, size: int) -> None:
         """Allocate a workspace for this thread, unless it has one."""
@@ -161,7 +161,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
             self._workspaces[thread] = size
             self._take(size)
             if self.notes is not None:
-                self.notes.made(-1 - thread, size, cause="workspaces")
+                self.notes.note_made(-1 - thread, size, cause="workspaces")
 
     @property
     def workspaces(self) -> int | None:

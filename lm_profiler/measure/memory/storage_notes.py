@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.text import short_path
 
 _CAUSES = tuple(HELD)
-_MOST = 10  # the allocations that a timeline lists
+_LISTED = 10  # the allocations that a timeline lists
 
 
 class SeenTensor(NamedTuple):
@@ -37,7 +37,7 @@ class SeenTensor(NamedTuple):
 
 
 @dataclass(eq=False)
-class TensorsSeen:
+class TensorReporter:
     """Reports, at each mark, which storages are parameters, gradients, states and buffers, and what autograd saved.
 
     Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
@@ -48,16 +48,21 @@ class TensorsSeen:
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
     storage: Callable[[Any], int]  # returns the identity of a storage by which the notes know it
     # gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up)
-    told: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
+    report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
     _part: int | None = None
 
     def __call__(self, code: int) -> None:
-        ended, self._part = self._part, code
-        known = [*self._known()] if ended in (None, BACKWARD, OPTIMIZER) else []
-        saved = None
-        if ended == FORWARD and code != FORWARD:
-            saved = [each for tensor in self.saved for each in seen("activations", None, tensor, self.storage)]
-        self.told(code, known, saved)
+        ended_part = self._part
+        self._part = code
+        tensors: list[SeenTensor] = []
+        if ended_part in (None, BACKWARD, OPTIMIZER):
+            tensors.extend(self._tensors_with_cause())
+        saved_tensors: list[SeenTensor] | None = None
+        if ended_part == FORWARD and code != FORWARD:
+            saved_tensors = []
+            for tensor in self.saved:
+                saved_tensors.extend(seen_tensors("activations", None, tensor, self.storage))
+        self.report(code, tensors, saved_tensors)
 
     def step_ended(self) -> None:
         # The last tensors of a step are seen too.
@@ -65,29 +70,42 @@ class TensorsSeen:
         self(END)
         self._part = None
 
-    def _known(self) -> Iterator[SeenTensor]:
+    def _tensors_with_cause(self) -> Iterator[SeenTensor]:
         names: dict[Any, str] = {}
         parameter: Tensor
         for name, parameter in self.module.named_parameters():
             names[parameter] = name
-            yield from seen("parameters", name, parameter, self.storage)
+            yield from seen_tensors("parameters", name, parameter, self.storage)
             if parameter.grad is not None:
-                yield from seen("gradients", f"gradient of {name}", parameter.grad, self.storage)
+                yield from seen_tensors("gradients", f"gradient of {name}", parameter.grad, self.storage)
         for optimizer in self.optimizers:
             for parameter, states in optimizer.state.items():
-                for key, state in states.items() if isinstance(states, Mapping) else ():
+                parameter_name = names.get(parameter, "?")
+                if not isinstance(states, Mapping):
+                    continue
+                for key, state in states.items():
                     if isinstance(state, Tensor):
-                        of = f"{key} of {names.get(parameter, '?')}"
-                        yield from seen("optimizer_states", of, state, self.storage)
+                        state_name = f"{key} of {parameter_name}"
+                        yield from seen_tensors("optimizer_states", state_name, state, self.storage)
         for name, buffer in self.module.named_buffers():
-            yield from seen("buffers", name, buffer, self.storage)
+            yield from seen_tensors("buffers", name, buffer, self.storage)
 
 
-def seen(cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id) -> Iterator[SeenTensor]:
+def seen_tensors(
+    cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id
+) -> Iterator[SeenTensor]:
     """Yield a ``SeenTensor`` for each plain tensor in which ``tensor`` is stored."""
     for piece in pieces(tensor):
-        shape, dtype = [*map(int, piece.shape)], str(piece.dtype).removeprefix("torch.")
-        yield SeenTensor(storage(piece.untyped_storage()), cause, name, shape, dtype)
+        identity = storage(piece.untyped_storage())
+        yield SeenTensor(identity, cause, name, _shape(piece), _dtype_name(piece))
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return [int(size) for size in tensor.shape]
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class Site(NamedTuple):
@@ -103,26 +121,37 @@ NOWHERE = Site()
 
 
 @dataclass(eq=False, slots=True)
-class _Noted:
-    """One storage, alive from event ``born`` on until event ``died``; None where it outlives the step."""
+class _Note:
+    """One storage, alive from event ``made_at`` on until event ``freed_at``; None if it outlives the step."""
 
     bytes: int
-    born: int
+    made_at: int
     cause: str | None = None
     phase: str | None = None
     site: Site = NOWHERE
     shape: Sequence[int] | None = None
     dtype: str | None = None
     name: str | None = None
-    died: int | None = None
-    saved: bool = False
+    freed_at: int | None = None
+    is_saved: bool = False
+
+    @property
+    def known_cause(self) -> str:
+        return self.cause or "rest"
+
+    def is_alive_at(self, event: int) -> bool:
+        """Return whether the storage is alive when the events before number ``event`` have happened."""
+        is_made = self.made_at < event
+        is_freed = self.freed_at is not None and self.freed_at < event
+        return is_made and not is_freed
 
     def allocation(self) -> Allocation:
+        shape = None if self.shape is None else [*self.shape]
         return Allocation(
             bytes=self.bytes,
-            cause=self.cause or "rest",
+            cause=self.known_cause,
             phase=self.phase,
-            shape=None if self.shape is None else [*self.shape],
+            shape=shape,
             dtype=self.dtype,
             name=self.name or self.site.operator,
             module=self.site.module,
@@ -136,160 +165,198 @@ class StorageNotes:
     A cause may be known only later, for example a gradient's: it counts for the whole life of the storage.
 
     Args:
-        before: bytes of the storages that exist when the step begins, by identity.
+        sizes: bytes of the storages that exist when the step begins, by identity.
         workspaces: bytes that libraries hold for good by then.
     """
 
-    def __init__(self, before: Mapping[int, int], workspaces: int = 0) -> None:
-        self._alive = {key: _Noted(size, -1) for key, size in before.items()}
-        self._noted = [*self._alive.values(), _Noted(workspaces, -1, "workspaces")]
-        self._events: list[tuple[_Noted, int]] = []
+    def __init__(self, sizes: Mapping[int, int], workspaces: int = 0) -> None:
+        self._alive = {storage: _Note(size, made_at=-1) for storage, size in sizes.items()}
+        self._notes = [*self._alive.values(), _Note(workspaces, made_at=-1, cause="workspaces")]
+        self._events: list[tuple[_Note, int]] = []
         self._phases: list[tuple[str, int]] = []
 
-    def made(
-        self, key: int, size: int, site: Site = NOWHERE, tensor: Tensor | None = None, cause: str | None = None
+    def note_made(
+        self, storage: int, size: int, site: Site = NOWHERE, tensor: Tensor | None = None, cause: str | None = None
     ) -> None:
+        """Note a new storage, and that ``tensor`` lies in it."""
         phase = self._phases[-1][0] if self._phases else None
-        noted = _Noted(size, len(self._events), "activations" if site.recomputes else cause, phase, site)
+        if site.recomputes:
+            cause = "activations"
+        note = _Note(size, made_at=len(self._events), cause=cause, phase=phase, site=site)
         if tensor is not None:
-            noted.shape, noted.dtype = [*map(int, tensor.shape)], str(tensor.dtype).removeprefix("torch.")
-        self._alive[key] = noted
-        self._noted.append(noted)
-        self._events.append((noted, size))
+            note.shape = _shape(tensor)
+            note.dtype = _dtype_name(tensor)
+        self._alive[storage] = note
+        self._notes.append(note)
+        self._events.append((note, size))
 
-    def freed(self, key: int) -> None:
+    def note_freed(self, storage: int) -> None:
         """Note the end of a storage; a storage without a note is ignored."""
-        noted = self._alive.pop(key, None)
-        if noted is not None:
-            noted.died = len(self._events)
-            self._events.append((noted, -noted.bytes))
+        note = self._alive.pop(storage, None)
+        if note is not None:
+            note.freed_at = len(self._events)
+            self._events.append((note, -note.bytes))
 
-    def told(self, code: int, known: Iterable[SeenTensor], saved: Iterable[SeenTensor] | None) -> None:
-        """Note that the part ``code`` begins, and the tensors that ``TensorsSeen`` reports then."""
-        self._phases.append((PARTS[code] if code < len(PARTS) else PARTS[OTHER], len(self._events)))
-        self.see(known)
-        if saved is None:
+    def note_part(self, code: int, tensors: Iterable[SeenTensor], saved_tensors: Iterable[SeenTensor] | None) -> None:
+        """Note that the part ``code`` begins, and the tensors that ``TensorReporter`` reports then."""
+        phase = PARTS[code] if code < len(PARTS) else PARTS[OTHER]
+        self._phases.append((phase, len(self._events)))
+        self.learn(tensors)
+        if saved_tensors is None:
             return
-        for noted in self.see(saved):
-            noted.saved = True
-        for noted in self._alive.values():  # alive after forward but not saved by autograd, such as checkpoints' inputs
-            if noted.cause is None and noted.phase == PARTS[FORWARD]:
-                noted.cause = "activations"
+        for note in self.learn(saved_tensors):
+            note.is_saved = True
+        for note in self._alive.values():  # alive after forward but not saved by autograd, such as checkpoints' inputs
+            if note.cause is None and note.phase == PARTS[FORWARD]:
+                note.cause = "activations"
 
-    def see(self, tensors: Iterable[SeenTensor]) -> list[_Noted]:
-        """Learn from ``tensors`` what their storages are; return those that were noted."""
+    def learn(self, tensors: Iterable[SeenTensor]) -> list[_Note]:
+        """Learn from ``tensors`` what their storages are; return the notes of these storages."""
         pairs = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
-        for noted, tensor in pairs:
-            if noted.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(noted.cause):
-                noted.cause, noted.name = tensor.cause, tensor.name
-            if noted.shape is None:
-                noted.shape, noted.dtype = tensor.shape, tensor.dtype
-        return [noted for noted, _ in pairs]
+        for note, tensor in pairs:
+            if note.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(note.cause):
+                note.cause = tensor.cause
+                note.name = tensor.name
+            if note.shape is None:
+                note.shape = tensor.shape
+                note.dtype = tensor.dtype
+        return [note for note, _ in pairs]
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
-        numbers = {cause: number for number, cause in enumerate(_CAUSES)}
-        start = dict.fromkeys(_CAUSES, 0)
-        for noted in self._noted:
-            if noted.born < 0:
-                start[noted.cause or "rest"] += noted.bytes
-        saved = [noted for noted in self._noted if noted.saved and noted.cause in ("activations", "rest")]
+        start_bytes = dict.fromkeys(_CAUSES, 0)
+        for note in self._notes:
+            if note.made_at < 0:
+                start_bytes[note.known_cause] += note.bytes
+        events = [(_CAUSES.index(note.known_cause), change) for note, change in self._events]
+        saved = [note for note in self._notes if note.is_saved and note.cause in ("activations", "rest")]
         timeline = MemoryTimeline(
             source=source,
             causes=[*_CAUSES],
-            start=[*start.values()],
+            start=[*start_bytes.values()],
             phases=self._phases,
-            events=[(numbers[noted.cause or "rest"], by) for noted, by in self._events],
+            events=events,
             largest=[],
-            saved=_alike(saved)[:_MOST],
-            saved_bytes=sum(noted.bytes for noted in saved),
-            residual=_residual([noted for noted in self._noted if noted.cause == "activations"]),
+            saved=_grouped_by_layer(saved)[:_LISTED],
+            saved_bytes=sum(note.bytes for note in saved),
+            residual=self._residual(),
         )
-        at = timeline.peak_at  # events number `at - 1` and before have happened
-        alive = [noted for noted in self._noted if noted.born < at and (noted.died is None or noted.died >= at)]
-        largest = sorted(alive, key=lambda of: -of.bytes)[:_MOST]
-        return timeline.model_copy(update={"largest": [of.allocation() for of in largest if of.bytes]})
+        return timeline.model_copy(update={"largest": self._largest_at(timeline.peak_at)})
+
+    def _largest_at(self, event: int) -> list[Allocation]:
+        alive = [note for note in self._notes if note.is_alive_at(event)]
+        alive.sort(key=attrgetter("bytes"), reverse=True)
+        return [note.allocation() for note in alive[:_LISTED] if note.bytes]
+
+    def _residual(self) -> Allocation | None:
+        """Return the residual stream: the commonest shape among activations of three axes that additions made."""
+        additions: dict[Any, list[_Note]] = {}
+        for note in self._notes:
+            shape = note.shape or ()
+            operator = note.site.operator or ""
+            is_addition = note.cause == "activations" and operator.startswith("aten.add.")
+            if is_addition and len(shape) == 3:
+                additions.setdefault((*shape, note.dtype), []).append(note)
+        if not additions:
+            return None
+        commonest = max(additions.values(), key=len)
+        return commonest[0].allocation().model_copy(update={"count": len(commonest), "module": None})
 
 
-def _alike(noted: Iterable[_Noted]) -> list[Allocation]:
+def _grouped_by_layer(notes: Iterable[_Note]) -> list[Allocation]:
     """Return one allocation for storages that differ only in the index of their layer, the most bytes first."""
-    counts: Counter[str] = Counter()
-    first: dict[str, Allocation] = {}
-    for of in noted:
-        allocation = of.allocation()
-        module = None if allocation.module is None else re.sub(r"\d+", "*", allocation.module)
-        allocation = allocation.model_copy(update={"module": module})
-        counts[key := repr(allocation)] += 1
-        first[key] = allocation
-    rows = [of.model_copy(update={"count": counts[key]}) for key, of in first.items()]
-    return sorted(rows, key=lambda of: -of.bytes * of.count)
+    groups: dict[str, list[Allocation]] = {}
+    for note in notes:
+        allocation = note.allocation()
+        if allocation.module is not None:
+            any_layer = re.sub(r"\d+", "*", allocation.module)
+            allocation = allocation.model_copy(update={"module": any_layer})
+        groups.setdefault(repr(allocation), []).append(allocation)
+    rows = [group[0].model_copy(update={"count": len(group)}) for group in groups.values()]
+    return sorted(rows, key=_group_bytes, reverse=True)
 
 
-def _residual(activations: Iterable[_Noted]) -> Allocation | None:
-    sums = [of for of in activations if (of.site.operator or "").startswith("aten.add.") and len(of.shape or ()) == 3]
-    shapes = Counter((*(of.shape or ()), of.dtype) for of in sums)
-    if not shapes:
-        return None
-    (*shape, dtype), count = shapes.most_common(1)[0]
-    first = next(of for of in sums if (*(of.shape or ()), of.dtype) == (*shape, dtype))
-    return first.allocation().model_copy(update={"count": count, "module": None})
+def _group_bytes(group: Allocation) -> int:
+    return group.bytes * group.count
 
 
 # bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
 _BLOCK = 512
 
 
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class _Mark(NamedTuple):
+    """What ``TensorReporter`` reported at one mark, and its instant."""
+
+    time_us: int
+    code: int
+    tensors: list[SeenTensor]
+    saved_tensors: list[SeenTensor] | None
+
+
 @dataclass(eq=False)
-class MarksHeard:
-    """Keeps the reports of ``TensorsSeen`` in a step, with the instant of each mark; addresses identify storages."""
+class MarkLog:
+    """Keeps the reports of ``TensorReporter`` in a step, with the instant of each mark; addresses identify storages."""
 
     # the clock of the allocator's history, in microseconds since 1970
-    clock_us: Callable[[], int] = lambda: time.time_ns() // 1000
-    # the marks of the last step that ended
-    step: list[tuple[int, int, list[SeenTensor], list[SeenTensor] | None]] = field(default_factory=list)
-    _now: list[Any] = field(default_factory=list)
+    clock_us: Callable[[], int] = _now_us
+    step: list[_Mark] = field(default_factory=list)  # the marks of the last step that ended
+    _running_step: list[_Mark] = field(default_factory=list)
 
-    def __call__(self, code: int, known: list[SeenTensor], saved: list[SeenTensor] | None) -> None:
-        self._now.append((self.clock_us(), code, known, saved))
+    def __call__(self, code: int, tensors: list[SeenTensor], saved_tensors: list[SeenTensor] | None) -> None:
+        self._running_step.append(_Mark(self.clock_us(), code, tensors, saved_tensors))
         if code == END:
-            self.step, self._now = self._now, []
+            self.step = self._running_step
+            self._running_step = []
 
 
-def timeline_of(snapshot: Mapping[str, Any], device: int, heard: MarksHeard) -> MemoryTimeline:
-    """Return the timeline of the last step of ``heard`` from torch's ``_snapshot``.
+def timeline_from_snapshot(snapshot: Mapping[str, Any], device: int, mark_log: MarkLog) -> MemoryTimeline:
+    """Return the timeline of the last step of ``mark_log`` from torch's ``_snapshot``.
 
     Memory counts as in use until its last kernel has run (``free_completed``). Sizes are rounded up to the allocator's
     blocks; they exclude the rest of a block that is not split.
 
     Raises:
         KeyError: the snapshot is of another format.
-        ValueError: no step was heard, or it has no history.
+        ValueError: the log has no step, or the snapshot no history.
     """
-    history = [each for each in snapshot["device_traces"][device] if each["action"] in ("alloc", "free_completed")]
-    if not heard.step or not history:
+    trace = snapshot["device_traces"][device]
+    history = [entry for entry in trace if entry["action"] in ("alloc", "free_completed")]
+    if not mark_log.step or not history:
         raise ValueError("expected a step and its history, given none")
-    begins_us, ends_us = heard.step[0][0], heard.step[-1][0]
-    since = [entry for entry in history if entry["time_us"] >= begins_us]
-    notes = StorageNotes(_alive_before(snapshot["segments"], device, since))
-    marks = [(at_us, None, mark) for at_us, *mark in heard.step]
-    entries: list[Any] = [(entry["time_us"], entry, []) for entry in since if entry["time_us"] <= ends_us]
-    for _, entry, mark in sorted([*marks, *entries], key=lambda each: each[0]):  # of one instant, the mark comes first
-        if entry is None:
-            notes.told(*mark)
-        elif entry["action"] == "alloc":
-            notes.made(entry["addr"], _rounded(entry["size"]), _site(entry["frames"]))
+
+    begins_us = mark_log.step[0].time_us
+    ends_us = mark_log.step[-1].time_us
+    history_from_begin = [entry for entry in history if entry["time_us"] >= begins_us]
+    notes = StorageNotes(_alive_before(snapshot["segments"], device, history_from_begin))
+    happenings: list[tuple[int, Any]] = [(mark.time_us, mark) for mark in mark_log.step]
+    for entry in history_from_begin:
+        if entry["time_us"] <= ends_us:
+            happenings.append((entry["time_us"], entry))
+    happenings.sort(key=itemgetter(0))  # if a mark and an entry have the same time, the mark comes first
+    for _, happening in happenings:
+        if isinstance(happening, _Mark):
+            notes.note_part(happening.code, happening.tensors, happening.saved_tensors)
+        elif happening["action"] == "alloc":
+            notes.note_made(happening["addr"], _rounded(happening["size"]), _site(happening["frames"]))
         else:
-            notes.freed(entry["addr"])
+            notes.note_freed(happening["addr"])
     return notes.timeline("measured")
 
 
-def _alive_before(segments: Iterable[Any], device: int, history: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+def _alive_before(segments: Iterable[Any], device: int, history: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     """Return bytes by address of blocks alive before ``history``: those alive now, with all of it undone."""
-    blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
-    # A block that waits for a stream was requested to be freed, and is still in use.
-    alive = {
-        of["address"]: _rounded(of.get("requested_size", of["size"])) for of in blocks if of["state"] != "inactive"
-    }
-    for entry in reversed([*history]):
+    alive: dict[int, int] = {}
+    for segment in segments:
+        if segment["device"] != device:
+            continue
+        for block in segment["blocks"]:
+            # A block that waits for a stream was requested to be freed, and is still in use.
+            if block["state"] != "inactive":
+                alive[block["address"]] = _rounded(block.get("requested_size", block["size"]))
+    for entry in reversed(history):
         if entry["action"] == "alloc":
             alive.pop(entry["addr"], None)
         else:
@@ -303,11 +370,16 @@ def _rounded(size: int) -> int:
 
 def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
     """Return the innermost function as the operator, and the innermost line of the user's code."""
-    known = [frame for frame in frames if frame["filename"] != "??"]
-    while known[1:] and package_of(known[1]["filename"]) == OURS:  # our own counting of FLOPs calls torch
-        known = known[2:]
-    line = next((of for of in known if not package_of(of["filename"])), None)
-    return Site(
-        operator=known[0]["name"] if known else None,
-        line=None if line is None else f"{short_path(line['filename'])}:{line['line']}",
-    )
+    known_frames = [frame for frame in frames if frame["filename"] != "??"]
+    while (
+        len(known_frames) > 1 and package_of(known_frames[1]["filename"]) == OURS
+    ):  # our own counting of FLOPs calls torch
+        known_frames = known_frames[2:]
+    if not known_frames:
+        return NOWHERE
+    operator = known_frames[0]["name"]
+    for frame in known_frames:
+        is_users_code = not package_of(frame["filename"])
+        if is_users_code:
+            return Site(operator, line=f"{short_path(frame['filename'])}:{frame['line']}")
+    return Site(operator)

@@ -78,7 +78,7 @@ def test_autocasts_copies_of_weights_are_told_from_activations() -> None:
     with FlopCounter(traffic), torch.autocast("cpu", torch.bfloat16):
         traffic.begin()
         out = layer(ROWS)
-        made, copies = set(traffic.made), set(traffic.copies)
+        made, copies = set(traffic.made_storages), set(traffic.copied_storages)
     assert traffic.take() == WEIGHT + INPUT  # as they are stored, in float32
     assert id(out.untyped_storage()) in made - copies
     assert len(copies) == 2  # of weight and input
@@ -151,6 +151,6 @@ def test_what_stands_where_a_copy_was_is_made() -> None:
     """An allocator gives the same place again."""
     traffic, result = ForwardTraffic(), torch.ones(3, 8)
     place = id(result.untyped_storage())
-    traffic.copies.add(place)
+    traffic.copied_storages.add(place)
     traffic.see(torch.ops.aten.tanh.default, (ROWS,), {}, result)
-    assert (traffic.made, traffic.copies) == ({place}, set())
+    assert (traffic.made_storages, traffic.copied_storages) == ({place}, set())

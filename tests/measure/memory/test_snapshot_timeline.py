@@ -8,7 +8,7 @@ import pytest
 
 from lm_profiler.measure.clocks.tape import BACKWARD, DATA, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts import flops
-from lm_profiler.measure.memory.storage_notes import MarksHeard, SeenTensor, timeline_of
+from lm_profiler.measure.memory.storage_notes import MarkLog, SeenTensor, timeline_from_snapshot
 
 WEIGHT, GRADIENT, STATE, HIDDEN, SCRATCH, OLD = (n << 20 for n in range(1, 7))
 """Addresses."""
@@ -27,10 +27,10 @@ def seen(address: int, cause: str, name: str | None, *shape: int) -> SeenTensor:
 
 
 @pytest.fixture
-def heard() -> MarksHeard:
+def mark_log() -> MarkLog:
     """Marks 100 µs apart: data, forward, other, backward, other, optimizer, and the end."""
     clock = iter(range(100, 1000, 100))
-    marks = MarksHeard(lambda: next(clock))
+    marks = MarkLog(lambda: next(clock))
     at_rest = [seen(WEIGHT, "parameters", "weight", 256), seen(STATE, "optimizer_states", "exp_avg of weight", 256)]
     told: list[tuple[int, list[SeenTensor], list[SeenTensor] | None]] = [
         (DATA, at_rest, None),
@@ -69,8 +69,8 @@ def made_snapshot() -> dict[str, Any]:
     return {"device_traces": [history], "segments": [{"device": 0, "blocks": blocks}, {"device": 1, "blocks": [{}]}]}
 
 
-def test_a_history_is_told_by_cause_with_the_lines_that_asked(heard: MarksHeard) -> None:
-    timeline = timeline_of(made_snapshot(), 0, heard)
+def test_a_history_is_told_by_cause_with_the_lines_that_asked(mark_log: MarkLog) -> None:
+    timeline = timeline_from_snapshot(made_snapshot(), 0, mark_log)
     held = dict.fromkeys(timeline.causes, 0)
     assert timeline.held_after(0) == held | {"parameters": 1024, "optimizer_states": 1024}
     assert timeline.totals == [2048, 3072, 7168, 3072, 4096, 3072]  # whole blocks of 512 bytes
@@ -88,20 +88,20 @@ def test_a_history_is_told_by_cause_with_the_lines_that_asked(heard: MarksHeard)
     assert moments["before_optimizer"].gradients == 1024
 
 
-def test_what_counts_operators_is_not_what_made_a_tensor(heard: MarksHeard) -> None:
+def test_what_counts_operators_is_not_what_made_a_tensor(mark_log: MarkLog) -> None:
     counting = [("/site-packages/torch/_ops.py", "__call__"), (flops.__file__, "__torch_dispatch__")] * 2
     ours = [{"filename": file, "line": 1, "name": name} for file, name in counting]
     snapshot = made_snapshot()
     history = snapshot["device_traces"][0]
     history[4]["frames"], history[5]["frames"] = ours + FRAMES, ours  # of backward's thread there is no more
-    scratch, *others = timeline_of(snapshot, 0, heard).largest
+    scratch, *others = timeline_from_snapshot(snapshot, 0, mark_log).largest
     hidden = next(of for of in others if of.cause == "activations")
     assert (hidden.line, hidden.name, scratch.name) == ("model.py:42", "linear", None)
 
 
-def test_without_a_step_or_a_history_there_is_none(heard: MarksHeard) -> None:
+def test_without_a_step_or_a_history_there_is_none(mark_log: MarkLog) -> None:
     snapshot = made_snapshot()
     with pytest.raises(ValueError, match="given none"):
-        timeline_of(snapshot, 0, MarksHeard())
+        timeline_from_snapshot(snapshot, 0, MarkLog())
     with pytest.raises(ValueError, match="given none"):
-        timeline_of(snapshot | {"device_traces": [[]]}, 0, heard)
+        timeline_from_snapshot(snapshot | {"device_traces": [[]]}, 0, mark_log)
