@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -14,18 +13,20 @@ from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
 EXPLAINED = 0.5  # the share of a step's excess over the median that a cause must explain
-_TOLD = 0.1  # the share of the same excess below which a counter is not told
+_WORTH_REPORTING = 0.1  # the share of the same excess from which a counter is reported
 
-_COUNTS = {
+# counters that are reported by their number: the singular and the plural of what they count
+_COUNT_WORDS = {
     "major_faults": ("major page fault", "major page faults"),
     "minor_faults": ("page fault", "page faults"),
     "involuntary_switches": ("involuntary switch", "involuntary switches"),
     "alloc_retries": ("retry of the allocator", "retries of the allocator"),
     "new_segments": ("new segment", "new segments"),
 }
-_FEWEST = {"minor_faults": 1000}  # more of them than usual, to be worth a word: each takes a microsecond
+# how many more than usual are worth a word, where it is not one: a page fault takes a microsecond
+_FEWEST_EXTRA = {"minor_faults": 1000}
 
-_SECONDS = {
+_SECONDS_WORDS = {
     "asleep_s": "asleep",
     "cpu_wait_s": "waiting for a CPU",
     "gc_s": "collecting garbage",
@@ -35,58 +36,93 @@ _SECONDS = {
 }
 
 NO_CPU = "waiting for a CPU"  # the cause that is another program's
-_EMPTY_QUEUE, _LOADER, _CHECKPOINT = "the loader's queue was empty", "the loader", "a checkpoint"
-_GARBAGE, _COMPILING = "garbage collection", ("compilation", "recompilation")
+_EMPTY_QUEUE = "the loader's queue was empty"
+_LOADER = "the loader"
+_CHECKPOINT = "a checkpoint"
+_GARBAGE = "garbage collection"
+_COMPILATION = "compilation"
+_RECOMPILATION = "recompilation"
+_CAUSES_WITH_FINDING = (NO_CPU, _EMPTY_QUEUE, _LOADER, _CHECKPOINT, _GARBAGE, _COMPILATION, _RECOMPILATION)
 
 _FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankReadings:
     """The readings of one rank's measured steps."""
 
-    counters: dict[int, StepCounters]
+    counters: dict[int, StepCounters]  # by step
     usual: StepCounters
-    data_s: dict[int, float]  # how long the loop waited for its batch, on the host
+    data_s: dict[int, float]  # by step: how long the loop waited for its batch, on the host
 
-    def beyond(self, name: str, step: int) -> float:
+    def excess(self, name: str, step: int) -> float:
         """Return by how much ``name`` is more than usual in ``step``; 0 where that is unknown."""
-        now, usual = getattr(self.counters[step], name), getattr(self.usual, name)
-        return 0.0 if now is None or usual is None else max(now - usual, 0.0)
+        value = getattr(self.counters[step], name)
+        usual_value = getattr(self.usual, name)
+        if value is None or usual_value is None:
+            return 0.0
+        return max(value - usual_value, 0.0)
 
-    def inside(self, name: str, step: int) -> float:
+    def excess_in_step(self, name: str, step: int) -> float:
         """Return the same of seconds, less what may have passed between steps."""
-        return max(self.beyond(name, step) - self.beyond("between_s", step), 0.0)
+        between_steps_s = self.excess("between_s", step)
+        return max(self.excess(name, step) - between_steps_s, 0.0)
 
-    def data_beyond(self, step: int) -> float:
-        return max(self.data_s[step] - median(self.data_s.values()), 0.0) if step in self.data_s else 0.0
+    def data_excess_s(self, step: int) -> float:
+        """Return how much longer than usual ``step`` waited for its batch; 0 where that is unknown."""
+        if step not in self.data_s:
+            return 0.0
+        usual_s = median(self.data_s.values())
+        return max(self.data_s[step] - usual_s, 0.0)
+
+
+@dataclass(frozen=True)
+class _Cause:
+    words: str
+    seconds: float  # that it explains
 
 
 def with_causes(
     odd: Sequence[OddStep], rows: Sequence[StepRow], counters: Sequence[StepCounters], workers: int | None
 ) -> tuple[list[OddStep], list[StepCounters]]:
-    """Return ``odd`` with what explains each step, by all ranks' rows and counters, and the counters that say so."""
+    """Return ``odd`` with what explains each step, and the counters that show it.
+
+    ``rows`` and ``counters`` are those of all ranks. The counters returned are the usual ones of the ranks that the
+    explanations are about, then those of the odd steps.
+    """
+    if not odd:
+        return [], []
+    ranks = _readings_by_rank(rows, counters)
+    explained_steps = [_explained(step, ranks, workers) for step in odd]
+    blamed_ranks: set[int] = set()
+    slow_counters: list[StepCounters] = []
+    for step in explained_steps:
+        if step.rank is not None:
+            blamed_ranks.add(step.rank)
+            slow_counters.append(ranks[step.rank].counters[step.step])
+    usual = [ranks[rank].usual for rank in sorted(blamed_ranks)]
+    return explained_steps, usual + slow_counters
+
+
+def _readings_by_rank(rows: Sequence[StepRow], counters: Sequence[StepCounters]) -> dict[int, _RankReadings]:
+    """Return the readings of each rank that has counters, in the order of ranks."""
     data_s: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    own: defaultdict[int, list[StepCounters]] = defaultdict(list)
-    for row in rows if odd else ():
+    for row in rows:
         data_s[row.rank][row.step] = row.time("data", "host")
-    for each in counters if odd else ():
-        own[each.rank].append(each)
-    ranks = {
-        rank: _Rank(
-            {each.step: each for each in read if each.step is not None}, _of_all(rank, read, median), data_s[rank]
-        )
-        for rank, read in sorted(own.items())
-    }
-    told = [_explained(step, ranks, workers) for step in odd]
-    named = sorted({step.rank for step in told if step.rank is not None})
-    slow = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]
-    return told, [*(ranks[rank].usual for rank in named), *slow]
+    counters_by_rank: defaultdict[int, list[StepCounters]] = defaultdict(list)
+    for reading in counters:
+        counters_by_rank[reading.rank].append(reading)
+
+    ranks: dict[int, _RankReadings] = {}
+    for rank, readings in sorted(counters_by_rank.items()):
+        by_step = {reading.step: reading for reading in readings if reading.step is not None}
+        ranks[rank] = _RankReadings(by_step, usual_counters(readings), data_s[rank])
+    return ranks
 
 
 def explained_by(
     odd: OddStep,
-    now: StepCounters,
+    counters: StepCounters,
     usual: StepCounters,
     data_s: tuple[float, float],
     workers: int | None,
@@ -95,107 +131,165 @@ def explained_by(
 
     ``data_s`` is how long a step usually waits for its batch, and how long this one did.
     """
-    usual_data_s, now_data_s = data_s
-    waits_s = {odd.step: now_data_s, -1: usual_data_s, -2: usual_data_s}  # the median of which is the usual one
-    return _explained(odd, {0: _Rank({odd.step: now}, usual, waits_s)}, workers)
+    usual_data_s, odd_data_s = data_s
+    waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}  # the median of which is the usual one
+    rank = _RankReadings({odd.step: counters}, usual, waits_s)
+    return _explained(odd, {0: rank}, workers)
 
 
 def usual_counters(counters: Sequence[StepCounters]) -> StepCounters:
     """Return the median of each figure over readings of one rank."""
-    return _of_all(counters[0].rank, counters, median)
+    return _averaged(counters, median)
 
 
 def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
-    """Return the mean of each figure over the steps that the readings are of, of which each may have several."""
-    first, last = counters[0].step or 0, counters[-1].step or 0
-    share = (len(counters) - 1) / max(last - first, 1)
-    mean = _of_all(counters[0].rank, counters, fmean)
-    kept = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}  # the time before a reading is that of other steps
-    scaled = {name: value * kept.get(name, share) for name in _FIGURES if (value := getattr(mean, name)) is not None}
-    collected, compiled = (max(counters, key=lambda each: getattr(each, of) or 0.0) for of in ("gc_s", "compile_s"))
-    throttled = next((each.throttled for each in reversed(counters) if each.throttled), None)
-    named = {"gc_generation": collected.gc_generation, "compiled": compiled.compiled, "throttled": throttled}
-    return mean.model_copy(update={**scaled, **named})
+    """Return the mean of each figure per step. One reading may cover several steps: all that passed since the last."""
+    begin = counters[0].step or 0
+    end = counters[-1].step or 0
+    readings_per_step = (len(counters) - 1) / max(end - begin, 1)
+    # A clock, and the time of the step itself, are not sums over steps; the time before a reading is of other steps.
+    special_factors = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}
+    mean = _averaged(counters, fmean)
+    figures: dict[str, Any] = {}
+    for name in _FIGURES:
+        value = getattr(mean, name)
+        if value is not None:
+            figures[name] = value * special_factors.get(name, readings_per_step)
+
+    figures["gc_generation"] = _largest(counters, "gc_s").gc_generation
+    figures["compiled"] = _largest(counters, "compile_s").compiled
+    figures["throttled"] = None
+    for reading in reversed(counters):
+        if reading.throttled:
+            figures["throttled"] = reading.throttled
+            break
+    return mean.model_copy(update=figures)
 
 
 def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounters | None:
     """Return the mean of each figure over the steps of ``rank``, as far as known, and what was compiled longest."""
-    own = [each for each in counters if each.rank == rank]
-    if not own:
+    rank_counters = [reading for reading in counters if reading.rank == rank]
+    if not rank_counters:
         return None
-    longest = max(own, key=lambda each: each.compile_s or 0.0)
-    return _of_all(rank, own, fmean).model_copy(update={"compiled": longest.compiled})
+    compiled = _largest(rank_counters, "compile_s").compiled
+    return _averaged(rank_counters, fmean).model_copy(update={"compiled": compiled})
 
 
-def _of_all(rank: int, counters: Sequence[StepCounters], of: Callable[[list[Any]], Any]) -> StepCounters:
+def _largest(counters: Sequence[StepCounters], name: str) -> StepCounters:
+    """Return the reading with the largest figure ``name``; an unknown one counts as 0."""
+    return max(counters, key=lambda reading: getattr(reading, name) or 0.0)
+
+
+def _averaged(counters: Sequence[StepCounters], average: Callable[[list[Any]], Any]) -> StepCounters:
+    """Return the ``average`` of each figure over readings of one rank; None where no reading has it."""
     figures: dict[str, Any] = {}
     for name in _FIGURES:
-        values = [value for each in counters if (value := getattr(each, name)) is not None]
-        figures[name] = float(of(values)) if values else None
-    return StepCounters(rank=rank, **figures)
+        values = [getattr(reading, name) for reading in counters]
+        values = [value for value in values if value is not None]
+        figures[name] = float(average(values)) if values else None
+    return StepCounters(rank=counters[0].rank, **figures)
 
 
 def has_own_finding(cause: str | None) -> bool:
     """Return whether a finding of its own is about ``cause``, or it is another program's."""
-    return cause is not None and cause.startswith((NO_CPU, _EMPTY_QUEUE, _LOADER, _CHECKPOINT, _GARBAGE, *_COMPILING))
+    return cause is not None and cause.startswith(_CAUSES_WITH_FINDING)
 
 
-def _explained(odd: OddStep, ranks: dict[int, _Rank], workers: int | None) -> OddStep:
-    excess_s = odd.step_s - odd.step_s / odd.ratio if odd.ratio else 0.0
+def _explained(odd: OddStep, ranks: dict[int, _RankReadings], workers: int | None) -> OddStep:
+    """Return ``odd`` with the cause that explains half of its excess; without one, with the counters that differ.
+
+    Of several ranks, that one counts whose cause explains most. A step that is faster than the others stays as it is:
+    nothing happened to it.
+    """
+    usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
+    excess_s = odd.step_s - usual_s
     ranks = {number: rank for number, rank in ranks.items() if odd.step in rank.counters}
-    if excess_s <= 0.0 or not ranks:  # faster than the others: nothing happened to it
+    if excess_s <= 0.0 or not ranks:
         return odd
-    seen = {number: max(_causes(rank, odd, workers), key=itemgetter(1)) for number, rank in ranks.items()}
-    number = max(seen, key=lambda each: seen[each][1])
-    what, seconds = seen[number]
-    if seconds >= EXPLAINED * excess_s:
-        return odd.model_copy(update={"cause": what, "cause_s": min(seconds, excess_s), "rank": number})
-    number = max(ranks, key=lambda each: ranks[each].beyond("wall_s", odd.step))
-    return odd.model_copy(update={"beside": _beside(ranks[number], odd.step, excess_s), "rank": number})
+
+    main_causes: dict[int, _Cause] = {}
+    for number, rank in ranks.items():
+        main_causes[number] = max(_possible_causes(rank, odd, workers), key=lambda cause: cause.seconds)
+    blamed = max(main_causes, key=lambda number: main_causes[number].seconds)
+    cause = main_causes[blamed]
+    if cause.seconds >= EXPLAINED * excess_s:
+        cause_s = min(cause.seconds, excess_s)
+        return odd.model_copy(update={"cause": cause.words, "cause_s": cause_s, "rank": blamed})
+
+    slowest = max(ranks, key=lambda number: ranks[number].excess("wall_s", odd.step))
+    beside = _differing_counters(ranks[slowest], odd.step, excess_s)
+    return odd.model_copy(update={"beside": beside, "rank": slowest})
 
 
-def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[tuple[str, float]]:
+def _possible_causes(rank: _RankReadings, odd: OddStep, workers: int | None) -> list[_Cause]:
     """Return what may have held ``odd`` up, each with the seconds that it explains."""
-    step, counters = odd.step, rank.counters[odd.step]
+    step = odd.step
+    counters = rank.counters[step]
+    page_faults = counted(round(counters.minor_faults or 0), "page fault")
     causes = [
-        (f"{_GARBAGE} of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
-        (_compilation(counters.compiled), rank.beyond("compile_s", step)),
-        (NO_CPU, rank.inside("cpu_wait_s", step)),
-        (counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
-        (_throttled(counters), _by_clock(rank, odd)),
-        (_CHECKPOINT, rank.beyond("checkpoint_s", step)),
+        _Cause(f"{_GARBAGE} of generation {counters.gc_generation}", rank.excess("gc_s", step)),
+        _Cause(_compilation_words(counters.compiled), rank.excess("compile_s", step)),
+        _Cause(NO_CPU, rank.excess_in_step("cpu_wait_s", step)),
+        _Cause(page_faults, rank.excess_in_step("fault_s", step)),
+        _Cause(_clock_words(counters), _seconds_by_clock(rank, odd)),
+        _Cause(_CHECKPOINT, rank.excess("checkpoint_s", step)),
     ]
-    data_s = rank.data_beyond(step)
+    data_s = rank.data_excess_s(step)
     if workers and counters.asleep_s is not None:
-        return [*causes, (_EMPTY_QUEUE, min(data_s, rank.inside("asleep_s", step)))]
-    rest_s = data_s - sum(seconds for _, seconds in causes)
-    return [*causes, (_LOADER + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
+        asleep_s = rank.excess_in_step("asleep_s", step)
+        causes.append(_Cause(_EMPTY_QUEUE, min(data_s, asleep_s)))
+        return causes
+    # What has a cause of its own may have passed in the loader.
+    loader_s = data_s - sum(cause.seconds for cause in causes)
+    loader = f"{_LOADER} (num_workers=0)" if workers == 0 else _LOADER
+    causes.append(_Cause(loader, max(loader_s, 0.0)))
+    return causes
 
 
-def _compilation(what: str | None) -> str:
-    return f"{'recompilation' if what and '): ' in what else 'compilation'} of {what or 'a backward pass'}"
+def _compilation_words(compiled: str | None) -> str:
+    """Return the cause of a compilation; ``compiled`` is the function, with its reason if it was compiled again."""
+    if not compiled:
+        return f"{_COMPILATION} of a backward pass"
+    has_reason = "): " in compiled
+    if has_reason:
+        return f"{_RECOMPILATION} of {compiled}"
+    return f"{_COMPILATION} of {compiled}"
 
 
-def _throttled(counters: StepCounters) -> str:
-    reasons = f" ({', '.join(counters.throttled)})" if counters.throttled else ""
-    return f"the GPU's clock at {(counters.sm_clock_hz or 0.0) * 1e-6:,.0f} MHz{reasons}"
+def _clock_words(counters: StepCounters) -> str:
+    clock_mhz = (counters.sm_clock_hz or 0.0) * 1e-6
+    words = f"the GPU's clock at {clock_mhz:,.0f} MHz"
+    if counters.throttled:
+        words += f" ({', '.join(counters.throttled)})"
+    return words
 
 
-def _by_clock(rank: _Rank, odd: OddStep) -> float:
-    """Seconds by which the median step takes longer at this step's clock than at the usual one, if all of it does."""
-    now, usual = rank.counters[odd.step].sm_clock_hz, rank.usual.sm_clock_hz
-    return max(odd.step_s / odd.ratio * (usual / now - 1.0), 0.0) if now and usual else 0.0
+def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
+    """Return how much longer the median step takes at this step's clock than at the usual one, if all of it does."""
+    clock_hz = rank.counters[odd.step].sm_clock_hz
+    usual_hz = rank.usual.sm_clock_hz
+    if not clock_hz or not usual_hz:
+        return 0.0
+    median_step_s = odd.step_s / odd.ratio
+    return max(median_step_s * (usual_hz / clock_hz - 1.0), 0.0)
 
 
-def _beside(rank: _Rank, step: int, excess_s: float) -> str:
+def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
     """Return the counters that differ: seconds by how many more, counts as they are."""
-    told = []
-    for name, words in _SECONDS.items():
-        if (more_s := rank.inside(name, step)) >= _TOLD * excess_s:
-            told.append(f"{duration_text(more_s)} more {words}")
-    outside = rank.beyond("between_s", step) >= _TOLD * excess_s  # then nobody knows what was counted where
-    for name, (one, several) in _COUNTS.items() if not outside else ():
-        if (more := rank.beyond(name, step)) > (getattr(rank.usual, name) or 0.0) and more >= _FEWEST.get(name, 1):
+    least_s = _WORTH_REPORTING * excess_s
+    differences = []
+    for name, words in _SECONDS_WORDS.items():
+        more_s = rank.excess_in_step(name, step)
+        if more_s >= least_s:
+            differences.append(f"{duration_text(more_s)} more {words}")
+    if rank.excess("between_s", step) >= least_s:  # then counts may be of the time between steps
+        return ", ".join(differences)
+
+    for name, (singular, plural) in _COUNT_WORDS.items():
+        more = rank.excess(name, step)
+        usual_count = getattr(rank.usual, name) or 0.0
+        if more > usual_count and more >= _FEWEST_EXTRA.get(name, 1):
             count = round(getattr(rank.counters[step], name))
-            told.append(f"{count:,} {one if count == 1 else several}")
-    return ", ".join(told)
+            unit = singular if count == 1 else plural
+            differences.append(f"{count:,} {unit}")
+    return ", ".join(differences)
