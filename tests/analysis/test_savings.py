@@ -8,7 +8,7 @@ import pytest
 from made_facts import busy, fall, line, made, owned, thread
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
-from lm_profiler.analysis.savings import LOOKS, WORTH, findings_of
+from lm_profiler.analysis.savings import FINDERS, WORTH, findings_of
 from lm_profiler.record.run_record import (
     BetweenSteps,
     Contributor,
@@ -152,7 +152,7 @@ def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> Non
 def test_every_kind_of_finding_is_planted_here() -> None:
     told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
     assert {remedy.name for remedy in REMEDIES if remedy.likely < 1.0} <= told
-    assert len(LOOKS) <= len(told)
+    assert len(FINDERS) <= len(told)
 
 
 def test_a_batch_of_one_or_two_and_an_optimizer_without_foreach_are_facts() -> None:

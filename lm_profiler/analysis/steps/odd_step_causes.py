@@ -61,7 +61,8 @@ class _RankReadings:
         usual_value = getattr(self.usual, name)
         if value is None or usual_value is None:
             return 0.0
-        return max(value - usual_value, 0.0)
+        excess: float = value - usual_value
+        return max(excess, 0.0)
 
     def excess_in_step(self, name: str, step: int) -> float:
         """Return the same of seconds, less what may have passed between steps."""
