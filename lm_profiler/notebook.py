@@ -20,7 +20,8 @@ from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.filters import entries_where
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import LAYOUTS, laid_out
-from lm_profiler.report.tables.rows import repeats_together, rows
+from lm_profiler.report.tables.rows import runs_table
+from lm_profiler.report.tables.run_groups import repeats_together
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import columns_named
 from lm_profiler.usage_error import UsageError, expect_one_of
@@ -110,7 +111,7 @@ def table(
             raise UsageError("columns: expected one way to show the runs, given a layout too; leave one out")
         shown = laid_out(entries, layout)
     else:
-        shown = rows(repeats_together(entries), columns_named(columns, entries) if columns else None)
+        shown = runs_table(repeats_together(entries), columns_named(columns, entries) if columns else None)
     return Shown(shown, [shown])
 
 

@@ -30,7 +30,7 @@ from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.report.pictures.over_time import memory_timelines, named
+from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_figure
 from lm_profiler.report.run.plan_table import allocation_tables, plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
@@ -186,7 +186,7 @@ def _show_timeline(timeline: MemoryTimeline, options: Options, shown: Callable[[
             shown(replace(table, above=["", *table.above]) if table.above[0] else table)
     if options.plot is not None and options.output is not None:
         with writable(options.output):
-            save_figure(partial(memory_timelines, named([timeline])), options.output)
+            save_figure(partial(memory_timelines, titled_timelines([timeline])), options.output)
         say(f"written to {options.output}")
 
 

@@ -17,7 +17,7 @@ from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run_record import RecordError, if_readable
-from lm_profiler.report.pictures.over_time import memory_timelines, named
+from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
 from lm_profiler.report.run.improve_table import improve_table
@@ -28,7 +28,9 @@ from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.filters import entries_where
 from lm_profiler.report.tables.layouts import laid_out, pivot
-from lm_profiler.report.tables.rows import best_checkpoints, by_facts, raw_rows, remedies, repeats_together, rows
+from lm_profiler.report.tables.remedies import best_checkpoints, remedies
+from lm_profiler.report.tables.rows import raw_runs_table, runs_table
+from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_named, config_of, every_column
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
@@ -201,7 +203,9 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
         if plot == TIMELINE:
             told, problems = _each(entries, read_timelines, "memory timeline")
             several = len(told) > 1
-            of_runs = {t: of for entry, one in told for t, of in named(one, str(entry.folder) * several).items()}
+            of_runs = {
+                t: of for entry, one in told for t, of in titled_timelines(one, str(entry.folder) * several).items()
+            }
             save_figure(partial(memory_timelines, of_runs), output)
             return problems, True
         elif entries:
@@ -274,10 +278,10 @@ def _make(entries: Sequence[Entry], options: Options) -> Table:
         return pivot(entries, down, across, value)
     columns = columns_named(options.columns, entries) if options.columns else None
     by = _facts(options.group_by, entries)
-    groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
+    groups = list(group_by_facts(entries, by).values()) if by else repeats_together(entries)
     if options.format == "html" and columns is None and not by and len(groups) == len(entries):
         return Table([], [])  # the HTML page draws its own row for each run
-    return (raw_rows if options.format in formats.FOR_PROGRAMS else rows)(groups, columns, by)
+    return (raw_runs_table if options.format in formats.FOR_PROGRAMS else runs_table)(groups, columns, by)
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:

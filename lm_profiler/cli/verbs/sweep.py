@@ -25,7 +25,8 @@ from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, comman
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep_files import Cell
-from lm_profiler.report.tables.rows import raw_rows, repeats_together, rows
+from lm_profiler.report.tables.rows import raw_runs_table, runs_table
+from lm_profiler.report.tables.run_groups import repeats_together
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.sweep_folder import SweepFolder
@@ -175,7 +176,7 @@ def _ending(folder: SweepFolder, interrupted: bool, request: SweepRequest) -> in
     own = {cell.id for cell in folder.cells}
     entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
     groups, is_json, part = repeats_together(entries), request.format == "json", request.part
-    write(Collection(), [(raw_rows if is_json else rows)(groups)], request.format, None)
+    write(Collection(), [(raw_runs_table if is_json else runs_table)(groups)], request.format, None)
     words = Counter(entry.status for entry in entries)
     told = ", ".join(f"{count} {word}" for word, count in words.items())
     of_whole = "" if part is None else f" (part {part} of {len(folder.plan.cells):,})"

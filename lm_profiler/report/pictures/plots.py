@@ -13,11 +13,21 @@ from lm_profiler.record.figure import in_fitting_unit
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
-from lm_profiler.report.pictures import drawing
-from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS, Group, grouped, new_figure, wrapped
+from lm_profiler.report.pictures.drawing import (
+    PART_COLOURS,
+    SERIES_COLOURS,
+    STYLE,
+    add_legend,
+    error_bar_text,
+    error_bars,
+    new_figure,
+    thinned,
+    wrapped,
+)
+from lm_profiler.report.pictures.groups import Axis, Group, axis_of, bar_groups, groups_by_line, line_groups
 from lm_profiler.report.pictures.over_time import overlap
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
-from lm_profiler.report.tables.rows import Estimate, estimated
+from lm_profiler.report.tables.run_groups import Estimate, estimate
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
 from lm_profiler.usage_error import UsageError, expect
@@ -41,87 +51,128 @@ def check_picture(path: Path) -> None:
     require("matplotlib", "plot")
 
 
-def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
-    """Write the figure that ``draw_it`` returns to ``path``, in the format that its suffix says."""
+def save_figure(draw_figure: Callable[[], Figure], path: Path) -> None:
+    """Write the figure that ``draw_figure`` returns to ``path``, in the format that its suffix says."""
     check_picture(path)
-    suffix = path.suffix.lower()
     from matplotlib import rc_context
 
-    drawn_as = ".svg" if suffix == ".html" else suffix  # a page embeds the picture, and needs no script
-    with rc_context(drawing.STYLE):
-        content = io.BytesIO()
-        draw_it().savefig(content, format=drawn_as[1:], dpi=150, metadata=_NO_DATE[drawn_as])
-    picture = content.getvalue()
-    if suffix == ".html":
-        picture = _PAGE.format(f"<body>{picture[picture.index(b'<svg') :].decode()}</body>").encode()
-    write_whole(path, picture)
+    suffix = path.suffix.lower()
+    is_page = suffix == ".html"
+    drawn_suffix = ".svg" if is_page else suffix  # a page embeds the picture, and needs no script
+    with rc_context(STYLE):
+        buffer = io.BytesIO()
+        draw_figure().savefig(buffer, format=drawn_suffix[1:], dpi=150, metadata=_NO_DATE[drawn_suffix])
+    content = buffer.getvalue()
+    if is_page:
+        svg = content[content.index(b"<svg") :].decode()
+        content = _PAGE.format(f"<body>{svg}</body>").encode()
+    write_whole(path, content)
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     """Draw ``entries`` against ``by``, an option or a fact (None: one that varies)."""
-    if kind in ("phases", "overlap"):
-        return (phases if kind == "phases" else overlap)(grouped(entries, by))
-    figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}
-    return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
+    if kind == "phases":
+        return phases(bar_groups(entries, by))
+    if kind == "overlap":
+        return overlap(bar_groups(entries, by))
+    column = peak_memory(entries)
+    if kind != "memory":
+        column = COLUMNS[_FIGURE_OF_KIND[kind]]
+    return _figure_against_fact(line_groups(entries, by), column)
 
+
+_FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_bytes"}
+
+
+# -- a bar for each group ----------------------------------------------------------------------------------------------
 
 _BARS_WIDTH = 8.0
-_NAMES_ROOM = 2.6  # the width of the names in inches; longer ones have a second line
-_MOST_NAMED = 100  # the most bars that have a name each; of more bars every k-th has one
+_NAME_WIDTH = 2.6  # the width of the names in inches; longer ones have a second line
+_MOST_NAMES = 100  # the most bars that have a name each; of more bars every k-th has one
+_SPACED_BARS = 50  # bars with a white line between their parts; on more, thinner bars it would hide them
 
 
 def phases(groups: Sequence[Group]) -> Figure:
     """Draw a bar for each group, from the top: the means of its parts, which add up to its step, with its interval."""
-    count, scale = len(groups), TIMES["step"].scale
-    figure, axes = new_figure(_BARS_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMED))
-    stacks = [drawing.stack(group) for group in groups]
-    present = [part for part in PARTS if any(part in parts for parts in stacks)]
-    left = [0.0] * count
-    for part in present:
-        rows = [row for row in range(count) if part in stacks[row]]
-        widths, starts = [stacks[row][part] * scale for row in rows], [left[row] for row in rows]
-        axes.barh(rows, widths, 0.72, starts, color=PART_COLOURS[part], edgecolor="white", lw=0.4 * (count < 50))
-        for row, width in zip(rows, widths, strict=True):
-            left[row] += width
-    steps = [estimated(group.entries, COLUMNS["step_s"]) for group in groups]
-    at, values, *around = drawing.known_points(enumerate(steps), scale)
-    if values:
-        axes.errorbar(values, at, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
-    named = drawing.thinned(count, _MOST_NAMED)
-    axes.set_yticks(list(named), [wrapped(shortened(groups[row].label, 64), _NAMES_ROOM) for row in named])
+    count = len(groups)
+    figure, axes = new_figure(_BARS_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMES))
+    stacks = [group.part_seconds() for group in groups]
+    steps = [estimate(group.entries, COLUMNS["step_s"]) for group in groups]
+    drawn_parts, ends_ms = _draw_stacks(axes, stacks)
+    scale = TIMES["step"].scale
+    bars = error_bars(enumerate(steps), scale)
+    if bars.values:
+        around = (bars.below, bars.above)
+        axes.errorbar(bars.values, bars.places, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
+
+    named_rows = thinned(count, _MOST_NAMES)
+    labels = [wrapped(shortened(groups[row].label, 64), _NAME_WIDTH) for row in named_rows]
+    axes.set_yticks(list(named_rows), labels)
     axes.set_ylim(count - 0.4, -0.6)
-    axes.set_xlim(0, 1.03 * max([*left, *((of.high or of.value or 0.0) * scale for of in steps)]) or 1.0)
+    highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
+    axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
     beside = axes.secondary_yaxis("right")  # a column: next to the bars the longest text would squeeze them all
-    beside.set_yticks(list(named), [_said(steps[row], drawing.trouble(groups[row].entries)) for row in named])
+    beside.set_yticks(list(named_rows), [_step_text(steps[row], groups[row].trouble) for row in named_rows])
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)
     axes.grid(visible=False, axis="y")
-    bars = drawing.error_bars(steps)
-    lines = ["time of a step (ms)", "phases and step: means", *[f"black: the mean step, {bars}"] * bool(bars)]
-    axes.set_xlabel("\n".join(lines + [f"{count} bars, one in {named.step} with its name"] * (named.step > 1)))
+
+    lines = ["time of a step (ms)", "phases and step: means"]
+    interval_text = error_bar_text(steps)
+    if interval_text:
+        lines.append(f"black: the mean step, {interval_text}")
+    if named_rows.step > 1:
+        lines.append(f"{count} bars, one in {named_rows.step} with its name")
+    axes.set_xlabel("\n".join(lines))
     if len(groups[0].columns) == 1:  # otherwise the names include their fact
         axes.set_ylabel(shortened(groups[0].columns[0].title))
-    drawing.legend(figure, [(part, PART_COLOURS[part]) for part in present])
+    add_legend(figure, [(part, PART_COLOURS[part]) for part in drawn_parts])
     return figure
 
 
-def _said(step: Estimate, ended: str) -> str:
+def _draw_stacks(axes: Axes, stacks: Sequence[Mapping[str, float]]) -> tuple[list[str], list[float]]:
+    """Draw a row for each stack of parts; return the parts that occur, and where each row ends, in ms."""
+    scale = TIMES["step"].scale
+    line_width = 0.4 if len(stacks) < _SPACED_BARS else 0.0
+    ends_ms = [0.0] * len(stacks)
+    drawn_parts = []
+    for part in PARTS:
+        rows = [row for row, stack in enumerate(stacks) if part in stack]
+        if not rows:
+            continue
+        drawn_parts.append(part)
+        starts = [ends_ms[row] for row in rows]
+        widths = [stacks[row][part] * scale for row in rows]
+        axes.barh(rows, widths, 0.72, starts, color=PART_COLOURS[part], edgecolor="white", lw=line_width)
+        for row, width in zip(rows, widths, strict=True):
+            ends_ms[row] += width
+    return drawn_parts, ends_ms
+
+
+def _step_text(step: Estimate, trouble: str) -> str:
+    """Return the time of a step and how its runs ended, on two lines if that is long."""
     if step.value is None:
-        return shortened(ended)
+        return shortened(trouble)
     ms = TIMES["step"].show(step.value, digits=1)
-    return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"
+    if len(trouble) <= 16:
+        return f"{ms} {trouble}".rstrip()
+    return f"{ms}\n{shortened(trouble)}"
 
 
-_MOST_WORDS = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
-_WIDTH, _MOST_TICKS = 7.2, 24
-_MARKERS, _DASHES = "osD^vPX", ("-", "--", ":", "-.")
-_SAME = 1e-3  # lines whose points differ by less than this share of the largest value would hide each other
+# -- a figure against a fact -------------------------------------------------------------------------------------------
+
+_MOST_LINES = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
+_WIDTH = 7.2
+_MOST_TICKS = 24
+_MARKERS = "osD^vPX"
+_DASHES = ("-", "--", ":", "-.")
+_SAME_SHARE = 1e-3  # lines whose points differ by less than this share of the largest value would hide each other
 
 
-def _figure_against(groups: Sequence[Group], column: Column) -> Figure:
+def _figure_against_fact(groups: Sequence[Group], column: Column) -> Figure:
     """Draw the figure of ``column`` against the first fact, with a line for each combination of the other facts."""
     assert column.quantity is not None
-    figures = [estimated(group.entries, column) for group in groups]
+    figures = [estimate(group.entries, column) for group in groups]
     values = [figure.value for figure in figures if figure.value is not None]
     if not values:
         raise UsageError(
@@ -129,32 +180,51 @@ def _figure_against(groups: Sequence[Group], column: Column) -> Figure:
             "`report RUNS` shows how each ended"
         )
     quantity = in_fitting_unit(column.quantity, values)
-    absent = _absent(groups, figures)
-    drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
-    ticks, are_numbers = drawing.places(groups)
-    lines = _distinct_lines(drawing.lines(groups), column, _SAME * max(values))
+    trouble_lines = _trouble_lines(groups, figures)
+    drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(trouble_lines))
+    axis = axis_of(groups)
+    all_lines = groups_by_line(groups)
+    lines = _distinct_lines(all_lines, column, _SAME_SHARE * max(values))
     for index, (name, groups_of_line) in enumerate(lines.items()):
-        points = [(ticks[group.values[0]], estimated(group.entries, column)) for group in groups_of_line]
-        colour = SERIES_COLOURS[index % len(SERIES_COLOURS)]
-        style = _MARKERS[index % len(_MARKERS)]
-        if are_numbers:
-            style += _DASHES[index // len(SERIES_COLOURS) % len(_DASHES)]
-        label = name if index < _MOST_WORDS else "_"
-        x, y, *around = drawing.known_points(points, quantity.scale)
-        axes.errorbar(x, y, yerr=around, color=colour, capsize=3, fmt=style, label=label)
-        missing = [place for place, figure in points if figure.value is None]
-        if missing:  # a cross on the axis
-            axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
-    _ticks(axes, ticks, are_numbers)
+        points = [(axis.places[group.values[0]], estimate(group.entries, column)) for group in groups_of_line]
+        label = name if index < _MOST_LINES else "_"
+        _draw_line(axes, points, index, scale=quantity.scale, label=label, is_connected=axis.are_numbers)
+    _set_ticks(axes, axis)
+
     columns = groups[0].columns
-    axes.set_xlabel("\n".join((wrapped(columns[0].title, _WIDTH), *absent)))
-    axes.set_ylabel("\n".join(filter(None, (quantity.heading, drawing.error_bars(figures)))))
-    if len(lines) > 1 or len(drawing.lines(groups)) > 1:
+    axes.set_xlabel("\n".join([wrapped(columns[0].title, _WIDTH), *trouble_lines]))
+    axes.set_ylabel("\n".join(filter(None, (quantity.heading, error_bar_text(figures)))))
+    if len(all_lines) > 1:
         title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
-        if len(lines) > _MOST_WORDS:
-            title += f"\nand {len(lines) - _MOST_WORDS} more"
+        if len(lines) > _MOST_LINES:
+            title += f"\nand {len(lines) - _MOST_LINES} more"
         drawn.legend(loc="outside right upper", title=title)
     return drawn
+
+
+def _draw_line(
+    axes: Axes,
+    points: Sequence[tuple[float, Estimate]],
+    index: int,
+    *,
+    scale: float,
+    label: str,
+    is_connected: bool,
+) -> None:
+    """Draw the ``index``-th line, whose colour, marker and dashes follow from that number; a cross is no figure."""
+    colour = SERIES_COLOURS[index % len(SERIES_COLOURS)]
+    style = _MARKERS[index % len(_MARKERS)]
+    if is_connected:
+        style += _DASHES[index // len(SERIES_COLOURS) % len(_DASHES)]
+    bars = error_bars(points, scale)
+    around = (bars.below, bars.above)
+    axes.errorbar(bars.places, bars.values, yerr=around, color=colour, capsize=3, fmt=style, label=label)
+    missing = [place for place, figure in points if figure.value is None]
+    if missing:
+        axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
+
+
+ValuesByPlace = Mapping[Any, float | None]
 
 
 def _distinct_lines(lines: Mapping[str, list[Group]], column: Column, same: float) -> dict[str, list[Group]]:
@@ -162,17 +232,17 @@ def _distinct_lines(lines: Mapping[str, list[Group]], column: Column, same: floa
 
     Otherwise the last one drawn would hide the others. Its label names all of them, each on a line of its own.
     """
-    values_of: dict[str, dict[Any, float | None]] = {}
+    values_by_line: dict[str, ValuesByPlace] = {}
     for name, groups in lines.items():
-        values_of[name] = {group.values[0]: estimated(group.entries, column).value for group in groups}
-    alike: dict[str, list[str]] = {}
-    for name, values in values_of.items():
-        twin = next((other for other in alike if _are_same(values, values_of[other], same)), name)
-        alike.setdefault(twin, []).append(shortened(name))
-    return {" =\n".join(names): lines[name] for name, names in alike.items()}
+        values_by_line[name] = {group.values[0]: estimate(group.entries, column).value for group in groups}
+    twins: dict[str, list[str]] = {}  # by the first of them
+    for name, values in values_by_line.items():
+        twin = next((other for other in twins if _are_same(values, values_by_line[other], same)), name)
+        twins.setdefault(twin, []).append(shortened(name))
+    return {" =\n".join(names): lines[name] for name, names in twins.items()}
 
 
-def _are_same(values: Mapping[Any, float | None], others: Mapping[Any, float | None], same: float) -> bool:
+def _are_same(values: ValuesByPlace, others: ValuesByPlace, same: float) -> bool:
     if values.keys() != others.keys():
         return False
     for place, value in values.items():
@@ -185,27 +255,40 @@ def _are_same(values: Mapping[Any, float | None], others: Mapping[Any, float | N
     return True
 
 
-def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
+def _trouble_lines(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
     """Return a line on how each group ended that lacks a point, or has one for only some of its repeats."""
-    told = []
+    lines = []
     for group, figure in zip(groups, figures, strict=True):
-        if word := drawing.trouble(group.entries) or ("unknown" if figure.value is None else ""):
-            told.append(f"{shortened(group.label)}: {word}")
-    return told[:_MOST_WORDS] + [f"and {len(told) - _MOST_WORDS} more"] * (len(told) > _MOST_WORDS)
+        trouble = group.trouble
+        if not trouble and figure.value is None:
+            trouble = "unknown"
+        if trouble:
+            lines.append(f"{shortened(group.label)}: {trouble}")
+    if len(lines) <= _MOST_LINES:
+        return lines
+    return [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
 
 
-def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
+def _set_ticks(axes: Axes, axis: Axis) -> None:
+    smallest, largest = min(axis.places.values()), max(axis.places.values())
     # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
-    if numbers and 0 < 4 * min(ticks.values()) <= max(ticks.values()):
+    if axis.are_numbers and 0 < 4 * smallest <= largest:
         axes.set_xscale("log", base=2)
-    shown = [list(ticks.items())[at] for at in drawing.thinned(len(ticks), _MOST_TICKS)]
-    names = [shortened(fact_text(value) or "unknown", 32) for value, _ in shown]
-    crowded = not numbers and sum(map(len, names)) > _WIDTH * 8
-    turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if crowded else {}
-    axes.set_xticks([place for _, place in shown], names, **turned)
+    values = list(axis.places)
+    shown = [values[index] for index in thinned(len(values), _MOST_TICKS)]
+    names = [shortened(fact_text(value) or "unknown", 32) for value in shown]
+    characters = sum(len(name) for name in names)
+    is_crowded = not axis.are_numbers and characters > _WIDTH * 8
+    rotation: dict[str, Any] = {}
+    if is_crowded:
+        rotation = {"rotation": 30, "ha": "right"}
+    axes.set_xticks([axis.places[value] for value in shown], names, **rotation)
     axes.minorticks_off()
     axes.margins(x=0.1)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
 
 
 def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
@@ -213,31 +296,42 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
     known = [row for row in rows if row.bus_bandwidth]
     if not known:
         raise UsageError("plot: expected a collective that could be timed, given none; the table says why")
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-    drawn, axes = new_figure(_WIDTH, 4.0)
-    groups = list(dict.fromkeys((row.backend, row.ranks) for row in known))
-    ops = list(dict.fromkeys(row.op for row in known))
-    for backend, ranks in groups:
-        for at, op in enumerate(ops):
-            line = [row for row in known if (row.backend, row.ranks, row.op) == (backend, ranks, op)]
+    figure, axes = new_figure(_WIDTH, 4.0)
+    links = list(dict.fromkeys((row.backend, row.ranks) for row in known))
+    operations = list(dict.fromkeys(row.op for row in known))
+    for link_index, (backend, ranks) in enumerate(links):
+        for index, operation in enumerate(operations):
+            line = [row for row in known if (row.backend, row.ranks, row.op) == (backend, ranks, operation)]
+            label = operation
+            if len(links) > 1:
+                label += f", {ranks} x {backend}"
             axes.plot(
                 [row.size_bytes * SIZE.scale for row in line],
                 [(row.bus_bandwidth or 0.0) * BUS.scale for row in line],
-                color=SERIES_COLOURS[at % len(SERIES_COLOURS)],
-                marker=_MARKERS[at % len(_MARKERS)],
-                linestyle=_DASHES[groups.index((backend, ranks)) % len(_DASHES)],
-                label=f"{op}, {ranks} x {backend}" if len(groups) > 1 else op,
+                color=SERIES_COLOURS[index % len(SERIES_COLOURS)],
+                marker=_MARKERS[index % len(_MARKERS)],
+                linestyle=_DASHES[link_index % len(_DASHES)],
+                label=label,
             )
+    _use_logarithmic_axes(axes, sizes=sorted({row.size_bytes * SIZE.scale for row in known}))
+    axes.set_xlabel(SIZE.heading)
+    axes.set_ylabel("bus bandwidth (GB/s)")
+    title = ""
+    if len(links) == 1:
+        backend, ranks = links[0]
+        title = f"{ranks} x {backend}"
+    figure.legend(loc="outside right upper", title=title)
+    return figure
+
+
+def _use_logarithmic_axes(axes: Axes, sizes: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
     axes.set_xscale("log")
     axes.set_yscale("log")
-    sizes = sorted({row.size_bytes * SIZE.scale for row in known})
     axes.set_xticks(sizes, [f"{size:.4g}" for size in sizes])
     axes.xaxis.minorticks_off()
     axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which(StrMethodFormatter("{x:g}"))
-    axes.set_xlabel(SIZE.heading)
-    axes.set_ylabel("bus bandwidth (GB/s)")
-    drawn.legend(loc="outside right upper", title="" if len(groups) > 1 else f"{groups[0][1]} x {groups[0][0]}")
-    return drawn
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.report.tables.rows import distinct
+from lm_profiler.report.tables.run_groups import distinct_values
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import Column, columns_named
 from lm_profiler.usage_error import UsageError
@@ -67,6 +67,6 @@ def _condition(text: str, entries: Sequence[Entry]) -> Condition:
 
 
 def _values_text(column: Column, entries: Sequence[Entry]) -> str:
-    values: list[Any] = distinct(column.get(entry) for entry in entries)
+    values: list[Any] = distinct_values(column.get(entry) for entry in entries)
     shown = [fact_text(value) for value in values[:_MOST_VALUES]]
     return f"{column.name} is {', '.join(shown) or 'unknown'}"

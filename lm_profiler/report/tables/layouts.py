@@ -14,8 +14,29 @@ from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.tables import rows as grouped
-from lm_profiler.report.tables.rows import Merged, by_facts, fact_cell, heading, naming
+from lm_profiler.report.tables.rows import (
+    MERGE_NOTE,
+    cell,
+    distinguishing_facts,
+    fact_cell,
+    heading,
+    message_columns,
+    naming_columns,
+    notes,
+    shared_fact_lines,
+)
+from lm_profiler.report.tables.run_groups import (
+    STATUS_WORDS,
+    RunGroup,
+    distinct_values,
+    fact_phrase,
+    fact_value,
+    group_by_facts,
+    single_run_groups,
+    sort_key,
+    status_counts,
+    status_text,
+)
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS, Column, column, parameters, preset_of
 
@@ -27,9 +48,9 @@ _STEP = TIMES["step"]
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
     """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
     facts = [*down, *across]
-    rows = by_facts(entries, down)
-    columns = by_facts(entries, across)
-    cells = by_facts(entries, facts)
+    rows = group_by_facts(entries, down)
+    columns = group_by_facts(entries, across)
+    cells = group_by_facts(entries, facts)
     fact_headings = [heading(fact, list(rows.values())) for fact in down]
     names = [fact_heading.name for fact_heading in fact_headings]
     titles = _distinct_titles(names, [_pivot_title(group, across) for group in columns.values()])
@@ -44,14 +65,14 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
 
     title = heading(value, []).title
     if any(len(group) > 1 for group in cells.values()):
-        title += f": {grouped.HOW_MERGED}"
+        title += f": {MERGE_NOTE}"
     elif any(cell.low is not None for row in body for cell in row):
         title += ": mean [95 % interval]"
-    return Table(headings, body, [title], grouped.notes(list(cells.values()), facts))
+    return Table(headings, body, [title], notes(list(cells.values()), facts))
 
 
-def _pivot_title(group: Merged, across: Sequence[Column]) -> str:
-    return " ".join(fact_text(grouped.fact(group, fact)) for fact in across) or "unknown"
+def _pivot_title(group: RunGroup, across: Sequence[Column]) -> str:
+    return " ".join(fact_text(fact_value(group, fact)) for fact in across) or "unknown"
 
 
 def _distinct_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
@@ -67,7 +88,7 @@ def _distinct_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
     return distinct
 
 
-def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
+def value_cell(group: RunGroup, value: Column, interval: bool = True) -> TableCell:
     """Return the figure of ``group``, with the number of its runs if there are several, or a word for how it ended."""
     if not group:
         return TableCell()
@@ -76,20 +97,20 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
     good = [entry for entry in group if entry.status == "ok"]
     tried = [entry for entry in group if entry.status != "not run"]
     if not good:
-        word = grouped.distinct(entry.status for entry in (tried or group))[0]
-        return TableCell(text=_word_for(word), status=grouped.status(tried or group))
-    cell = grouped.cell(good, value, interval)
-    text = cell.text
+        word = distinct_values(entry.status for entry in (tried or group))[0]
+        return TableCell(text=_word_for(word), status=status_text(tried or group))
+    figure_cell = cell(good, value, interval)
+    text = figure_cell.text
     if len(good) > 1:
         text += f" n={len(good)}"
     failed = [entry for entry in tried if entry.status != "ok"]
     if failed:
-        text += f" ({grouped.how_many(failed)})"
-    return replace(cell, text=text)
+        text += f" ({status_counts(failed)})"
+    return replace(figure_cell, text=text)
 
 
 def _word_for(status: str) -> str:
-    return grouped.WORDS.get(status, status)
+    return STATUS_WORDS.get(status, status)
 
 
 # -- names of runs and devices -----------------------------------------------------------------------------------------
@@ -113,7 +134,7 @@ def model_name(entry: Entry) -> str:
 def _distinguishing(entries: Sequence[Entry]) -> list[Column]:
     """Return the facts that distinguish ``entries``, except facts about the outcome."""
     outcome = COLUMNS["steadiness"].group
-    return [fact for fact in grouped.apart_by(grouped.alone(entries)) if fact.group != outcome]
+    return [fact for fact in distinguishing_facts(single_run_groups(entries)) if fact.group != outcome]
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
@@ -121,7 +142,7 @@ def names(entries: Sequence[Entry]) -> list[str]:
     facts = [fact for fact in _distinguishing(entries) if fact.name not in _MODEL_FACTS]
     labels = []
     for entry in entries:
-        words = [model_name(entry), *(grouped.told(fact, fact.get(entry)) for fact in facts)]
+        words = [model_name(entry), *(fact_phrase(fact, fact.get(entry)) for fact in facts)]
         labels.append(", ".join(filter(None, words)))
     uses = Counter(labels)
     distinct = []
@@ -160,7 +181,7 @@ _WIDE_FACTS = (*_MODEL_FACTS, "device", "batch_size", "compile", "context_length
 def wide(entries: Sequence[Entry]) -> Table:
     """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
     # Repeats have separate rows, and so do training, the forward pass alone, and each cut of the steps.
-    groups = grouped.alone(entries)
+    groups = single_run_groups(entries)
     shown = {*_WIDE_FACTS}
     if _is_attention_alone(entries):
         shown.add("attention")  # it stands in the place of the model's name
@@ -169,7 +190,7 @@ def wide(entries: Sequence[Entry]) -> Table:
     words = {*_WORD_COLUMNS, *(fact.name for fact in more_facts if not heading(fact, groups).figures)}
     headings = [Heading(title, title, figures=title not in words) for title in columns]
     body = [[cell_of(entry) for cell_of in columns.values()] for entry in entries]
-    return Table(headings, body, below=grouped.notes(groups, grouped.called(naming(groups))))
+    return Table(headings, body, below=notes(groups, message_columns(naming_columns(groups))))
 
 
 def _wide_columns(entries: Sequence[Entry], more_facts: Sequence[str]) -> dict[str, CellFunction]:
@@ -259,19 +280,19 @@ _FACTS_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "paramet
 
 def modes(entries: Sequence[Entry]) -> Table:
     """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
-    groups = grouped.alone(entries)
+    groups = single_run_groups(entries)
     facts = [COLUMNS["size"], COLUMNS["parameters"]]
     facts += [fact for fact in _distinguishing(entries) if fact not in _FACTS_OF_MODES]
     if any(entry.cell is not None and entry.cell.repeat for entry in entries):
         facts.append(COLUMNS["repeat"])
     down = list(dict.fromkeys(facts))
-    rows = list(by_facts(entries, down).values())
+    rows = list(group_by_facts(entries, down).values())
     headings = [heading(fact, rows) for fact in down]
     for part, title in MODES.items():
         headings.append(Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", figures=True))
     body = [[*(fact_cell(row, fact) for fact in down), *(_mode_cell(row, part) for part in MODES)] for row in rows]
-    above = ["mean ± standard deviation of the steps", *grouped.same_in_all(rows, [*down, *_FACTS_OF_MODES])]
-    return Table(headings, body, above, grouped.notes(groups, grouped.called(naming(groups))))
+    above = ["mean ± standard deviation of the steps", *shared_fact_lines(rows, [*down, *_FACTS_OF_MODES])]
+    return Table(headings, body, above, notes(groups, message_columns(naming_columns(groups))))
 
 
 def _mode(entry: Entry) -> str:
@@ -281,7 +302,7 @@ def _mode(entry: Entry) -> str:
     return "forward_backward" if has_no_optimizer else "step"
 
 
-def _timed_by(group: Merged, part: str) -> list[Entry]:
+def _timed_by(group: RunGroup, part: str) -> list[Entry]:
     """Return the runs that time a part of the step: those that do exactly that, else those of the next longer mode.
 
     Others would mix in another time: an optimizer makes both passes slower.
@@ -294,7 +315,7 @@ def _timed_by(group: Merged, part: str) -> list[Entry]:
     return []
 
 
-def _mode_cell(group: Merged, part: str) -> TableCell:
+def _mode_cell(group: RunGroup, part: str) -> TableCell:
     timed = _timed_by(group, part)
     if not timed:
         return TableCell()
@@ -321,9 +342,9 @@ def devices(entries: Sequence[Entry]) -> Table:
     if any(entry.cut is not None for entry in entries):
         fact_names.append("warmup_steps")
     down = [COLUMNS[name] for name in fact_names]
-    rows = by_facts(entries, down)
-    across = by_facts(entries, [device])
-    cells = by_facts(entries, [*down, device])
+    rows = group_by_facts(entries, down)
+    across = group_by_facts(entries, [device])
+    cells = group_by_facts(entries, [*down, device])
 
     body = []
     for row_key, group in rows.items():
@@ -337,18 +358,18 @@ def devices(entries: Sequence[Entry]) -> Table:
     headings.append(Heading("num_params", "num_params"))
     types = device_names(entries)
     for group in across.values():
-        kind = types[grouped.fact(group, device)]
+        kind = types[fact_value(group, device)]
         title = kind.upper() if kind in _UPPER_CASE else kind
         headings += [Heading(f"{title} {part}", f"{title} {part}", figures=True) for part in _DEVICE_PARTS]
 
     groups = list(cells.values())
     is_merged = any(len(group) > 1 for group in groups)
-    above = grouped.same_in_all(groups, [*down, device, COLUMNS["parameters"]])
-    below = [grouped.HOW_MERGED if is_merged else "means", *grouped.notes(groups, [*down, device])]
+    above = shared_fact_lines(groups, [*down, device, COLUMNS["parameters"]])
+    below = [MERGE_NOTE if is_merged else "means", *notes(groups, [*down, device])]
     return Table(headings, body, above, below)
 
 
-def _milliseconds_cell(group: Merged, part: str) -> TableCell:
+def _milliseconds_cell(group: RunGroup, part: str) -> TableCell:
     timed = _timed_by(group, part)
     cell = value_cell(timed, COLUMNS[f"{part}_s"], interval=False)
     if cell.value is None:
@@ -357,8 +378,8 @@ def _milliseconds_cell(group: Merged, part: str) -> TableCell:
     return replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms", std=std)
 
 
-def _parameters_cell(group: Merged) -> TableCell:
-    counts = grouped.distinct(parameters(entry, embedding=False) for entry in group)
+def _parameters_cell(group: RunGroup) -> TableCell:
+    counts = distinct_values(parameters(entry, embedding=False) for entry in group)
     if len(counts) != 1:
         return TableCell()
     return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")
@@ -376,7 +397,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
     """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
     above: list[str] = []
     rows = []
-    ordered = sorted(entries, key=lambda entry: grouped.rank(COLUMNS["warmup_steps"].get(entry)))
+    ordered = sorted(entries, key=lambda entry: sort_key(COLUMNS["warmup_steps"].get(entry)))
     for cut, pairs in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
         named_entries = list(pairs)
         above += _banner([entry for entry, _ in named_entries], cut)
@@ -397,9 +418,9 @@ def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
     for name in _BANNER_FACTS:
         fact = COLUMNS[name]
         values = [fact.get(entry) for entry in entries]
-        is_shared = None not in values and len(grouped.distinct(values)) == 1
+        is_shared = None not in values and len(distinct_values(values)) == 1
         if is_shared:
-            facts.append(grouped.told(fact, values[0]))
+            facts.append(fact_phrase(fact, values[0]))
     text = ", ".join(facts)
     rule = "=" * min(len(text), _LONGEST_RULE)
     return [rule, text, rule, ""]
@@ -518,4 +539,4 @@ def by_size(entries: Sequence[Entry]) -> list[Entry]:
     if is_one_sweep:
         return list(entries)
     size = COLUMNS["size"]
-    return sorted(entries, key=lambda entry: grouped.rank(size.get(entry)))
+    return sorted(entries, key=lambda entry: sort_key(size.get(entry)))

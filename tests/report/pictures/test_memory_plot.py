@@ -10,13 +10,13 @@ from matplotlib.colors import to_hex
 
 from lm_profiler.record.memory_timeline import HELD
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
-from lm_profiler.report.pictures.over_time import memory_timelines, named
+from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.report.pictures.plots import save_figure
 from lm_profiler.usage_error import UsageError
 
 
 def test_causes_phases_the_peak_and_what_is_alive_there_are_drawn() -> None:
-    figure = memory_timelines(named([made_timeline()]))
+    figure = memory_timelines(titled_timelines([made_timeline()]))
     above, below = figure.axes
     stack = {to_hex(area.get_facecolor()[0]).upper(): area.get_paths()[0].get_extents() for area in above.collections}
     assert stack[CAUSE_COLOURS["activations"]].y1 == 700 / 1024  # on top of the gradients
@@ -32,7 +32,7 @@ def test_causes_phases_the_peak_and_what_is_alive_there_are_drawn() -> None:
 
 def test_two_stand_side_by_side_to_one_scale() -> None:
     half = made_timeline(source="measured", start=[50, *[0] * (len(HELD) - 1)])
-    figure = memory_timelines(named([made_timeline(), half], "logs/a"))
+    figure = memory_timelines(titled_timelines([made_timeline(), half], "logs/a"))
     left, right = figure.axes[:2]
     assert left.get_ylim() == right.get_ylim()
     assert {axes.get_title(loc="left").split(":")[0] for axes in (left, right)} == {"logs/a"}
@@ -41,7 +41,7 @@ def test_two_stand_side_by_side_to_one_scale() -> None:
 @pytest.mark.parametrize("suffix, begins", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".html", b"<!doctype html>")])
 def test_equal_timelines_make_equal_files(tmp_path: Path, suffix: str, begins: bytes) -> None:
     for name in "ab":
-        save_figure(lambda: memory_timelines(named([made_timeline()])), tmp_path / f"{name}{suffix}")
+        save_figure(lambda: memory_timelines(titled_timelines([made_timeline()])), tmp_path / f"{name}{suffix}")
     content = (tmp_path / f"a{suffix}").read_bytes()
     assert content.startswith(begins)
     assert content == (tmp_path / f"b{suffix}").read_bytes()

@@ -21,7 +21,7 @@ from lm_profiler.usage_error import UsageError
 
 def group_of(folder: Path, hosts: int = 1) -> Any:
     record = SimpleNamespace(ranks=SimpleNamespace(host_count=hosts))
-    return SimpleNamespace(entries=[cast(Entry, SimpleNamespace(folder=folder, record=record))], told="naive")
+    return SimpleNamespace(entries=[cast(Entry, SimpleNamespace(folder=folder, record=record))], full_label="naive")
 
 
 def write(folder: Path, rank: int, begin_us: float) -> None:
@@ -59,7 +59,7 @@ def test_any_name_can_be_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write(tmp_path, 0, 5000)
     group = group_of(tmp_path)
-    group.told = name = "</text><script>$x^{_$ & \\frac"
+    group.full_label = name = "</text><script>$x^{_$ & \\frac"
     save_figure(lambda: overlap([group]), tmp_path / "a.svg")
     drawn = ElementTree.parse(tmp_path / "a.svg")  # it is XML still
     assert name in "".join(element.text or "" for element in drawn.iter())

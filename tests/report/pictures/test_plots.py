@@ -25,7 +25,7 @@ from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReadi
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_figure
-from lm_profiler.report.tables.rows import unlike
+from lm_profiler.report.tables.run_groups import mixed_facts
 from lm_profiler.usage_error import UsageError
 
 
@@ -316,4 +316,4 @@ def test_runs_of_unlike_configs_do_not_pass_for_repeats(tmp_path: Path) -> None:
     axes = draw("phases", entries).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1.0", "no gradient_clip_val"]
     assert axes.get_ylabel() == "trainer.gradient_clip_val"
-    assert unlike(entries) == ["trainer.gradient_clip_val"]
+    assert mixed_facts(entries) == ["trainer.gradient_clip_val"]

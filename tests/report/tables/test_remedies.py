@@ -15,7 +15,7 @@ from tabled import run
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Failure, MemoryFacts, MemoryReading, PlannedMemory
 from lm_profiler.record.sweep_files import Cell
-from lm_profiler.report.tables.rows import best_checkpoints, remedies
+from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 
 COMMAND = "python -m lm_profiler fit --config a.yaml"
 
@@ -86,3 +86,15 @@ def test_cells_that_differ_in_more_are_told_apart_and_equal_peaks_are_no_gain() 
     refused = checkpointed("null", 1.0, True, status="refused")
     (line,) = best_checkpoints([replace(refused, record=None), *others[1:]])
     assert line.count("; ") == 1  # nothing to hold its time against
+
+
+def test_each_of_two_sweeps_has_its_best_checkpoints() -> None:
+    entries = []
+    for sweep, best in (("a", "1"), ("b", "2")):
+        for every in ("null", "1", "2"):
+            peak_gib = 3.0 if every == best else 5.0
+            entry = checkpointed(every, peak_gib, measured=True)
+            entries.append(replace(entry, sweep=Path("logs", sweep)))
+    line_a, line_b = best_checkpoints(entries)
+    assert line_a.startswith("a: checkpoint_every=1 ")
+    assert line_b.startswith("b: checkpoint_every=2 ")

@@ -11,10 +11,11 @@ from tabled import run
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.sweep_files import Cell
-from lm_profiler.report.pictures.drawing import grouped
+from lm_profiler.report.pictures.groups import bar_groups
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import pivot
-from lm_profiler.report.tables.rows import by_facts, raw_rows, repeats_together, rows
+from lm_profiler.report.tables.rows import raw_runs_table, runs_table
+from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import column, columns_named
 
@@ -37,16 +38,16 @@ def test_facts_that_differ_are_columns_and_the_others_are_said_once_as_stored():
     by = [column("size")]
     unlike = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
     said = {
-        "two runs": rows(repeats_together(entries)),
-        "a reason names its run": rows(repeats_together([run("a", FAST, name="a"), died])),
-        "what most rows do not know": rows(repeats_together([run("a", FAST, name="a"), *unknown])),
-        "unlike runs share a row": rows(list(by_facts(unlike, by).values()), by=by),
+        "two runs": runs_table(repeats_together(entries)),
+        "a reason names its run": runs_table(repeats_together([run("a", FAST, name="a"), died])),
+        "what most rows do not know": runs_table(repeats_together([run("a", FAST, name="a"), *unknown])),
+        "unlike runs share a row": runs_table(list(group_by_facts(unlike, by).values()), by=by),
     }
     assert_stored("report/rows", {case: terminal(table) for case, table in said.items()})
 
 
 def test_dimensions_are_shown_where_they_are_not_the_sizes_own():
-    shown = rows(repeats_together([run("a", FAST, name="a"), run("b", FAST, name="b", num_layers=3)]))
+    shown = runs_table(repeats_together([run("a", FAST, name="a"), run("b", FAST, name="b", num_layers=3)]))
     assert "num_layers" in titles(shown)
     assert "d_model 768" in shown.above[0]
 
@@ -57,21 +58,21 @@ def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
         of_sweep(run(f"{n}", [(0.01, s - 0.01)] * 6), n, **{"model.size": "small"}) for n, s in enumerate(steps_s)
     ]
     failed = of_sweep(run("3", failed=("failed", "it broke")), 3, **{"model.size": "small"})
-    [row] = raw_rows(repeats_together([*entries, failed])).records()
+    [row] = raw_runs_table(repeats_together([*entries, failed])).records()
     assert (row["step_s"], row["step_s_low"], row["step_s_high"], row["n"]) == pytest.approx((0.032, 0.030, 0.050, 3))
     assert row["status"] == "3 ok, 1 failed"
-    shown = terminal(rows(repeats_together([*entries, failed])))
+    shown = terminal(runs_table(repeats_together([*entries, failed])))
     assert_stored("report/tables: repeats", {"three repeats, and one that failed": shown})
 
 
 def test_runs_without_a_sweep_are_a_row_each_though_their_names_are_the_same():
-    table = rows(repeats_together([run("logs/a/version_0", FAST), run("logs/a/version_1", FAST)]))
+    table = runs_table(repeats_together([run("logs/a/version_0", FAST), run("logs/a/version_1", FAST)]))
     assert [row[0].value for row in table.rows] == ["logs/a/version_0", "logs/a/version_1"]
 
 
 def test_cells_stand_in_the_order_of_their_plan_without_names():
     cells = [of_sweep(run(size, FAST, size=size), 0, **{"model.size": size}) for size in ("xl", "small")]
-    table = rows(repeats_together(cells))
+    table = runs_table(repeats_together(cells))
     assert titles(table)[0] == "size"
     assert [row[0].text for row in table.rows] == ["xl", "small"]
 
@@ -79,14 +80,14 @@ def test_cells_stand_in_the_order_of_their_plan_without_names():
 def test_groups_say_when_they_bring_unlike_runs_together():
     entries = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
     by = [column("size")]
-    table = rows(list(by_facts(entries, by).values()), by=by)
+    table = runs_table(list(group_by_facts(entries, by).values()), by=by)
     assert [row[0].text for row in table.rows] == ["small"]
     assert "precision" not in table.above[0]
 
 
 def test_chosen_columns_are_shown_as_chosen_with_options_by_their_path():
     chosen = columns_named(["data.batch_size", "backward_s", "verb"], [run("a", FAST)])
-    table = rows([[run("a", FAST)]], chosen)
+    table = runs_table([[run("a", FAST)]], chosen)
     assert titles(table) == ["batch", "backward (ms)", "verb"]
     assert [cell.text for cell in table.rows[0]] == ["4", "20.00 [19.99, 20.01]", "fit"]
 
@@ -101,7 +102,7 @@ def test_a_column_that_is_none_is_refused_with_the_nearest(name: str, near: str)
 
 def test_a_phase_that_never_ran_has_no_time_rather_than_none_at_all():
     forward_only = run("b", [(0.010, 0.0)] * 6, name="b")
-    table = raw_rows(repeats_together([run("a", FAST, name="a"), forward_only]))
+    table = raw_runs_table(repeats_together([run("a", FAST, name="a"), forward_only]))
     assert [row["backward_s"] for row in table.records()] == [0.020, None]
 
 
@@ -151,7 +152,7 @@ def test_any_option_of_a_call_can_tell_runs_apart():
     for entry, overrides in zip(runs, given, strict=True):
         config = {**entry.record.config, "peak_tflops": int(overrides["peak_tflops"])}
         entries.append(Entry(entry.folder, entry.record.model_copy(update={"overrides": overrides, "config": config})))
-    table = rows(repeats_together(entries))
+    table = runs_table(repeats_together(entries))
     assert titles(table)[:2] == ["run", "peak_tflops"]
     model = entries[0].record.config["model"]["class_path"]
     assert f"model {model}" in table.above[0]  # its class, not all of its options
@@ -168,17 +169,17 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
         entries.append(Entry(entry.folder, entry.record.model_copy(update=facts)))
     died = run("c", failed=("failed", "it broke"), name="c")  # of which nobody knows
     entries.append(Entry(died.folder, died.record.model_copy(update={"config": None})))
-    table = rows(repeats_together(entries))
+    table = runs_table(repeats_together(entries))
     assert titles(table)[:2] == ["run", "trainer.gradient_clip_val"]
     assert [row[1].text for row in table.rows] == ["1.0", "", ""]
     assert "gradient_clip_val" not in table.above[0]
-    said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(rows([entries[:2]]))}
+    said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(runs_table([entries[:2]]))}
     assert_stored("report/tables: left open", said)
-    assert [group.values for group in grouped(entries[:2])] == [(1.0,), (None,)]
+    assert [group.values for group in bar_groups(entries[:2])] == [(1.0,), (None,)]
 
 
 def test_the_parameters_of_our_own_model_are_known_where_it_was_never_built():
     refused = run("a", failed=("refused", "too large"), size="xl")
     refused = Entry(refused.folder, refused.record.model_copy(update={"model": None}))
-    [row] = rows([[refused]], [column("parameters")]).rows
+    [row] = runs_table([[refused]], [column("parameters")]).rows
     assert (row[0].value, row[0].text) == (1_998_235_200, "1,998,235,200")

@@ -9,7 +9,8 @@ from tabled import run
 
 from lm_profiler.analysis.steps.summaries import cut_anew
 from lm_profiler.report.tables.layouts import warmups
-from lm_profiler.report.tables.rows import raw_rows, repeats_together
+from lm_profiler.report.tables.rows import raw_runs_table
+from lm_profiler.report.tables.run_groups import repeats_together
 
 RNG = np.random.default_rng(0)
 WARMUP = [(3.0, 1.0), (0.5, 0.6)]
@@ -21,7 +22,7 @@ FORWARD, BACKWARD = np.array([*WARMUP, *MEASURED]).T
 def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
     cuts, problems = cut_anew([run("a", MEASURED, WARMUP)], [0, 1, 2, 5], None)
     assert problems == []
-    [row] = [row for row in raw_rows(repeats_together(cuts)).records() if row["warmup_steps"] == setting]
+    [row] = [row for row in raw_runs_table(repeats_together(cuts)).records() if row["warmup_steps"] == setting]
     assert row["steps_measure"] == 12 - setting
     seconds = {
         "forward": FORWARD,

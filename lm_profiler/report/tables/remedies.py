@@ -1,0 +1,159 @@
+"""The lines below a table of runs: commands for runs that did not fit, and the best of a sweep's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.record.calls import command_line
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import QUANTITIES, bytes_text
+from lm_profiler.record.run_record import RecordError
+from lm_profiler.record.secrets import masked_line
+from lm_profiler.usage_error import UsageError
+
+_LISTED_RUNS = 5  # the most runs for which a table lists remedies
+
+
+def remedies(entries: Sequence[Entry]) -> list[str]:
+    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options.
+
+    Runs with the same remedies, such as repeats, are listed once, under the first one's name.
+    """
+    names: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        commands = tuple(_remedies(entry))
+        if commands:
+            names.setdefault(commands, entry.name)
+    lines: list[str] = []
+    for commands, name in list(names.items())[:_LISTED_RUNS]:
+        lines += [f"{name}:", *commands]
+    if len(names) > _LISTED_RUNS:
+        lines.append(f"{len(names) - _LISTED_RUNS} more did not fit")
+    return lines
+
+
+def _remedies(entry: Entry) -> list[str]:
+    if entry.status not in ("oom", "refused"):
+        return []
+    command = _command(entry)
+    failure = entry.record.failure if entry.record is not None else None
+    if failure is not None and failure.remedies:
+        best, *others = failure.remedies
+        lines = [f"  would fit, as planned: {command} {best}"]
+        if others:
+            lines.append(f"  or instead: {' or '.join(others)}")
+        return lines
+    if " -m lm_profiler fit " in command:
+        plan_command = command.replace(" -m lm_profiler fit ", " -m lm_profiler plan ", 1)
+        return [f"  what would fit: {plan_command}"]
+    return []
+
+
+def _command(entry: Entry) -> str:
+    """Return the command of a run; that of a cell runs it alone, without the options that separate a sweep's cells."""
+    if entry.cell is not None:
+        words = [word for word in entry.cell.arguments if not word.startswith(("--log_dir=", "--name="))]
+        return command_line(masked_line(words))
+    if entry.record is not None:
+        return entry.record.command
+    return ""
+
+
+# -- the best of a sweep's checkpoints ---------------------------------------------------------------------------------
+
+_OPTION = "model.checkpoint_every"
+
+# blocks per checkpoint, and per checkpoint nested in it; () where a cell has no checkpoints
+Blocks = tuple[int, ...]
+
+# cells that differ only in their checkpoints
+CellsByBlocks = Mapping[Blocks, Sequence[Entry]]
+
+
+def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
+    """Return, for cells of a sweep that differ only in their checkpoints, a line with the smallest peak."""
+    families: dict[tuple[Path | None, str], dict[Blocks, list[Entry]]] = {}
+    for entry in entries:
+        if entry.cell is None or _OPTION not in entry.overrides:
+            continue
+        other_options = [f"{name}={value}" for name, value in entry.overrides.items() if name != _OPTION]
+        family = families.setdefault((entry.sweep, ", ".join(other_options)), {})
+        family.setdefault(_blocks(entry), []).append(entry)
+
+    several_sweeps = len({sweep for sweep, _ in families}) > 1
+    lines = []
+    for (sweep, options_text), cells in families.items():
+        line = _best_line(cells)
+        if line is None:
+            continue
+        labels = [options_text]
+        if several_sweeps and sweep is not None:
+            labels.insert(0, sweep.name)
+        label = ", ".join(filter(None, labels))
+        lines.append(f"{label}: {line}" if len(families) > 1 else line)
+    return lines
+
+
+def _blocks(entry: Entry) -> Blocks:
+    value = entry.option(_OPTION)
+    if isinstance(value, int):
+        return (value,)
+    return tuple(value or ())
+
+
+def _best_line(cells: CellsByBlocks) -> str | None:
+    """Return a line on the checkpoints with the smallest peak and their neighbours; None if fewer than two have one."""
+    source, peaks = "measured", _peaks(cells, "allocated_peak_bytes")
+    if not peaks:
+        source, peaks = "planned", _peaks(cells, "planned_peak_bytes")
+    if len(peaks) < 2:
+        return None
+    in_order = sorted(peaks)
+    best = min(in_order, key=lambda blocks: peaks[blocks])  # of equal ones the first: without checkpoints if possible
+    position = in_order.index(best)
+    neighbours = in_order[max(position - 1, 0) : position + 2]
+    others = [blocks for blocks in neighbours if blocks not in (best, ())]
+    if best != () and () in peaks:
+        others.insert(0, ())
+    line = f"checkpoint_every={_blocks_text(best)} has the smallest peak ({source}), {bytes_text(peaks[best])}"
+    beside = ", ".join(f"{_blocks_text(blocks)} {bytes_text(peaks[blocks])}" for blocks in others)
+    return f"{line}; {beside}{_cost_text(cells, best)}"
+
+
+def _peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
+    """Return the largest peak of each setting's cells; a setting without any is left out."""
+    get = QUANTITIES[figure_name].get
+    largest = {}
+    for blocks, entries in cells.items():
+        peaks = [get(entry.record) or 0 for entry in entries if entry.record is not None]
+        if any(peaks):
+            largest[blocks] = max(peaks)
+    return largest
+
+
+def _blocks_text(blocks: Blocks) -> str:
+    """Return the setting as the option is written: ``null``, ``2`` or ``[4, 2]``."""
+    if not blocks:
+        return "null"
+    if len(blocks) == 1:
+        return str(blocks[0])
+    return str(list(blocks))
+
+
+def _cost_text(cells: CellsByBlocks, best: Blocks) -> str:
+    """Return how much longer a step takes with the ``best`` checkpoints than without; empty where it is unknown."""
+    if best == ():
+        return ""
+    without = [cell for cell in cells.get((), ()) if cell.status == "ok"]
+    with_best = [cell for cell in cells[best] if cell.status == "ok"]
+    if not without or not with_best:
+        return ""
+    try:
+        ratio = compare(without, with_best).step.interval
+    except (RecordError, UsageError):
+        return ""
+    if ratio is None:
+        return ""
+    return f"; its step takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of null's"

@@ -1,0 +1,222 @@
+"""Groups of runs, one for each row of a table: how runs are grouped, and the facts and figures of a group."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
+from lm_profiler.models.config import DIMENSIONS
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.run_record import Status
+from lm_profiler.record.sweep_files import CellStatus
+from lm_profiler.report.tables.table import fact_text
+from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, column, preset_of
+
+RunGroup = Sequence[Entry]  # the runs of one row: at least one
+
+STATUS_WORDS = {"oom": "OOM", "refused": "OOM (planned)"}
+_LISTED_VALUES = 3  # the most values of a fact that a row lists
+_STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
+
+
+# -- grouping ----------------------------------------------------------------------------------------------------------
+
+
+def single_run_groups(entries: Iterable[Entry]) -> list[RunGroup]:
+    return [[entry] for entry in entries]
+
+
+def repeats_together(entries: Iterable[Entry]) -> list[RunGroup]:
+    """Return a group for each cell of a sweep with all its repeats, and one for each run elsewhere."""
+    groups: dict[object, list[Entry]] = {}
+    for entry in entries:
+        key: object = id(entry)
+        if entry.cell is not None:
+            key = (entry.sweep, entry.cut, *entry.cell.overrides.items())
+        groups.setdefault(key, []).append(entry)
+    return list(groups.values())
+
+
+def group_by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
+    """Group the entries by their values of ``columns``, in the order of the columns."""
+
+    def sort_keys(entry: Entry) -> list[tuple[int, float, str]]:
+        return [sort_key(column.get(entry)) for column in columns]
+
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in sorted(entries, key=sort_keys):
+        # Options may be lists and mappings, which cannot be keys.
+        key = tuple(repr(column.get(entry)) for column in columns)
+        groups.setdefault(key, []).append(entry)
+    return groups
+
+
+def sort_key(value: Any) -> tuple[int, float, str]:
+    """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
+    if isinstance(value, (int, float)):
+        return 0, value, ""
+    size = preset_of(value)
+    if size is not None:
+        return 1, size.num_parameters(), value
+    if value is None:
+        return 3, 0, ""
+    return 2, 0, str(value)
+
+
+# -- figures and statuses ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of ``n`` runs in SI: one run's with its 95 % interval, or the median of several with the extremes."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+
+def runs_for_figures(group: RunGroup) -> RunGroup:
+    """Return the runs that figures use: the successful ones, or a single one however it ended."""
+    if len(group) == 1:
+        return group
+    return [entry for entry in group if entry.status == "ok"]
+
+
+def estimate(group: RunGroup, column: Column) -> Estimate:
+    """Return the figure of ``column`` over the runs of a group that know it."""
+    runs = [entry for entry in runs_for_figures(group) if column.get(entry) is not None]
+    if not runs:
+        return Estimate()
+    values = [column.get(entry) for entry in runs]
+    if len(runs) == 1:
+        low, high = column.interval(runs[0]) or (None, None)
+        return Estimate(values[0], low, high, n=1)
+    return Estimate(statistics.median(values), min(values), max(values), n=len(values))
+
+
+def status_text(group: RunGroup, words: Mapping[str, str] = {}) -> str:
+    """Return ``ok``, or the number of entries by status; ``words`` replace statuses for people."""
+    statuses = {words.get(entry.status, entry.status) for entry in group}
+    if len(statuses) == 1:
+        return statuses.pop()
+    return status_counts(group, words)
+
+
+def status_counts(group: RunGroup, words: Mapping[str, str] = STATUS_WORDS) -> str:
+    """Return the number of entries by status, for people, successful ones first: ``1 OOM, 2 failed``."""
+    counts = Counter(entry.status for entry in group)
+    texts = []
+    for status in sorted(counts, key=_status_order):
+        word = words.get(status, status)
+        texts.append(f"{counts[status]} {word}")
+    return ", ".join(texts)
+
+
+def _status_order(status: str) -> tuple[int, str]:
+    """Return a sort key: statuses as the record names them, others last."""
+    index = len(_STATUSES)
+    if status in _STATUSES:
+        index = _STATUSES.index(status)
+    return index, status
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def fact_value(group: RunGroup, column: Column) -> Any:
+    """Return the value that the runs share; if they differ, their values as text; None if no run knows it."""
+    values = distinct_values(column.get(entry) for entry in group)
+    if not values:
+        return None
+    if len(values) == 1:
+        return values[0]
+    if len(values) > _LISTED_VALUES:
+        return f"{values[0]} and {len(values) - 1} more"
+    return ", ".join(str(value) for value in values)
+
+
+def distinct_values(values: Iterable[Any]) -> list[Any]:
+    """Return the distinct ``values`` that are not None, in order."""
+    by_text: dict[str, Any] = {}
+    for value in values:
+        if value is not None:
+            by_text[repr(value)] = value  # options may be lists and mappings, which cannot be hashed
+    return list(by_text.values())
+
+
+def fact_phrase(column: Column, value: Any) -> str:
+    """Return a single fact as text: numbers, truth values and ``none`` come with their title."""
+    text = fact_text(value)
+    names_itself = isinstance(value, str) and value != "none"
+    if value is None or names_itself:
+        return text
+    return f"{column.title} {text}"
+
+
+def groups_differ(groups: Sequence[RunGroup], column: Column) -> bool:
+    """Return whether ``groups`` differ in a fact; groups with the same mixture of values do not."""
+    values = distinct_values(fact_value(group, column) for group in groups)
+    if len(values) != 1:
+        return len(values) > 1
+    # With one known value, a run that has not set the option differs; a run of which nothing is known does not.
+    return any(fact_value(group, column) is None and is_unset(group[0], column) for group in groups)
+
+
+def is_unset(entry: Entry, column: Column) -> bool:
+    """Return whether ``column`` is an option that the run certainly did not set."""
+    return column.option is not None and entry.config is not None and column.get(entry) is None
+
+
+def follows_from_size(groups: Sequence[RunGroup], column: Column) -> bool:
+    """Return whether ``column`` is a dimension that follows from the size of a preset, which has its own column."""
+    if column.name == "parameters":
+        return all(follows_from_size(groups, COLUMNS[name]) for name in DIMENSIONS)
+    if column.name not in DIMENSIONS:
+        return False
+    for group in groups:
+        size = fact_value(group, COLUMNS["size"])
+        if fact_value(group, column) != getattr(preset_of(size), column.name, None):
+            return False
+    return True
+
+
+def differing_options(entries: Iterable[Entry]) -> list[str]:
+    """Return the options that all configs have, but with different values."""
+    configs = [flat(entry.config) for entry in entries if entry.config is not None]
+    if not configs:
+        return []
+    paths = []
+    for path, value in configs[0].items():
+        if path in OF_EACH_RUN or path in SEEDS:
+            continue
+        in_all_configs = all(path in config for config in configs)
+        if in_all_configs and any(config[path] != value for config in configs):
+            paths.append(path)
+    return paths
+
+
+def overridden_options(groups: Iterable[RunGroup]) -> list[str]:
+    """Return the options that a sweep or a command line sets in any run."""
+    paths: dict[str, None] = {}
+    for group in groups:
+        for entry in group:
+            paths.update(dict.fromkeys(entry.overrides))
+    return list(paths)
+
+
+def mixed_facts(group: RunGroup) -> list[str]:
+    """Return the titles of facts that affect figures and in which the runs differ."""
+    if len(group) < 2:
+        return []
+    names = [*DIMENSIONS, *overridden_options([group]), *differing_options(group)]
+    facts = {fact.name: fact for fact in COMPARED}
+    for name in names:
+        fact = column(name)
+        facts[fact.name] = fact
+    runs = single_run_groups(group)
+    return [fact.title for fact in facts.values() if groups_differ(runs, fact)]
