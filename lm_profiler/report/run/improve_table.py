@@ -22,11 +22,13 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
 
     The interval of a single change ignores that it was chosen among many; the line of the total does not.
     """
-    rows = [_row(of) for of in record.tried]
+    rows = [_row(change) for change in record.tried]
+    headings = headings_of(TRIED_COLUMNS) if rows else []
     below = [headline(record), *_lines(record)]
     if folder is not None and (folder / IMPROVED_CONFIG).exists():
-        below.append(f"to run it: lm_profiler fit --config {quote(str(from_here(folder / IMPROVED_CONFIG)))}")
-    return Table(headings_of(TRIED_COLUMNS) if rows else [], rows, below=below, title=f"improve: {record.name}")
+        config = quote(str(from_here(folder / IMPROVED_CONFIG)))
+        below.append(f"to run it: lm_profiler fit --config {config}")
+    return Table(headings, rows, below=below, title=f"improve: {record.name}")
 
 
 def headline(record: ImproveRecord) -> str:
@@ -35,10 +37,12 @@ def headline(record: ImproveRecord) -> str:
         return "the first setting does not run to its end: nothing could be compared with it"
     if record.final is not None:
         return final_line(record.final)
-    if way := record.way:
-        before, after = way[0].step_s, way[-1].step_s
-        return f"step {_from_to(before, after)} ms, {ratio_text(before / after)} × as it was chosen, not compared anew"
-    if record.ended == "budget" and not any(of.pairs for of in record.tried):
+    if record.way:
+        before_s, after_s = record.way[0].step_s, record.way[-1].step_s
+        ratio = ratio_text(before_s / after_s)
+        return f"step {_from_to(before_s, after_s)} ms, {ratio} × as it was chosen, not compared anew"
+    has_compared = any(change.pairs for change in record.tried)
+    if record.ended == "budget" and not has_compared:
         return "nothing was tried: the budget is too short for a comparison"
     return _without_result(record)
 
@@ -59,54 +63,71 @@ def _without_result(record: ImproveRecord) -> str:
 
 def final_line(final: Final) -> str:
     """Return the total: ``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
-    around = f"[{ratio_text(final.low)}, {ratio_text(final.high)}]"
-    unsure = "" if final.low > 1.0 else "; that it is faster at all is not sure"
-    anew = f"measured anew in {counted(final.pairs, 'pair')}"
-    return f"step {_from_to(final.first_s, final.final_s)} ms, {ratio_text(final.ratio)} × {around}, {anew}{unsure}"
+    step = f"step {_from_to(final.first_s, final.final_s)} ms"
+    ratio = f"{ratio_text(final.ratio)} × [{ratio_text(final.low)}, {ratio_text(final.high)}]"
+    line = f"{step}, {ratio}, measured anew in {counted(final.pairs, 'pair')}"
+    is_sure = final.low > 1.0
+    return line if is_sure else f"{line}; that it is faster at all is not sure"
 
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
     """Return the step in ms and its interval for each point of the way, with as many digits as the first step."""
-    digits = digits_of(record.way[0].step_s) if record.way else 0
-    return [(ms_text(of.step_s, digits), _around(of.low_s, of.high_s, digits)) for of in record.way]
+    if not record.way:
+        return []
+    digits = digits_of(record.way[0].step_s)
+    return [(ms_text(point.step_s, digits), _interval(point.low_s, point.high_s, digits)) for point in record.way]
 
 
-def _around(low_s: float | None, high_s: float | None, digits: int) -> str:
-    return "" if low_s is None or high_s is None else f"[{ms_text(low_s, digits)}, {ms_text(high_s, digits)}]"
+def _interval(low_s: float | None, high_s: float | None, digits: int) -> str:
+    if low_s is None or high_s is None:
+        return ""
+    return f"[{ms_text(low_s, digits)}, {ms_text(high_s, digits)}]"
 
 
 def ratio_text(ratio: float) -> str:
     """Return a ratio with two decimals, or three near 1."""
-    return f"{ratio:.{2 if ratio >= _NEAR else 3}f}"
+    decimals = 2 if ratio >= _NEAR else 3
+    return f"{ratio:.{decimals}f}"
 
 
-def verdict_text(of: Tried) -> str:
+def verdict_text(change: Tried) -> str:
     """Return the verdict and whether the change was kept; ``being tried`` while there is none."""
-    return "being tried" if of.verdict is None else f"{of.verdict}, kept" if of.accepted else of.verdict
+    if change.verdict is None:
+        return "being tried"
+    if change.accepted:
+        return f"{change.verdict}, kept"
+    return change.verdict
 
 
-def saved_text(of: Tried) -> str:
+def saved_text(change: Tried) -> str:
     """Return the saved ms of a step with their interval, with as many digits as the step; empty where unknown."""
-    if of.saved_s is None or of.a_s is None:
+    if change.saved_s is None or change.a_s is None:
         return ""
-    digits = digits_of(of.a_s)
-    return f"{ms_text(of.saved_s, digits)} {_around(of.low_s, of.high_s, digits)}".rstrip()
+    digits = digits_of(change.a_s)
+    return f"{ms_text(change.saved_s, digits)} {_interval(change.low_s, change.high_s, digits)}".rstrip()
 
 
-def _row(of: Tried) -> list[TableCell]:
-    step = "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
-    at_most = "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
-    memory = "" if of.a_bytes is None or of.b_bytes is None else _bytes_from_to(of.a_bytes, of.b_bytes)
-    numerics = "" if of.numerics is None else numerics_text(of.numerics)
+def _row(change: Tried) -> list[TableCell]:
+    step = at_most = memory = numerics = style = ""
+    if change.a_s is not None and change.b_s is not None:
+        step = _from_to(change.a_s, change.b_s)
+    if change.ceiling_s is not None:
+        at_most = ms_text(change.ceiling_s, digits_of(change.a_s or change.ceiling_s))
+    if change.a_bytes is not None and change.b_bytes is not None:
+        memory = _bytes_from_to(change.a_bytes, change.b_bytes)
+    if change.numerics is not None:
+        numerics = numerics_text(change.numerics)
+    if change.verdict is not None:
+        style = _STYLES.get(change.verdict, "yellow")
     return [
-        TableCell(of.name, of.name),
-        TableCell(of.b_s, step),
-        TableCell(of.saved_s, saved_text(of), of.low_s, of.high_s),
-        TableCell(of.ceiling_s, at_most),
-        TableCell(of.pairs, str(of.pairs or "")),
-        TableCell(of.b_bytes, memory),
+        TableCell(change.name, change.name),
+        TableCell(change.b_s, step),
+        TableCell(change.saved_s, saved_text(change), change.low_s, change.high_s),
+        TableCell(change.ceiling_s, at_most),
+        TableCell(change.pairs, str(change.pairs or "")),
+        TableCell(change.b_bytes, memory),
         TableCell(numerics, numerics),
-        TableCell(of.verdict, verdict_text(of), style=_STYLES.get(of.verdict, "yellow") if of.verdict else ""),
+        TableCell(change.verdict, verdict_text(change), style=style),
     ]
 
 
@@ -119,38 +140,59 @@ def _from_to(before_s: float, after_s: float) -> str:
     return f"{ms_text(before_s, digits)} → {ms_text(after_s, digits)}"
 
 
-def numerics_text(of: Numerics) -> str:
+_TOLERANCE_WORDS = {True: "", False: "too much", None: "unknown"}
+
+
+def numerics_text(numerics: Numerics) -> str:
     """Return how far off loss and gradients are, and whether that is beyond the tolerance."""
-    known = {what: share for what, share in (("loss", of.loss), ("gradients", of.gradients)) if share is not None}
-    off = ", ".join(f"{what} {share * 100:.2g} %" for what, share in known.items() if share)
-    word = {True: "", False: "too much", None: "unknown"}[of.within]
-    return ": ".join(filter(None, (word, off))) or "nothing" * bool(known)
+    shares = {"loss": numerics.loss, "gradients": numerics.gradients}
+    texts = [f"{name} {share * 100:.2g} %" for name, share in shares.items() if share]
+    word = _TOLERANCE_WORDS[numerics.within]
+    if word and texts:
+        return f"{word}: {', '.join(texts)}"
+    if word or texts:
+        return word or ", ".join(texts)
+    is_known = any(share is not None for share in shares.values())
+    return "nothing" if is_known else ""
 
 
 def _lines(record: ImproveRecord) -> Iterator[str]:
+    """Yield the lines below the headline: how it ended, what was not tried, and the notes."""
     yield _end(record)
     if record.first_s is not None and not record.way:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
-    first, last = (None, None) if record.final is None else (record.final.first_bytes, record.final.final_bytes)
-    if first is not None and last is not None and abs(last - first) > MARGIN * first:
-        yield f"memory {_bytes_from_to(first, last)}"
+    if record.final is not None and _memory_changed(record.final):
+        yield f"memory {_bytes_from_to(record.final.first_bytes or 0, record.final.final_bytes or 0)}"
     if record.left:
-        yield f"not tried{' yet' * (record.ended == 'unfinished')}: {', '.join(record.left)}"
-    yield from (f"{of.name}: {of.why}" for of in record.tried if of.why)
-    yield from (
-        f"{of.name} may change the results: {of.may_change}" for of in record.tried if of.accepted and of.may_change
-    )
-    yield from (f"note: {note}" for note in record.notes)
+        title = "not tried yet" if record.ended == "unfinished" else "not tried"
+        yield f"{title}: {', '.join(record.left)}"
+    for change in record.tried:
+        if change.why:
+            yield f"{change.name}: {change.why}"
+    for change in record.tried:
+        if change.accepted and change.may_change:
+            yield f"{change.name} may change the results: {change.may_change}"
+    for note in record.notes:
+        yield f"note: {note}"
+
+
+def _memory_changed(final: Final) -> bool:
+    """Return whether the final setting needs notably more or less memory than the first; not where it is unknown."""
+    if final.first_bytes is None or final.final_bytes is None:
+        return False
+    return abs(final.final_bytes - final.first_bytes) > MARGIN * final.first_bytes
+
+
+_ENDINGS = {
+    "done": "all was tried",
+    "budget": "the budget has no room for more",
+    "interrupted": "interrupted: the same call resumes it",
+    "unfinished": "it is still running, or its process was killed: the same call resumes it",
+}
 
 
 def _end(record: ImproveRecord) -> str:
-    compared = {of.name for of in record.tried if of.verdict != "REFUSED"}
+    compared = {change.name for change in record.tried if change.verdict != "REFUSED"}
     tried = f"{counted(len(compared), 'change')} tried in {counted(record.runs, 'run')}"
     spent = f"{duration_text(record.elapsed_s)} of a budget of {duration_text(record.budget_s)}"
-    words = {
-        "done": "all was tried",
-        "budget": "the budget has no room for more",
-        "interrupted": "interrupted: the same call resumes it",
-        "unfinished": "it is still running, or its process was killed: the same call resumes it",
-    }
-    return f"{tried}, {spent}; {words.get(record.ended, record.ended)}"
+    return f"{tried}, {spent}; {_ENDINGS.get(record.ended, record.ended)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
@@ -28,102 +29,163 @@ def kernel_answers(
 ) -> list[tuple[str, str]]:
     """Return questions about the kernels and answers; ``forward_s`` is the forward pass as timed without a profiler."""
     # Names come from the table's rows, without the rows that were left out (``rest``).
-    if not _phases_s(table, table.phases):
-        return []  # nothing was traced
+    nothing_was_traced = _phases_s(table, table.phases) == 0.0
+    if nothing_was_traced:
+        return []
     answers = [*_forward(table, forward_s), *_largest_of_passes(table), *_beside_matmuls(table)]
     products = _shares(table, "matmul")
-    if any("attention" in phase.kinds for phase in table.phases.values()):
+    has_fused_attention = any("attention" in phase.kinds for phase in table.phases.values())
+    if has_fused_attention:
         products += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
     answers.append(("matrix products", products))
-    lines = ((phase, _attention(table, phase, head_width)) for phase in _PASSES)
-    return answers + [(f"attention, {phase}", line) for phase, line in lines if line]
+    for phase in _PASSES:
+        attention = _attention(table, phase, head_width)
+        if attention:
+            answers.append((f"attention, {phase}", attention))
+    return answers
 
 
 def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
-    traced_s = _phases_s(table, ["forward"]) if "forward" in table.phases else 0.0
+    if "forward" not in table.phases:
+        return []
+    traced_s = _phases_s(table, ["forward"])
     if not traced_s:
         return []
     kind = "kernels" if table.source == "kernels" else "operators"
     busy = _ms_with_unit(table, table.phases["forward"].busy_s)
-    line = f"{_ms_with_unit(table, traced_s)} traced, {kind} {busy} of it"
+    answer = f"{_ms_with_unit(table, traced_s)} traced, {kind} {busy} of it"
     if timed_s:
         timed = TIMES["step"].show(timed_s)
-        line += f"; {timed} timed without a profiler, {traced_s / table.steps / timed_s:.2f} times as long traced"
-    return [("forward in all", line)]
+        times_as_long = traced_s / table.steps / timed_s
+        answer += f"; {timed} timed without a profiler, {times_as_long:.2f} times as long traced"
+    return [("forward in all", answer)]
 
 
 def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
-    answers, names = [], list[str]()
-    for part, phases in (*((phase, [phase]) for phase in _PASSES), ("the step", list(table.phases))):
+    """Return the largest kernel of each pass and of the step."""
+    phases_of_part = {phase: [phase] for phase in _PASSES if phase in table.phases}
+    phases_of_part["the step"] = list(table.phases)
+    answers = []
+    names: list[str] = []
+    for part, phases in phases_of_part.items():
         sums = _by_name(row for row in table.rows if row.phase in phases)
-        whole_s = _phases_s(table, [phase for phase in phases if phase in table.phases])
-        if sums and whole_s:
-            name, (total_s, count) = max(sums.items(), key=lambda item: item[1][0])
-            again = "again " if name in names else ""
-            names.append(name)
-            calls = count / table.steps
-            each = f"{calls:g} call{'' if calls == 1 else 's'} of {total_s / max(count, 1) * 1e6:,.0f} µs"
-            line = f"{again}{name}: {_ms_with_unit(table, total_s)}, {total_s / whole_s:.1%} of it, {each}"
-            answers.append((f"largest in {part}", line))
+        part_s = _phases_s(table, phases)
+        if not sums or not part_s:
+            continue
+        largest = max(sums, key=lambda name: sums[name].total_s)
+        kernel = sums[largest]
+        again = "again " if largest in names else ""
+        names.append(largest)
+        calls = kernel.calls / table.steps
+        word = "call" if calls == 1 else "calls"
+        call_us = kernel.total_s / max(kernel.calls, 1) * 1e6
+        share = kernel.total_s / part_s
+        answer = f"{again}{largest}: {_ms_with_unit(table, kernel.total_s)}, {share:.1%} of it"
+        answers.append((f"largest in {part}", f"{answer}, {calls:g} {word} of {call_us:,.0f} µs"))
     return answers
 
 
-def _by_name(rows: Iterable[KernelRow]) -> dict[str, tuple[float, int]]:
-    sums: dict[str, tuple[float, int]] = {}
+class _KernelSum(NamedTuple):
+    """All calls of one kernel."""
+
+    total_s: float = 0.0
+    calls: int = 0
+
+
+def _by_name(rows: Iterable[KernelRow]) -> dict[str, _KernelSum]:
+    sums: dict[str, _KernelSum] = {}
     for row in rows:
-        total_s, count = sums.get(row.name, (0.0, 0))
-        sums[row.name] = total_s + row.total_s, count + row.count
+        earlier = sums.get(row.name, _KernelSum())
+        sums[row.name] = _KernelSum(earlier.total_s + row.total_s, earlier.calls + row.count)
     return sums
 
 
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
-    rows = (row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention"))
-    sums = sorted(_by_name(rows).items(), key=lambda item: -item[1][0])
-    whole_s = _phases_s(table, ["forward"]) if sums else 0.0
-    large = [
-        f"{shortened(_NOISE.sub('', name))} {total_s / whole_s:.1%}"
-        for name, (total_s, _) in sums[:_NAMED]
-        if total_s > _SIGNIFICANT * whole_s
-    ]
-    return [("beside matrix products in forward", ", ".join(large))] if large else []
+    """Return the largest kernels of forward that are neither matrix products nor fused attention."""
+    rows = [row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention")]
+    sums = _by_name(rows)
+    if not sums:
+        return []
+    forward_s = _phases_s(table, ["forward"])
+    by_size = sorted(sums, key=lambda name: sums[name].total_s, reverse=True)
+    texts = []
+    for name in by_size[:_NAMED]:
+        total_s = sums[name].total_s
+        if total_s > _SIGNIFICANT * forward_s:
+            short_name = shortened(_NOISE.sub("", name))
+            texts.append(f"{short_name} {total_s / forward_s:.1%}")
+    return [("beside matrix products in forward", ", ".join(texts))] if texts else []
 
 
 def _shares(table: KernelTable, kind: Kind) -> str:
-    passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
-    parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
-    return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
+    """Return the share of ``kind`` in each pass and in the step."""
+    phases_of_part = {}
+    for phase in _PASSES:
+        if phase in table.phases and _phases_s(table, [phase]):
+            phases_of_part[phase] = [phase]
+    phases_of_part["the step"] = list(table.phases)
+    texts = []
+    for part, phases in phases_of_part.items():
+        share = kind_s(table, phases, kind) / _phases_s(table, phases)
+        texts.append(f"{share:.1%} of {part}")
+    return ", ".join(texts)
 
 
 def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
-    types = [(row.module, row.module_type) for row in table.rows if row.module and row.module_type]
-    own = {module for module, type_ in types if _ATTENTION.search(type_)}
-    below = tuple(f"{module}." for module in own)
+    """Return what attention's own modules, and the projections below them, take in a pass; None if nothing."""
+    attention_modules = set()
+    for row in table.rows:
+        if row.module and row.module_type and _ATTENTION.search(row.module_type):
+            attention_modules.add(row.module)
+    below_attention = tuple(f"{module}." for module in attention_modules)
     rows = [row for row in table.rows if row.phase == phase]
-    inside = [row for row in rows if row.module in own]
-    softmax_s, products_s = (_total(row for row in inside if row.kind == kind) for kind in ("softmax", "matmul"))
-    fused_s, part = _total(row for row in rows if row.kind == "attention"), "products of scores and values"
-    times = {
+    own_rows = [row for row in rows if row.module in attention_modules]
+    softmax_s = _total(row for row in own_rows if row.kind == "softmax")
+    products_s = _total(row for row in own_rows if row.kind == "matmul")
+    fused_s = _total(row for row in rows if row.kind == "attention")
+    projection_rows = []
+    for row in rows:
+        is_own = row.module in attention_modules
+        if row.module and not is_own and row.module.startswith(below_attention):
+            projection_rows.append(row)
+
+    is_written_out = softmax_s or not fused_s
+    products_name = "products of scores and values"
+    if not is_written_out:  # the projections of nn.MultiheadAttention itself
+        products_name = "its own matmuls"
+    times_s = {
         "softmax and products fused": fused_s,
         "softmax": softmax_s,
-        part if softmax_s or not fused_s else "its own matmuls": products_s,  # of nn.MultiheadAttention: projections
-        "projections": _total(r for r in rows if r.module and r.module not in own and r.module.startswith(below)),
+        products_name: products_s,
+        "projections": _total(projection_rows),
     }
-    answers = [f"{name} {_ms_with_unit(table, seconds)}" for name, seconds in times.items() if seconds]
+    answers = [f"{name} {_ms_with_unit(table, seconds)}" for name, seconds in times_s.items() if seconds]
     if softmax_s and products_s:
-        line = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
+        comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
         if head_width and phase == "forward":  # either product takes 2 FLOPs for each score and number of a query
-            line += f", for {_SOFTMAX_FLOPS / (4 * head_width):.3f} times their FLOPs"
-        answers.append(line)
-    return "; ".join(answers) or None
+            flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
+            comparison += f", for {flops_ratio:.3f} times their FLOPs"
+        answers.append(comparison)
+    if not answers:
+        return None
+    return "; ".join(answers)
 
 
 def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
-    of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
-    return sum(time.total_s for time in of_phases if time is not None)
+    """Return the seconds of a kind of kernel in ``phases``, over all traced steps."""
+    seconds = 0.0
+    for phase in phases:
+        time = table.phases[phase].kinds.get(kind)
+        if time is not None:
+            seconds += time.total_s
+    return seconds
 
 
 def _phases_s(table: KernelTable, phases: Iterable[str]) -> float:
-    return sum(table.phases[phase].busy_s + table.phases[phase].idle_s for phase in phases)
+    seconds = 0.0
+    for phase in phases:
+        seconds += table.phases[phase].busy_s + table.phases[phase].idle_s
+    return seconds
 
 
 def _total(rows: Iterable[KernelRow]) -> float:
@@ -137,8 +199,10 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
     """Return tables of ms per step by phase and kind, and of the largest kernels, and the answers about them."""
     answers = [f"{question}: {answer}" for question, answer in kernel_answers(table, forward_s, head_width)]
+    largest = kernels_table(table, _LARGEST, is_short=True)
     left_out = left_out_line(table, _LARGEST)
-    largest = replace(kernels_table(table, _LARGEST, is_short=True), below=[left_out] if left_out else [])
+    if left_out:
+        largest = replace(largest, below=[left_out])
     return [kinds_table(table), largest, Table(above=answers)]
 
 
@@ -146,12 +210,22 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
     """Return a row for each phase and kind, and for each phase's idle time, per step; ``share`` is of the step."""
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
-        kinds = [(kind, time.count, time.total_s) for kind, time in times.kinds.items()]
-        for kind, count, total_s in (*kinds, (IDLE, None, times.idle_s)):
-            calls = None if count is None else count / table.steps
-            share = total_s / table.window_s
-            rows.append({"phase": phase, "kind": kind, "calls": calls, "time_s": total_s / table.steps, "share": share})
+        for kind, time in times.kinds.items():
+            rows.append(_kind_row(table, phase, kind, time.total_s, time.count / table.steps))
+        rows.append(_kind_row(table, phase, IDLE, times.idle_s, None))
     return rows
+
+
+def _kind_row(
+    table: KernelTable, phase: str, kind: str, total_s: float, calls: float | None
+) -> dict[str, str | int | float | None]:
+    return {
+        "phase": phase,
+        "kind": kind,
+        "calls": calls,
+        "time_s": total_s / table.steps,
+        "share": total_s / table.window_s,
+    }
 
 
 def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lm_profiler.record.figure import digits_of, ms_text, share_text
@@ -36,24 +36,39 @@ class Rung:
     @property
     def signed_text(self) -> str:
         """The text with its sign; the ideal, which begins at 0, has none."""
-        return self.text if self.term.name == "ideal" or self.text.startswith("-") else f"+{self.text}"
+        has_own_sign = self.term.name == "ideal" or self.text.startswith("-")
+        return self.text if has_own_sign else f"+{self.text}"
 
     @property
     def pieces(self) -> dict[str, float]:
         """Its seconds by phase, in the order of a step; seconds of no known phase have an empty name."""
-        known = {part: seconds for part in PARTS if (seconds := self.term.phases.get(part))}
-        rest = self.term.seconds - sum(known.values())
-        return known | ({"": rest} if abs(rest) > _NOTHING * abs(self.term.seconds) else {})
+        pieces = _in_order_of_step(self.term.phases)
+        rest_s = self.term.seconds - sum(pieces.values())
+        if abs(rest_s) > _NOTHING * abs(self.term.seconds):
+            pieces[""] = rest_s
+        return pieces
+
+
+def _in_order_of_step(seconds_by_part: Mapping[str, float]) -> dict[str, float]:
+    """Return the parts that took time, in the order of a step."""
+    ordered = {}
+    for part in PARTS:
+        seconds = seconds_by_part.get(part)
+        if seconds:
+            ordered[part] = seconds
+    return ordered
 
 
 def rungs(fall: Waterfall) -> list[Rung]:
     """Return the terms whose text is not 0, in the record's order, and always the ideal and the unexplained."""
-    drawn, start_s = [], 0.0
+    shown_rungs = []
+    start_s = 0.0
     for term, text in zip(fall.terms, _term_texts(fall), strict=True):
-        if text.strip("-0.,") or term.name in _ENDS:
-            drawn.append(Rung(term, start_s, text, title_in(fall, term.name)))
+        is_zero = not text.strip("-0.,")
+        if not is_zero or term.name in _ENDS:
+            shown_rungs.append(Rung(term, start_s, text, title_in(fall, term.name)))
         start_s += term.seconds
-    return drawn
+    return shown_rungs
 
 
 def title_in(fall: Waterfall, name: str) -> str:
@@ -92,89 +107,115 @@ def of_the_step(record: RunRecord) -> dict[str, float]:
     """Return the seconds of each phase in the step that the terms add up to; empty where they are unknown."""
     fall = record.waterfall
     if fall is not None and fall.step_phases:
-        return {part: seconds for part in PARTS if (seconds := fall.step_phases.get(part))}
+        return _in_order_of_step(fall.step_phases)
     # Records of earlier versions have only the shares of the mean step.
     step_s = fall.step_s if fall is not None else 0.0
-    return {part: share * step_s for part in PARTS if (share := record.shares.get(part))}
+    shares = _in_order_of_step(record.shares)
+    return {part: share * step_s for part, share in shares.items()}
 
 
 def step_text(fall: Waterfall) -> str:
     """Return the step in ms with its interval, to four digits, as ``report`` shows it everywhere."""
-    ends = () if fall.ci_low is None or fall.ci_high is None else (fall.ci_low, fall.ci_high)
-    return TIMES["step"].rounded(fall.step_s, *ends)
+    if fall.ci_low is None or fall.ci_high is None:
+        return TIMES["step"].rounded(fall.step_s)
+    return TIMES["step"].rounded(fall.step_s, fall.ci_low, fall.ci_high)
 
 
 def _term_texts(fall: Waterfall) -> list[str]:
     """Return the time of each term in ms with the step's digits; the texts add up to that of the step."""
     # The largest-remainder method: round all down, then give the missing units to those that lost most.
-    digits, scale = digits_of(fall.step_s), TIMES["step"].scale
-    units = [term.seconds * scale * 10**digits for term in fall.terms]
-    whole = [math.floor(unit) for unit in units]
-    missing = round(fall.step_s * scale * 10**digits) - sum(whole)
-    if not 0 <= missing <= len(units):  # a foreign record, whose terms do not add up
+    digits = digits_of(fall.step_s)
+    units_per_second = TIMES["step"].scale * 10**digits  # a unit is one of the last digit
+    exact_units = [term.seconds * units_per_second for term in fall.terms]
+    whole_units = [math.floor(units) for units in exact_units]
+    missing_units = round(fall.step_s * units_per_second) - sum(whole_units)
+    adds_up = 0 <= missing_units <= len(exact_units)
+    if not adds_up:  # a foreign record
         return [ms_text(term.seconds, digits) for term in fall.terms]
-    for at in sorted(range(len(units)), key=lambda at: whole[at] - units[at])[:missing]:
-        whole[at] += 1
-    return [f"{unit / 10**digits:,.{digits}f}" for unit in whole]
+    lost = [exact - whole for exact, whole in zip(exact_units, whole_units, strict=True)]
+    by_loss = sorted(range(len(lost)), key=lambda index: lost[index], reverse=True)
+    for index in by_loss[:missing_units]:
+        whole_units[index] += 1
+    return [f"{units / 10**digits:,.{digits}f}" for units in whole_units]
 
 
 def why_lines(record: RunRecord) -> list[str]:
     """Return the mean step as a sum in one line: the ideal, the others by their size, the small ones as one."""
     fall = record.waterfall
-    if fall is None or not fall.terms:
-        asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
-        return [f"why: unknown: {missing(record)}"] if asked else []
+    if fall is None:
+        was_asked_for = record.status == "ok" and record.steps_planned.get("trace")
+        return [f"why: unknown: {missing(record)}"] if was_asked_for else []
+    if not fall.terms:
+        return []
     if record.contended:
         return [f"why: no sum here: {NO_SUM}"]
-    drawn = rungs(fall)
-    between = [of for of in drawn if of.term.name not in _ENDS]
-    small = [of for of in between if of.term.seconds < _SMALL * fall.step_s]
-    small = small if len(small) > 1 else []
-    told = [(of.title, of.text) for of in sorted(between, key=lambda of: -of.term.seconds) if of not in small]
+    all_rungs = rungs(fall)
+    ideal, *unexplained = [rung for rung in all_rungs if rung.term.name in _ENDS]
+    between = [rung for rung in all_rungs if rung.term.name not in _ENDS]
+    between.sort(key=lambda rung: rung.term.seconds, reverse=True)
+    small = [rung for rung in between if rung.term.seconds < _SMALL * fall.step_s]
+    if len(small) == 1:
+        small = []
+
+    terms = [f"{ideal.text} {ideal.title}"]
+    for rung in between:
+        if rung not in small:
+            terms.append(_with_sign(rung.text, rung.title))
     if small:
-        total = sum(float(of.text.replace(",", "")) for of in small)
-        told.append(("smaller terms", f"{total:,.{digits_of(fall.step_s)}f}"))
-    first, *last = ((of.title, of.text) for of in drawn if of.term.name in _ENDS)
-    signed = ((text.startswith("-"), text.removeprefix("-"), title) for title, text in [*told, *last])
-    terms = [f"{first[1]} {first[0]}", *(f"{'+-'[negative]} {text} {title}" for negative, text, title in signed)]
-    shown, bracket, interval = step_text(fall).partition(" [")
-    return [f"why: {shown} ms{bracket}{interval} = {' '.join(terms)}"]
+        total_ms = sum(float(rung.text.replace(",", "")) for rung in small)
+        terms.append(_with_sign(f"{total_ms:,.{digits_of(fall.step_s)}f}", "smaller terms"))
+    terms += [_with_sign(rung.text, rung.title) for rung in unexplained]
+    mean, bracket, interval = step_text(fall).partition(" [")
+    return [f"why: {mean} ms{bracket}{interval} = {' '.join(terms)}"]
+
+
+def _with_sign(text: str, title: str) -> str:
+    if text.startswith("-"):
+        return f"- {text.removeprefix('-')} {title}"
+    return f"+ {text} {title}"
 
 
 def ceiling_text(fall: Waterfall, term: Term) -> str:
     """Return the most ms that could be saved in ``term``; empty if nothing could, or too much is unexplained."""
     if not term.at_most_s or unsure(fall):
         return ""
-    whole = math.isclose(term.at_most_s, term.seconds)  # then both print the same
-    return _term_texts(fall)[fall.terms.index(term)] if whole else ms_text(term.at_most_s, digits_of(fall.step_s))
+    is_whole_term = math.isclose(term.at_most_s, term.seconds)
+    if is_whole_term:  # then both print the same
+        return _term_texts(fall)[fall.terms.index(term)]
+    return ms_text(term.at_most_s, digits_of(fall.step_s))
 
 
 def ends_text(fall: Waterfall, term: Term) -> str:
     """Return the least and the most ms of ``term`` in the traced steps; empty where one was traced."""
-    ends = [ms_text(end, digits_of(fall.step_s)) for end in (term.low_s, term.high_s) if end is not None]
-    return f"{' to '.join(ends)} ms in {fall.traced_steps} traced steps" if ends else ""
+    if term.low_s is None or term.high_s is None:
+        return ""
+    digits = digits_of(fall.step_s)
+    return f"{ms_text(term.low_s, digits)} to {ms_text(term.high_s, digits)} ms in {fall.traced_steps} traced steps"
 
 
 def unsure(fall: Waterfall) -> str:
     """Return why no ceiling is shown; empty where ceilings are shown."""
-    rest = sum(term.seconds for term in fall.terms if term.name == "unexplained") / (fall.step_s or 1.0)
-    if abs(rest) <= _UNSURE:
+    unexplained_s = sum(term.seconds for term in fall.terms if term.name == "unexplained")
+    share = unexplained_s / (fall.step_s or 1.0)
+    if abs(share) <= _UNSURE:
         return ""
-    if rest < 0:
-        return f"unknown, as the traced steps took {-rest:.0%} more than the measured"
-    return f"unknown, as {rest:.0%} of the step is unexplained"
+    if share < 0:
+        return f"unknown, as the traced steps took {-share:.0%} more than the measured"
+    return f"unknown, as {share:.0%} of the step is unexplained"
 
 
 def missing(record: RunRecord) -> str:
     """Return the first thing that the run's waterfall lacks, and how to get it."""
-    use, failed = record.utilisation, record.failure
+    use, failure = record.utilisation, record.failure
     if record.status != "ok":
-        why = f": {failed.type} in {failed.where}" if failed is not None else ""
-        return f"the run ended before it could be taken apart ({record.status}{why})."
+        reason = "" if failure is None else f": {failure.type} in {failure.where}"
+        return f"the run ended before it could be taken apart ({record.status}{reason})."
     if not record.steps.get("trace"):
-        planned = record.steps_planned.get("trace")
+        planned_steps = record.steps_planned.get("trace")
+        if not planned_steps:
+            return "no step was traced. Run it again with --trace.steps=2."
         stages = f"Let the loop run for all stages: {sum(record.steps_planned.values())} steps or more."
-        return f"no step was traced, of {planned} planned. {stages}" if planned else _TRACE
+        return f"no step was traced, of {planned_steps} planned. {stages}"
     if use is None:
         return "the FLOPs of a step are unknown; a note says why, or run it again with --memory.steps=1."
     if use.dtype is None:
@@ -184,8 +225,6 @@ def missing(record: RunRecord) -> str:
     return "a note of the run says why, or an earlier version ran it."
 
 
-_TRACE = "no step was traced. Run it again with --trace.steps=2."
-
 _MOST_CONTRIBUTORS = 5
 _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 
@@ -193,54 +232,86 @@ _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 def waterfall_tables(record: RunRecord) -> list[Table]:
     """Return tables of the terms and of the largest contributors of each; none without a waterfall."""
     fall = record.waterfall
-    return [] if fall is None else [table for table in (_terms_table(fall), _largest_contributors(fall)) if table.rows]
+    if fall is None:
+        return []
+    tables = [_terms_table(fall), _largest_contributors(fall)]
+    return [table for table in tables if table.rows]
 
 
 def _terms_table(fall: Waterfall) -> Table:
     """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
     name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
-    ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # one traced step, or an older record
-    there = {part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)}
+    has_ends = any(term.low_s is not None for term in fall.terms)  # none for one traced step, or an older record
+    ends = [low, high] if has_ends else []
+    phase_columns = {}
+    for part, column in zip(PARTS, phases, strict=True):
+        if any(term.phases.get(part) for term in fall.terms):
+            phase_columns[part] = column
     headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
-    headings += headings_of((*ends, at_most, *there.values()))
-    digits, rows = digits_of(fall.step_s), []
+    headings += headings_of((*ends, at_most, *phase_columns.values()))
+
+    digits = digits_of(fall.step_s)
+    rows = []
     for term, text in zip(fall.terms, _term_texts(fall), strict=True):
-        told = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
+        row = [text_cell(title_in(fall, term.name))]
         if term.name in fall.untold:
-            told = [TableCell(text="unknown"), TableCell()]
-        told += [_ms(of.get(term), digits) for of in ends]
-        ceiling = TableCell(term.at_most_s, ceiling_text(fall, term))
-        by_phase = [_ms(term.phases.get(part), digits) for part in there]
-        rows.append([text_cell(title_in(fall, term.name)), *told, ceiling, *by_phase])
-    step = [text_cell("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
-    bold: Sequence[TableCell] = [TableCell(cell.value, cell.text, style="bold") for cell in step]
-    rows.append([*bold, *[text_cell("")] * (len(headings) - len(step))])
-    told_by = f"from, to: what each of the {fall.traced_steps} traced steps alone would tell; no interval"
-    below = [told_by] * bool(ends) + [f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}"]
-    return Table(headings, rows, below=[*below, *(f"note: {n}" for n in fall.notes)])
+            row += [TableCell(text="unknown"), TableCell()]
+        else:
+            row += [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
+        row += [_ms(end.get(term), digits) for end in ends]
+        row.append(TableCell(term.at_most_s, ceiling_text(fall, term)))
+        row += [_ms(term.phases.get(part), digits) for part in phase_columns]
+        rows.append(row)
+    rows.append(_step_row(fall, columns=len(headings)))
+
+    below = []
+    if has_ends:
+        below.append(f"from, to: by each of the {fall.traced_steps} traced steps alone; no interval")
+    below.append(f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}")
+    below += [f"note: {note}" for note in fall.notes]
+    return Table(headings, rows, below=below)
+
+
+def _step_row(fall: Waterfall, columns: int) -> list[TableCell]:
+    share = _share(fall.step_s, fall.step_s)
+    cells = [
+        TableCell(None, "step", style="bold"),
+        TableCell(fall.step_s, step_text(fall), style="bold"),
+        TableCell(share.value, share.text, style="bold"),
+    ]
+    empty_cells = [text_cell("")] * (columns - len(cells))
+    return cells + empty_cells
 
 
 def _largest_contributors(fall: Waterfall) -> Table:
-    rows, left = [], 0
+    """Return a row for each of the largest contributors of each term."""
+    rows = []
+    rows_left = 0
     for term in fall.terms:
-        of_term = contributors(term, fall).rows
-        left += len(of_term[_MOST_CONTRIBUTORS:])
-        rows += [[text_cell(title_in(fall, term.name)), *row] for row in of_term[:_MOST_CONTRIBUTORS]]
+        term_cell = text_cell(title_in(fall, term.name))
+        contributor_rows = contributors(term, fall).rows
+        for row in contributor_rows[:_MOST_CONTRIBUTORS]:
+            rows.append([term_cell, *row])
+        rows_left += len(contributor_rows[_MOST_CONTRIBUTORS:])
     headings = [Heading("term", "term"), *headings_of(_CONTRIBUTOR)]
-    return Table(headings, rows, below=[f"and {left:,} smaller ones"] if left else [])
+    below = [f"and {rows_left:,} smaller ones"] if rows_left else []
+    return Table(headings, rows, below=below)
 
 
 def contributors(term: Term, fall: Waterfall) -> Table:
+    """Return a row for each contributor of ``term``, the largest first."""
     digits = digits_of(fall.step_s)
     rows = []
-    for of in sorted(term.contributors, key=lambda of: -of.seconds):
-        times = TableCell(of.count, f"{of.count:,g}")
-        rows.append([text_cell(of.module), text_cell(of.what), times, _ms(of.seconds, digits), text_cell(of.detail)])
+    for part in sorted(term.contributors, key=lambda part: part.seconds, reverse=True):
+        count = TableCell(part.count, f"{part.count:,g}")
+        seconds = _ms(part.seconds, digits)
+        rows.append([text_cell(part.module), text_cell(part.what), count, seconds, text_cell(part.detail)])
     return Table(headings_of(_CONTRIBUTOR), rows)
 
 
 def _ms(seconds: float | None, digits: int) -> TableCell:
-    return TableCell(seconds, ms_text(seconds, digits) if seconds else "")
+    text = ms_text(seconds, digits) if seconds else ""
+    return TableCell(seconds, text)
 
 
 def _share(seconds: float, step_s: float) -> TableCell:
