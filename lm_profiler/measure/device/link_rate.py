@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ _BYTES = 4  # float32
 # torch 2.13 has renamed both, and warns of the old names.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_FEWEST = 6  # the interval of a median needs six times
+_FEWEST_REPEATS = 6  # the interval of a median needs six times
 _TIMEOUT = timedelta(minutes=1)  # if a rank hangs, collectives of the others end in an error that names it
 
 
 @dataclass(frozen=True)
 class LinkRequest:
-    """What each rank measures: every one of ``ops`` at every one of ``sizes_bytes``."""
+    """What each rank measures: all ``ops`` at all ``sizes_bytes``."""
 
     backend: str  # gloo (on the CPU) or nccl (rank r on GPU r)
     ranks: int  # how many there are
@@ -37,7 +37,7 @@ class LinkRequest:
 
 
 class LinkRow(NamedTuple):
-    """``seconds`` of each repeat, on the rank that took longest; ``unknown`` says why there are none."""
+    """``seconds`` of each repeat, on the rank that took longest; ``unknown`` is the reason if there are none."""
 
     op: str
     size_bytes: int
@@ -45,86 +45,114 @@ class LinkRow(NamedTuple):
     unknown: str | None = None
 
 
-def time_links(asked: LinkRequest, rank: int, send: Callable[[LinkRow], object]) -> None:
-    """Measure as one of ``asked.ranks`` ranks; rank 0 sends each row as soon as it is known.
+def time_links(request: LinkRequest, rank: int, send: Callable[[LinkRow], object]) -> None:
+    """Measure as one of ``request.ranks`` ranks; rank 0 sends each row as soon as it is known.
 
     Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
     """
-    device = torch.device("cuda", rank) if asked.backend == "nccl" else torch.device("cpu")
+    device = torch.device("cuda", rank) if request.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    server = dist.TCPStore("localhost", asked.port, is_master=False)  # type: ignore[attr-defined]  # the stubs lack it
-    store = dist.PrefixStore(asked.name, server)  # type: ignore[attr-defined]  # as above
-    dist.init_process_group(asked.backend, store=store, rank=rank, world_size=asked.ranks, timeout=_TIMEOUT)
-    for op in asked.ops:
-        for size_bytes in asked.sizes_bytes:
-            row = _row(asked, op, size_bytes, device, rank)
+    server = dist.TCPStore("localhost", request.port, is_master=False)  # type: ignore[attr-defined]  # the stubs lack it
+    store = dist.PrefixStore(request.name, server)  # type: ignore[attr-defined]  # as above
+    dist.init_process_group(request.backend, store=store, rank=rank, world_size=request.ranks, timeout=_TIMEOUT)
+    for op in request.ops:
+        for size_bytes in request.sizes_bytes:
+            row = _row(request, op, size_bytes, device, rank)
             if rank == 0:
                 send(row)
 
 
-def _row(asked: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int) -> LinkRow:
+def _row(request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int) -> LinkRow:
     # All tensors have whole parts for the ranks, as those of nccl-tests.
-    part = max(size_bytes // _BYTES // asked.ranks, 1)
-    size_bytes = part * asked.ranks * _BYTES
-    available = available_bytes(device)
-    needed = 2 * size_bytes * (asked.ranks if device.type == "cpu" else 1)
-    if _most(float(available is not None and needed > available), device):
+    part = max(size_bytes // _BYTES // request.ranks, 1)
+    size_bytes = part * request.ranks * _BYTES
+    if _lacks_memory_on_a_rank(request, size_bytes, device):
         return LinkRow(op, size_bytes, unknown="the tensors do not fit into the memory that is free")
-    call, is_right = _collective(op, part, asked.ranks, rank, device)
+    collective = _collective(op, part, request.ranks, rank, device)
     try:
-        call()
+        collective.call()
     except RuntimeError as error:  # gloo lacks some
         dist.barrier()  # raises again if a rank is gone, which is not a missing operation
         return LinkRow(op, size_bytes, unknown=str(error).splitlines()[0][:100])
-    if not is_right():
+    if not collective.has_right_result():
         raise RuntimeError(f"{op} of {size_bytes} bytes: wrong result")
-    return LinkRow(op, size_bytes, tuple(_times(asked, call, device)))
+    return LinkRow(op, size_bytes, _slowest_seconds(request, collective.call, device))
 
 
-def _times(asked: LinkRequest, call: Callable[[], object], device: torch.device) -> Iterator[float]:
-    watch = Stopwatch(device)
+def _lacks_memory_on_a_rank(request: LinkRequest, size_bytes: int, device: torch.device) -> bool:
+    available = available_bytes(device)
+    needed = 2 * size_bytes
+    if device.type == "cpu":  # all ranks share it
+        needed *= request.ranks
+    is_short = available is not None and needed > available
+    return _maximum_over_ranks(float(is_short), device) > 0.0
 
-    def once() -> float:
+
+def _slowest_seconds(request: LinkRequest, call: Callable[[], object], device: torch.device) -> tuple[float, ...]:
+    """Return the seconds of each repeat of ``call``, on the rank that took longest."""
+    stopwatch = Stopwatch(device)
+
+    def time_call() -> float:
         dist.barrier()
-        return watch(call)
+        return stopwatch(call)
 
-    once_s = _most(once(), device)  # a second warm-up, which shows how many repeats fit into the budget
-    repeats = max(min(asked.repeats, int(asked.budget_s / max(once_s, 1e-9))), _FEWEST)
-    seconds = torch.tensor([once() for _ in range(repeats)], dtype=torch.float64, device=device)
+    # A second warm-up, which shows how many repeats fit into the budget.
+    warmup_s = _maximum_over_ranks(time_call(), device)
+    affordable_repeats = int(request.budget_s / max(warmup_s, 1e-9))
+    repeats = max(min(request.repeats, affordable_repeats), _FEWEST_REPEATS)
+    own_seconds = [time_call() for _ in range(repeats)]
+    seconds = torch.tensor(own_seconds, dtype=torch.float64, device=device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    yield from seconds.tolist()
+    return tuple(seconds.tolist())
 
 
-def _most(value: float, device: torch.device) -> float:
-    most = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return most.item()
+def _maximum_over_ranks(value: float, device: torch.device) -> float:
+    maximum = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    return maximum.item()
 
 
-def _collective(
-    op: str, part: int, ranks: int, rank: int, device: torch.device
-) -> tuple[Callable[[], Any], Callable[[], bool]]:
-    """Return a call of ``op`` over tensors of ``part`` · ``ranks`` elements, and whether its first result is right.
+class _CheckedCall(NamedTuple):
+    call: Callable[[], Any]
+    has_right_result: Callable[[], bool]  # after the first call; it overwrites the tensors
+
+
+def _collective(op: str, part: int, ranks: int, rank: int, device: torch.device) -> _CheckedCall:
+    """Return ``op`` over tensors of ``part`` · ``ranks`` elements.
 
     Rank r has r + 1 everywhere; for reduce-scatter, times p + 1 in part p.
     """
-    numbers = torch.arange(1.0, ranks + 1, device=device)
-    own, total, whole = float(rank + 1), float(numbers.sum()), torch.empty(ranks, part, device=device)
+    rank_values = torch.arange(1.0, ranks + 1, device=device)
+    own_value = float(rank + 1)
+    sum_of_values = float(rank_values.sum())
+    whole_tensor = torch.empty(ranks, part, device=device)
 
-    def equals(result: Tensor, expected: Tensor | float) -> bool:
+    def has_result(result: Tensor, expected: Tensor | float) -> bool:
         is_right = bool((result == expected).all())
-        whole.zero_()  # sums of sums would soon be infinite
+        whole_tensor.zero_()  # sums of sums would soon be infinite
         return is_right
 
     if op == "all_gather":
-        mine = torch.full((part,), own, device=device)
-        return lambda: _GATHER(whole.view(-1), mine), lambda: equals(whole, numbers[:, None])
+        own_part = torch.full((part,), own_value, device=device)
+        return _CheckedCall(
+            call=lambda: _GATHER(whole_tensor.view(-1), own_part),
+            has_right_result=lambda: has_result(whole_tensor, rank_values[:, None]),
+        )
     if op == "reduce_scatter":
-        whole.copy_((own * numbers)[:, None].expand_as(whole))
-        mine = torch.empty(part, device=device)
-        return lambda: _SCATTER(mine, whole.view(-1)), lambda: equals(mine, own * total)
-    whole.fill_(own)
+        whole_tensor.copy_((own_value * rank_values)[:, None].expand_as(whole_tensor))
+        own_part = torch.empty(part, device=device)
+        return _CheckedCall(
+            call=lambda: _SCATTER(own_part, whole_tensor.view(-1)),
+            has_right_result=lambda: has_result(own_part, own_value * sum_of_values),
+        )
+    whole_tensor.fill_(own_value)
     if op == "broadcast":
-        return lambda: dist.broadcast(whole, 0), lambda: equals(whole, 1.0)
-    return lambda: dist.all_reduce(whole), lambda: equals(whole, total)
+        return _CheckedCall(
+            call=lambda: dist.broadcast(whole_tensor, 0),
+            has_right_result=lambda: has_result(whole_tensor, 1.0),
+        )
+    return _CheckedCall(
+        call=lambda: dist.all_reduce(whole_tensor),
+        has_right_result=lambda: has_result(whole_tensor, sum_of_values),
+    )

@@ -43,7 +43,7 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
 
 
 def _sums(causes: Iterable[Mapping[int, int]]) -> Holdings:
-    return Holdings(*(sum(new.values()) for new in causes))
+    return Holdings(*(sum(sizes.values()) for sizes in causes))
 
 
 def storages_by_cause(
@@ -51,28 +51,56 @@ def storages_by_cause(
 ) -> Iterator[dict[int, int]]:
     """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
     parameters = list(module.parameters())
-    known = set(map(id, parameters))  # a tensor's own hash takes five times as long
-    grouped = [parameter for parameter in _grouped(optimizers) if id(parameter) not in known]
-    # A ZeroRedundancyOptimizer keeps its rank's states in an inner optimizer.
-    inner = [each for each in (getattr(optimizer, "optim", None) for optimizer in optimizers) if each is not None]
-    states = (state for optimizer in (*optimizers, *inner) for state in optimizer.state.values())
-    causes = (
+    parameter_ids = {id(parameter) for parameter in parameters}  # a tensor's own hash takes five times as long
+    master_weights = [weight for weight in _optimized(optimizers) if id(weight) not in parameter_ids]
+    tensors_by_cause = (
         parameters,
-        _gradients_of((*parameters, *grouped)),
-        chain(grouped, tensors_in(states)),
+        _gradients_of((*parameters, *master_weights)),
+        chain(master_weights, tensors_in(_states(optimizers))),
         module.buffers(),
     )
-    seen: set[int] = set()
-    for tensors in causes:
-        new = {key: size for key, size in storages(tensors, device).items() if key not in seen}
-        seen.update(new)
-        yield new
+    counted: set[int] = set()
+    for tensors in tensors_by_cause:
+        sizes = storages(tensors, device)
+        uncounted_sizes = {storage: size for storage, size in sizes.items() if storage not in counted}
+        counted.update(uncounted_sizes)
+        yield uncounted_sizes
+
+
+def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
+    """Yield the states of all parameters, also those of optimizers within ``optimizers``."""
+    for optimizer in optimizers:
+        yield from optimizer.state.values()
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "optim", None)  # a ZeroRedundancyOptimizer keeps its rank's states there
+        if inner is not None:
+            yield from inner.state.values()
 
 
 def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
-    """Split ``peak_allocated`` by what was held at that time; the rest is None where it would be negative."""
-    rest = None if peak_allocated is None else peak_allocated - held.total
-    return MemoryCauses(**held._asdict(), activations_and_rest=rest if rest is None or rest >= 0 else None)
+    """Split ``peak_allocated`` by what was ``held`` at that time; the rest is None where it would be negative."""
+    rest_bytes = None
+    if peak_allocated is not None and peak_allocated >= held.total:
+        rest_bytes = peak_allocated - held.total
+    return MemoryCauses(**held._asdict(), activations_and_rest=rest_bytes)
+
+
+class _PeakReading(NamedTuple):
+    """The peak of a part of a step, and what was held then."""
+
+    peak_bytes: int | None
+    held: Holdings
+
+
+def _height(reading: _PeakReading) -> tuple[int, int]:
+    return reading.peak_bytes or 0, reading.held.total
+
+
+class _GradientReading(NamedTuple):
+    """The peak so far when a gradient arrived, and the bytes of all gradients that had arrived."""
+
+    peak_bytes: int
+    gradient_bytes: int
 
 
 @dataclass(eq=False)
@@ -93,31 +121,33 @@ class HoldingsReader:
 
     module: nn.Module
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
-    peak: Callable[[], int | None]  # returns the most bytes allocated since the last reset; None where that is unknown
+    # returns the most bytes allocated since the last reset; None where that is unknown
+    peak_bytes: Callable[[], int | None]
     device: torch.device  # the device whose memory is read
-    held: Callable[[], int | None]  # returns the bytes that the allocator holds now; None if it does not report them
+    # returns the bytes that the allocator holds now; None if it does not report them
+    held_bytes: Callable[[], int | None]
     part: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
         self.moments: dict[str, MemoryCauses] = {}  # what was held before and after the optimizer's step
         self.levels: MemoryLevels | None = None  # the levels of the last step that ended
         self.saved = SavedTensors(self.part)
-        self._source: Literal["allocator", "counted"] = "counted" if self.held() is None else "allocator"
-        self._known: dict[str, int] = {}
+        self._source: Literal["allocator", "counted"] = "allocator"
+        if self.held_bytes() is None:
+            self._source = "counted"
+        self._level_bytes: dict[str, int] = {}  # the levels of the current step
         self._hooks: list[Any] = []
-        self._part: int | None = None
-        self._before = Holdings(0, 0, 0, 0)
-        self._arrived: dict[int, int] = {}
-        self._top: tuple[int, int] | None = None
-        self._by_part: dict[int, tuple[int | None, Holdings]] = {}
+        self._part: int | None = None  # the current part; None before a step's first mark
+        self._held_at_begin = Holdings(0, 0, 0, 0)  # what was held when the current part began
+        self._arrived_gradients: dict[int, int] = {}  # bytes by storage
+        self._highest: _GradientReading | None = None  # the reading at which the peak last rose in the current part
+        self._by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
-        arrived = self.part.guard(self._gradient_arrived)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(arrived)
-            for parameter in self.module.parameters()
-            if parameter.requires_grad and parameter.is_leaf
-        ]
+        on_gradient = self.part.guard(self._gradient_arrived)
+        for parameter in self.module.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
 
     def stop(self) -> None:
         for hook in self._hooks:
@@ -126,69 +156,90 @@ class HoldingsReader:
         self.saved.unwatch()
 
     def __call__(self, code: int) -> None:
-        peak = self.peak()
+        peak_bytes = self.peak_bytes()
         causes = [*storages_by_cause(self.module, self.optimizers, self.device)]
-        after = _sums(causes)
-        if self._part is None:
+        held = _sums(causes)
+        ended_part = self._part
+        if ended_part is None:
             self.saved.watch()
-        if self._part in (FORWARD, BACKWARD):
+        if ended_part in (FORWARD, BACKWARD):
             # Accumulation has several passes in a step: the highest level counts.
-            ended = PARTS[self._part]
-            self._known[ended] = max(self._known.get(ended, 0), self._level(causes))
-        if code == FORWARD and "start" not in self._known:
-            self._known["start"] = self._level(causes)
-        if OPTIMIZER in (code, self._part):
-            moment = "before_optimizer" if code == OPTIMIZER else "after_optimizer"
-            self.moments[moment] = by_cause(self.held(), after)
-        if self._part is not None and self._part != OUTSIDE:
-            reading = peak, self._held(peak, after)
-            best = self._by_part.get(self._part, reading)
-            self._by_part[self._part] = max(best, reading, key=lambda each: (each[0] or 0, each[1].total))
-        self._part, self._before, self._top = code, after, None
-        self._arrived = causes[Holdings._fields.index("gradients")]
+            phase = PARTS[ended_part]
+            self._level_bytes[phase] = max(self._level_bytes.get(phase, 0), self._level(causes))
+        if code == FORWARD and "start" not in self._level_bytes:
+            self._level_bytes["start"] = self._level(causes)
+        if code == OPTIMIZER:
+            self.moments["before_optimizer"] = by_cause(self.held_bytes(), held)
+        elif ended_part == OPTIMIZER:
+            self.moments["after_optimizer"] = by_cause(self.held_bytes(), held)
+        if ended_part is not None and ended_part != OUTSIDE:
+            reading = _PeakReading(peak_bytes, self._held_at_peak(peak_bytes, held))
+            highest = self._by_part.get(ended_part, reading)
+            self._by_part[ended_part] = max(highest, reading, key=_height)
+        self._part = code
+        self._held_at_begin = held
+        self._highest = None
+        self._arrived_gradients = causes[Holdings._fields.index("gradients")]
 
     def step_ended(self) -> None:
-        known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
-        self.levels = MemoryLevels(**known, source=self._source)
+        self.levels = MemoryLevels(
+            start=self._level_bytes.get("start"),
+            forward=self._level_bytes.get("forward"),
+            backward=self._level_bytes.get("backward"),
+            source=self._source,
+        )
         self.saved.unwatch()
-        self._part, self._known = None, {}
+        self._part = None
+        self._level_bytes = {}
 
     def by_part(self) -> dict[str, MemoryCauses]:
         """Return the highest peak of each part that occurred, over all observed steps, by cause."""
-        return {part: by_cause(*self._by_part[code]) for code, part in enumerate(PARTS) if code in self._by_part}
+        causes: dict[str, MemoryCauses] = {}
+        for code, part in enumerate(PARTS):
+            if code in self._by_part:
+                reading = self._by_part[code]
+                causes[part] = by_cause(reading.peak_bytes, reading.held)
+        return causes
 
-    def _held(self, peak: int | None, after: Holdings) -> Holdings:
-        held = max(self._before, after, key=lambda reading: reading.total)
-        if self._top is None or peak is None:
+    def _held_at_peak(self, peak_bytes: int | None, held_at_end: Holdings) -> Holdings:
+        """Return what was held at the peak of the part that ends."""
+        held = held_at_end
+        if self._held_at_begin.total >= held_at_end.total:
+            held = self._held_at_begin
+        if self._highest is None or peak_bytes is None:
             return held
-        top, gradients = self._top
-        # If the peak rose after the last hook, all gradients that had arrived were there.
-        return held._replace(gradients=gradients if peak <= top else sum(self._arrived.values()))
+        rose_after_last_hook = peak_bytes > self._highest.peak_bytes
+        if rose_after_last_hook:  # then all gradients that had arrived were there
+            return held._replace(gradients=sum(self._arrived_gradients.values()))
+        return held._replace(gradients=self._highest.gradient_bytes)
 
     def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
         if self._source == "allocator":
-            return self.held() or 0
-        level = storages(self.saved, self.device)
+            return self.held_bytes() or 0
+        sizes = storages(self.saved, self.device)
         for cause in causes:
-            level.update(cause)
-        return sum(level.values())
+            sizes.update(cause)
+        return sum(sizes.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
-            self._arrived.update(storages((parameter.grad,), self.device))
-        peak = self.peak()
-        if peak is not None and (self._top is None or peak > self._top[0]):
-            self._top = peak, sum(self._arrived.values())
+            self._arrived_gradients.update(storages((parameter.grad,), self.device))
+        peak_bytes = self.peak_bytes()
+        if peak_bytes is None:
+            return
+        if self._highest is None or peak_bytes > self._highest.peak_bytes:
+            self._highest = _GradientReading(peak_bytes, sum(self._arrived_gradients.values()))
 
 
-def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+def _optimized(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    """Yield the parameters that ``optimizers`` step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
 
 
 def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    return _gradients_of((*module.parameters(), *_grouped(optimizers)))
+    return _gradients_of((*module.parameters(), *_optimized(optimizers)))
 
 
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -200,7 +251,8 @@ def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the tensors in an optimizer's ``states``, usually dicts of tensors and numbers."""
     for state in states:
         # Torch's walk through any tree takes ten times as long, and a model has thousands of states.
-        for value in state.values() if type(state) is dict else (state,):
+        values: Iterable[Any] = state.values() if type(state) is dict else (state,)
+        for value in values:
             if isinstance(value, Tensor):
                 yield value
             else:
@@ -212,11 +264,13 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for tensor in tensors:
         # Nearly all are plain, without the attributes that ``pieces`` asks for.
-        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-        for piece in (tensor,) if plain else pieces(tensor):
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        plain_tensors = (tensor,) if is_plain else pieces(tensor)
+        for piece in plain_tensors:
             storage = piece.untyped_storage()
-            on = storage.device
-            if on == device or (on.type == device.type and device.index in (None, on.index)):
+            place = storage.device
+            is_on_device = place == device or (place.type == device.type and device.index in (None, place.index))
+            if is_on_device:
                 sizes[id(storage)] = storage.nbytes()
     return sizes
 
