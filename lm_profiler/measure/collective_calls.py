@@ -26,11 +26,12 @@ Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest f
 _TRIES = 20  # attempts to read two clocks at the same time; the closest counts, and is within a microsecond
 
 _PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, in torch 2.15 every second
-_LOOK_S = 0.05  # seconds between two looks
+_RETRY_S = 0.05  # seconds between two readings of the ring
 
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
 # time and this constant, the wall clock was set.
-_DRIFT, _JITTER_NS = 1e-5, 100_000
+_DRIFT = 1e-5
+_JITTER_NS = 100_000
 
 
 class CollectiveCall(NamedTuple):
@@ -51,22 +52,33 @@ def flight_recorder(device_type: str) -> Dump | None:
     """
     if not torch.distributed.is_available():
         return None
-    backend = _hooked(device_type)
-    dump = (NCCL_RECORDER if device_type == "cuda" and backend is None else FLIGHT_RECORDER).find_or(None)
+    backend = _hooked_backend(device_type)
+    options = {}
+    if backend is not None:
+        options["backend"] = backend
+    has_own_ring = device_type == "cuda" and backend is None
+    recorder = NCCL_RECORDER if has_own_ring else FLIGHT_RECORDER
+    dump = recorder.find_or(None)
     if dump is None:  # a build without NCCL lacks one of them
         return None
-    of = {} if backend is None else {"backend": backend}
-    # collectives of all states, without stacks
-    return lambda: pickle.loads(dump(True, False, False, **of)).get("entries", [])
+
+    def read_entries() -> Sequence[Mapping[str, Any]]:
+        # collectives of all states, without stacks
+        ring = pickle.loads(dump(True, False, False, **options))
+        entries: Sequence[Mapping[str, Any]] = ring.get("entries", [])
+        return entries
+
+    return read_entries
 
 
-def _hooked(device_type: str) -> str | None:
+def _hooked_backend(device_type: str) -> str | None:
     """Return the backend of ``device_type`` if torch records it through hooks, else None."""
     group = torch.distributed.group.WORLD
     world = WORLD.find_or(None)
     if group is None or group not in getattr(world, "pg_flight_recorder_hooks", ()):
         return None
-    backends = dict(of.split(":") for of in torch.distributed.get_backend_config(group).split(","))
+    pairs = torch.distributed.get_backend_config(group).split(",")  # such as "cpu:gloo,cuda:nccl"
+    backends = dict(pair.split(":") for pair in pairs)
     return str(backends[device_type])
 
 
@@ -81,28 +93,47 @@ def ring_size() -> int:
 def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall]:
     """Yield the collective calls among ``entries``, without point-to-point calls, for which no other rank waits."""
     for entry in entries:
-        if not entry.get("is_p2p"):
-            took_ms = entry.get("duration_ms")
-            yield CollectiveCall(
-                str(entry["process_group"][0]),
-                entry["collective_seq_id"],
-                entry["profiling_name"],
-                entry["time_created_ns"],
-                None if took_ms is None else round(took_ms * 1e6),
-            )
+        if entry.get("is_p2p"):
+            continue
+        duration_ms = entry.get("duration_ms")
+        duration_ns = None if duration_ms is None else round(duration_ms * 1e6)
+        yield CollectiveCall(
+            group=str(entry["process_group"][0]),
+            number=entry["collective_seq_id"],
+            name=entry["profiling_name"],
+            wall_ns=entry["time_created_ns"],
+            duration_ns=duration_ns,
+        )
 
 
 def pending(entries: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None where all have."""
-    calls = (each for each in entries if not each.get("retired", True))
-    return next((f"{each['profiling_name']} number {each['collective_seq_id']}" for each in calls), None)
+    for entry in entries:
+        has_ended = entry.get("retired", True)
+        if not has_ended:
+            return f"{entry['profiling_name']} number {entry['collective_seq_id']}"
+    return None
 
 
 def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
     """Return the wall clock minus ``clock``, from the closest of several readings."""
-    readings = ((clock(), wall(), clock()) for _ in range(_TRIES))
-    before, at, after = min(readings, key=lambda reading: reading[2] - reading[0])
-    return at - (before + after) // 2
+    shortest_ns: int | None = None
+    ahead_ns = 0
+    for _ in range(_TRIES):
+        begin_ns = clock()
+        wall_ns = wall()
+        end_ns = clock()
+        if shortest_ns is None or end_ns - begin_ns < shortest_ns:
+            shortest_ns = end_ns - begin_ns
+            ahead_ns = wall_ns - (begin_ns + end_ns) // 2
+    return ahead_ns
+
+
+class _ClockReading(NamedTuple):
+    """How far the wall clock is ahead of the host's clock at an instant of the latter."""
+
+    at_ns: int
+    ahead_ns: int
 
 
 @dataclass(eq=False)
@@ -112,31 +143,36 @@ class Arrivals:
     dump: Dump  # reads the ring
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the ring's clock
-    room: int = field(default_factory=ring_size)  # the capacity of the ring
+    capacity: int = field(default_factory=ring_size)  # of the ring, in entries
     calls: list[CollectiveCall] = field(default_factory=list)  # calls since the first reading
     at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
     lost: bool = False  # whether entries were overwritten before they were read
     clock_was_set: bool = False  # whether the wall clock was set, so that the instants cannot be trusted
-    last: int = -1  # the number of the newest entry that was read
-    _ahead: tuple[int, int] | None = None
+    newest_record: int = -1  # the number of the newest entry that was read
+    _clocks: _ClockReading | None = None  # at the last reading of the ring
 
     def drain(self) -> int:
         """Read new entries, and return how many there were; not all of them are collectives."""
         entries = self.dump()
-        now, ahead_ns = self.clock(), wall_ahead_ns(self.clock, self.wall)
-        was_at, was_ahead_ns = self._ahead or (now, ahead_ns)
-        first, last = self._ahead is None, self.last
-        self._ahead = (now, ahead_ns)
-        if abs(ahead_ns - was_ahead_ns) > _DRIFT * (now - was_at) + _JITTER_NS:
-            self.clock_was_set = True
-        fresh = [entry for entry in entries if entry["record_id"] > last]
+        clocks = _ClockReading(self.clock(), wall_ahead_ns(self.clock, self.wall))
+        clocks_before = self._clocks
+        self._clocks = clocks
+        is_first_reading = clocks_before is None
+        if clocks_before is not None:
+            drift_ns = abs(clocks.ahead_ns - clocks_before.ahead_ns)
+            if drift_ns > _DRIFT * (clocks.at_ns - clocks_before.at_ns) + _JITTER_NS:
+                self.clock_was_set = True
+
+        fresh = [entry for entry in entries if entry["record_id"] > self.newest_record]
         if not fresh:
             return 0
-        self.lost |= not first and fresh[0]["record_id"] > last + 1
-        self.last = fresh[-1]["record_id"]
-        calls = list(collectives(fresh))
-        self.calls += calls
-        self.at_ns += [call.wall_ns - ahead_ns for call in calls]
+        has_gap = fresh[0]["record_id"] > self.newest_record + 1
+        if has_gap and not is_first_reading:
+            self.lost = True
+        self.newest_record = fresh[-1]["record_id"]
+        for call in collectives(fresh):
+            self.calls.append(call)
+            self.at_ns.append(call.wall_ns - clocks.ahead_ns)
         return len(fresh)
 
 
@@ -148,11 +184,11 @@ def time_collectives() -> None:
 
 def drain_timed(arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep) -> None:
     """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
-    for _ in range(round(_PATIENCE_S / _LOOK_S)):
-        fresh = (entry for entry in arrivals.dump() if entry["record_id"] > arrivals.last)
+    for _ in range(round(_PATIENCE_S / _RETRY_S)):
+        fresh = (entry for entry in arrivals.dump() if entry["record_id"] > arrivals.newest_record)
         if all(call.duration_ns is not None for call in collectives(fresh)):
             break
-        sleep(_LOOK_S)
+        sleep(_RETRY_S)
     arrivals.drain()
 
 
@@ -173,20 +209,29 @@ def most_reductions(wrapped: object) -> int | None:
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return None
-    known = DDP_FACTS.of(wrapped)()
-    if known.get("comm_hook"):
+    facts = DDP_FACTS.of(wrapped)()
+    if facts.get("comm_hook"):
         return None
-    unused = wrapped.find_unused_parameters  # then DDP never rebuilds its first buckets, and reduces what was used
-    told = known.get("rebuilt_bucket_sizes" if known.get("has_rebuilt_buckets") else "bucket_sizes" if unused else "")
-    return told.count(",") + 1 + unused if told else None
+    reduces_what_was_used = wrapped.find_unused_parameters  # then DDP never rebuilds its first buckets
+    sizes: str | None = None  # of the buckets, with commas between them
+    if facts.get("has_rebuilt_buckets"):
+        sizes = facts.get("rebuilt_bucket_sizes")
+    elif reduces_what_was_used:
+        sizes = facts.get("bucket_sizes")
+    if not sizes:
+        return None
+    buckets = sizes.count(",") + 1
+    if reduces_what_was_used:
+        return buckets + 1  # one more call exchanges which parameters were used
+    return buckets
 
 
 class Stand(NamedTuple):
     """One wait of the computing stream, between two of its instants; the host enqueued it ``at_ns``."""
 
     at_ns: int
-    since: torch.Event
-    until: torch.Event
+    begin: torch.Event
+    end: torch.Event
 
 
 class StreamWaits:
@@ -202,38 +247,47 @@ class StreamWaits:
     def __init__(
         self, record: Callable[[], torch.Event], clock: Callable[[], int] = time.perf_counter_ns, cuda: Any = torch.cuda
     ) -> None:
-        self._record, self._clock, self._cuda = record, clock, cuda
-        self._turns: list[tuple[int, bool]] = []
+        self._record = record
+        self._clock = clock
+        self._cuda = cuda
+        self._switches: list[tuple[int, bool]] = []  # when the stream was set (ns), and whether to another one
         self._undo = ExitStack()
         self.stands: list[Stand] = []
 
     def start(self) -> None:
         """Start; the stream that is current now counts as the computing one."""
-        own = self._cuda.current_stream()
-        wait_event, set_stream = self._cuda.Stream.wait_event, self._cuda.set_stream
+        computing_stream = self._cuda.current_stream()
+        wait_event = self._cuda.Stream.wait_event
+        set_stream = self._cuda.set_stream
 
-        def waits(stream: Any, event: Any) -> None:
-            if stream == own and self._cuda.current_stream() == own:
-                at_ns, since = self._clock(), self._record()
+        def noting_wait_event(stream: Any, event: Any) -> None:
+            is_computing = stream == computing_stream and self._cuda.current_stream() == computing_stream
+            if not is_computing:
                 wait_event(stream, event)
-                self.stands.append(Stand(at_ns, since, self._record()))
-            else:
-                wait_event(stream, event)
+                return
+            at_ns = self._clock()
+            begin = self._record()
+            wait_event(stream, event)
+            self.stands.append(Stand(at_ns, begin, self._record()))
 
-        def turns(stream: Any) -> None:
+        def noting_set_stream(stream: Any) -> None:
             set_stream(stream)
             if stream is not None:  # torch ignores None
-                self._turns.append((self._clock(), stream != own))
+                self._switches.append((self._clock(), stream != computing_stream))
 
-        for place, name, new in ((self._cuda.Stream, "wait_event", waits), (self._cuda, "set_stream", turns)):
-            self._undo.callback(setattr, place, name, getattr(place, name))
-            setattr(place, name, new)
+        self._replace(self._cuda.Stream, "wait_event", noting_wait_event)
+        self._replace(self._cuda, "set_stream", noting_set_stream)
+
+    def _replace(self, owner: Any, name: str, function: Callable[..., object]) -> None:
+        """Replace a function of ``owner`` until ``stop``."""
+        self._undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, function)
 
     def stop(self) -> None:
         """Restore torch's functions; calling it twice does no harm."""
         self._undo.close()
 
-    def beside(self, at_ns: int) -> bool:
+    def is_on_other_stream(self, at_ns: int) -> bool:
         """Return whether the host was working on another stream at ``at_ns``."""
-        turn = bisect_right(self._turns, (at_ns, True)) - 1
-        return turn >= 0 and self._turns[turn][1]
+        index = bisect_right(self._switches, (at_ns, True)) - 1
+        return index >= 0 and self._switches[index][1]

@@ -209,7 +209,7 @@ def test_calls_are_beside_while_another_stream_is_the_current_one() -> None:
     cuda.now = 30
     cuda.set_stream(cuda.own)
     waits.stop()
-    assert [waits.beside(at_ns) for at_ns in (5, 15, 25, 35)] == [False, True, True, False]
+    assert [waits.is_on_other_stream(at_ns) for at_ns in (5, 15, 25, 35)] == [False, True, True, False]
 
 
 @pytest.fixture

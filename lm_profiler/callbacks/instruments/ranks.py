@@ -71,7 +71,7 @@ class RanksWatch(Instrument):
         fresh = self.arrivals.drain()
         a_step = max(fresh / max(steps - (self._since or 0), 1), 1e-3)
         # The rest is left for steps with more calls, and for validation. Reading the whole ring takes some 15 ms.
-        self._since, self._due = steps, steps + max(int(self.arrivals.room * _FULL / a_step), 1)
+        self._since, self._due = steps, steps + max(int(self.arrivals.capacity * _FULL / a_step), 1)
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
         """Keep the marks of a step of ``stage``."""
@@ -112,11 +112,11 @@ class RanksWatch(Instrument):
         if arrivals is None:
             return "this torch has no flight recorder"
         if arrivals.lost:
-            holds = counted(arrivals.room, "call")
+            holds = counted(arrivals.capacity, "call")
             return f"a step makes more than the {holds} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
-        if arrivals.room == 0 or arrivals.last < 0:  # no entry at all, not even of DDP's first broadcast
+        if arrivals.capacity == 0 or arrivals.newest_record < 0:  # no entry at all, not even of DDP's first broadcast
             return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
@@ -216,7 +216,7 @@ class StreamRanksWatch(RanksWatch):
         for stand in [] if self.waits is None else self.waits.stands:
             if not marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]:
                 continue
-            since, until = (stream.seconds(marks.instants[0], at) for at in (stand.since, stand.until))
+            since, until = (stream.seconds(marks.instants[0], at) for at in (stand.begin, stand.end))
             if since is None or until is None:
                 return []
             since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
@@ -231,7 +231,7 @@ class StreamRanksWatch(RanksWatch):
         """Return ``arrivals`` with the computing stream's waits in place of calls on other streams."""
         calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
         if self.waits is not None and self._stood:
-            calls = [(at_ns, call) for at_ns, call in calls if not self.waits.beside(at_ns)]
+            calls = [(at_ns, call) for at_ns, call in calls if not self.waits.is_on_other_stream(at_ns)]
         if len(calls) == len(arrivals.calls):
             self._stood.clear()
         calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,11 +26,13 @@ AGREE = 0.8  # two readings agree if the smaller is at least this share of the l
 # seconds without a new reading once two readings have agreed: a reading costs each run CPU time
 FRESH_S = 86_400.0
 
-_PROBES, _PAUSE_S = 3, 0.05
+_PROBES = 3
+_PAUSE_S = 0.05  # between two probes
 _MEMORY_SHARE = 0.5  # the share of free memory that a reading may take
 
 # Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated.
-SMALLEST, LARGEST = 128, 16384
+SMALLEST = 128
+LARGEST = 16384
 
 LONG_ENOUGH_S = 0.01  # a matmul of this length hides the cost of launching and timing it, which is microseconds
 SETTLED = 1.1  # sizes grow until doubling the side raises the rate by less than this factor
@@ -67,9 +70,10 @@ def matmul_ceiling(
             return (end_ns - clock()) * 1e-9
 
         if probe == 0:
-            free = usable_bytes(device)
-            free = min(free, _ON_A_CPU_BYTES) if device.type == "cpu" else free
-            best = fastest(products, largest_size(free, dtype), left_s)
+            free_bytes = usable_bytes(device)
+            if device.type == "cpu":
+                free_bytes = min(free_bytes, _ON_A_CPU_BYTES)
+            best = fastest(products, largest_size(free_bytes, dtype), left_s)
         elif best is not None:
             pause(_PAUSE_S)
             best = _repeat(products, dict([best]), left_s)
@@ -99,18 +103,25 @@ def fastest(
     to eight times as long. Then the two best sizes repeat until time is up (``left_s`` is negative).
     """
     seconds: dict[int, float] = {}
-    size, previous = SMALLEST, inf
-    while not seconds or (size <= largest and 8 * previous < left_s()):
+    size = SMALLEST
+    previous_s = inf  # of the size before
+    while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
             seconds[size] = time_product(size)  # includes fresh pages and the choice of a kernel, so it runs twice
             if seconds[size] < left_s():
                 seconds[size] = min(seconds[size], time_product(size))
         except torch.OutOfMemoryError:  # free memory is fragmented
             break
-        if seconds[size] >= LONG_ENOUGH_S and 8 * previous < SETTLED * seconds[size]:
+        is_long_enough = seconds[size] >= LONG_ENOUGH_S
+        has_settled = 8 * previous_s < SETTLED * seconds[size]
+        if is_long_enough and has_settled:
             break
-        size, previous = 2 * size, seconds[size]
-    return _repeat(time_product, seconds, left_s) if max(seconds.values(), default=0.0) >= BELIEVABLE_S else None
+        previous_s = seconds[size]
+        size = 2 * size
+    longest_s = max(seconds.values(), default=0.0)
+    if longest_s < BELIEVABLE_S:
+        return None
+    return _repeat(time_product, seconds, left_s)
 
 
 def _repeat(
@@ -119,15 +130,23 @@ def _repeat(
     """Repeat the two best sizes until time is up; return the best size and its seconds, None without a time."""
 
     def seconds_per_flop(size: int) -> float:
-        return seconds[size] / size**3 if seconds[size] > 0 else inf  # zero: the clock is too coarse for this size
+        if seconds[size] <= 0:  # the clock is too coarse for this size
+            return inf
+        return seconds[size] / size**3
 
     while True:
-        best = sorted(seconds, key=seconds_per_flop)[:2]
-        fitting = [size for size in best if seconds[size] < left_s()]
+        two_best = sorted(seconds, key=seconds_per_flop)[:2]
+        fitting = [size for size in two_best if seconds[size] < left_s()]
         if not fitting:
-            return (best[0], seconds[best[0]]) if best and seconds[best[0]] > 0 else None
+            break
         for size in fitting:
             seconds[size] = min(seconds[size], time_product(size))
+    if not two_best:
+        return None
+    best_size = two_best[0]
+    if seconds[best_size] <= 0:
+        return None
+    return best_size, seconds[best_size]
 
 
 def largest_size(available_bytes: int, dtype: torch.dtype) -> int:
@@ -150,20 +169,21 @@ class Products:
 
     def __call__(self, size: int) -> float:
         if size not in self._matrices:
-            self._matrices[size] = self._make(size), self._make(size), self._make(size)
-        left, right, out = self._matrices[size]
+            self._matrices[size] = self._matrix(size), self._matrix(size), self._matrix(size)
+        factor, other_factor, product = self._matrices[size]
         # With `out`, autocast does not change the dtype.
-        return self._seconds(lambda: torch.mm(left, right, out=out))
+        return self._seconds(lambda: torch.mm(factor, other_factor, out=product))
 
-    def _make(self, size: int) -> Tensor:
+    def _matrix(self, size: int) -> Tensor:
         # A tile is repeated: filling a large matrix with random numbers takes longer than multiplying it.
-        times = -(-size // _TILE)
-        return self._tile.repeat(times, times)[:size, :size].contiguous()
+        tiles = -(-size // _TILE)  # rounded up
+        return self._tile.repeat(tiles, tiles)[:size, :size].contiguous()
 
 
 # bytes of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB); on a CPU, where they
 # enlarge the process, both are twice the last-level cache of many CPUs
-ON_A_GPU_BYTES, ON_A_CPU_BYTES = 512 << 20, 32 << 20
+ON_A_GPU_BYTES = 512 << 20
+ON_A_CPU_BYTES = 32 << 20
 _COPIES = 3
 
 
@@ -179,52 +199,68 @@ def copy_rate(
     so that a phase which only reads may be up to half as fast again. Where a CPU's caches hold a part of the buffers,
     the result is an upper bound of the memory's rate, and times computed from it are still lower bounds.
     """
-    size = buffer_bytes or (ON_A_CPU_BYTES if device.type == "cpu" else ON_A_GPU_BYTES)
-    if 2 * size > _MEMORY_SHARE * usable_bytes(device):
+    size_bytes = buffer_bytes
+    if not size_bytes:
+        size_bytes = ON_A_CPU_BYTES if device.type == "cpu" else ON_A_GPU_BYTES
+    if 2 * size_bytes > _MEMORY_SHARE * usable_bytes(device):
         return None
-    seconds_of = Stopwatch(device, clock)
+    stopwatch = Stopwatch(device, clock)
+    elements = size_bytes // 4
     try:
         # Filled first: the first write to a fresh page includes the kernel's work.
-        source, target = (torch.ones(size // 4, device=device, dtype=torch.float32) for _ in range(2))
+        source = torch.ones(elements, device=device, dtype=torch.float32)
+        target = torch.ones(elements, device=device, dtype=torch.float32)
     except torch.OutOfMemoryError:  # free memory is fragmented
         return None
     best_s = inf
     for probe in range(_PROBES):
-        if probe:
+        if probe > 0:
             pause(_PAUSE_S)
-        best_s = min(best_s, *(seconds_of(lambda: target.copy_(source)) for _ in range(_COPIES)))
-    return 2 * source.nbytes / best_s if best_s > 0 else None
+        for _ in range(_COPIES):
+            copy_s = stopwatch(lambda: target.copy_(source))
+            best_s = min(best_s, copy_s)
+    if best_s <= 0:
+        return None
+    return 2 * source.nbytes / best_s
 
 
 _AGREED = "agreed_at"  # the key of the time at which two readings agreed, in seconds since 1970
 
 
+class _Rates(NamedTuple):
+    """The rate measured now, and the best rate of earlier runs; None is unknown."""
+
+    current: float | None
+    stored: float | None
+
+
 def known_ceiling(
     device: torch.device,
     dtype: torch.dtype,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     folder: Path | None = None,
     probe: Callable[[torch.device, torch.dtype], float | None] = matmul_ceiling,
     clock: Callable[[], float] = time.time,
 ) -> float | None:
     """Return the matmul ceiling in FLOP/s: the better of the current and the stored reading, if the two agree.
 
-    ``say`` gets the reason where they do not. The best reading is kept in a file of ``folder`` for each device, CPU,
+    ``report`` gets the reason if they do not. The best reading is kept in a file of ``folder`` for each device, CPU,
     number of threads, dtype, precision and version of torch. For ``FRESH_S`` after two readings have agreed it is used
     without a new reading. A file that cannot be read or written counts as absent.
     """
-    of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
-    file = _kept("ceiling", device, of, folder)
-    rate, kept = _readings(file, "flops_per_s", lambda: probe(device, dtype), clock())
-    if rate is None or kept is None:
-        return rate
-    if not _agree(rate, kept):
-        say(
-            f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
-            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {file.path}"
+    dtype_facts = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
+    file = _rate_file("ceiling", device, dtype_facts, folder)
+    rates = _read_rates(file, "flops_per_s", lambda: probe(device, dtype), clock())
+    if rates.current is None or rates.stored is None:
+        return rates.current
+    if not _agree(rates.current, rates.stored):
+        report(
+            f"ceiling unknown: the matmul rate measured here was {rates.current / 1e9:.3g} GFLOP/s now and "
+            f"{rates.stored / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, "
+            f"remove {file.path}"
         )
         return None
-    return max(rate, kept)
+    return max(rates.current, rates.stored)
 
 
 def known_copy_rate(
@@ -237,31 +273,47 @@ def known_copy_rate(
 
     They need not agree: bandwidth gives a lower bound of a phase's time, and other users of the machine slow a copy.
     """
-    file = _kept("bandwidth", device, {}, folder)
-    rate, kept = _readings(file, "bytes_per_s", lambda: probe(device), clock())
-    return rate if rate is None else max(rate, kept or 0.0)
+    file = _rate_file("bandwidth", device, {}, folder)
+    rates = _read_rates(file, "bytes_per_s", lambda: probe(device), clock())
+    if rates.current is None:
+        return None
+    return max(rates.current, rates.stored or 0.0)
 
 
-def _kept(kind: str, device: torch.device, of: Mapping[str, str], folder: Path | None) -> KeptFigures:
-    where = {"device": device_name(device), "cpu": cpu_name()}
-    return KeptFigures(kind, {**where, "threads": torch.get_num_threads(), "torch": torch.__version__, **of}, folder)
+def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder: Path | None) -> KeptFigures:
+    """Return the file of a rate, named after the machine and further ``facts`` on which it depends."""
+    dependencies: dict[str, object] = {
+        "device": device_name(device),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    dependencies.update(facts)
+    return KeptFigures(kind, dependencies, folder)
 
 
-def _readings(
-    kept: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float
-) -> tuple[float | None, float | None]:
+def _read_rates(file: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float) -> _Rates:
     """Return the current and the stored rate; store the better of them, and the time if they agree."""
-    known = kept.read()
-    before, agreed_s = known.get(key) or None, known.get(_AGREED)
-    # A time in the future means that the clock was set back: measure again.
-    if before is not None and agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
-        return before, before
-    rate = probe()
-    agrees = rate is not None and before is not None and _agree(rate, before)
-    if rate is not None and (agrees or before is None or rate > before):
-        kept.keep({key: max(rate, before or 0.0)} | ({_AGREED: now_s} if agrees else {}))
-    return rate, before
+    figures = file.read()
+    stored = figures.get(key) or None
+    agreed_s = figures.get(_AGREED)
+    if stored is not None and agreed_s is not None:
+        # A time in the future means that the clock was set back: measure again.
+        is_fresh = 0.0 <= now_s - agreed_s < FRESH_S
+        if is_fresh:
+            return _Rates(current=stored, stored=stored)
+
+    current = probe()
+    if current is None:
+        return _Rates(current=None, stored=stored)
+    if stored is None:
+        file.keep({key: current})
+    elif _agree(current, stored):
+        file.keep({key: max(current, stored), _AGREED: now_s})
+    elif current > stored:
+        file.keep({key: current})
+    return _Rates(current, stored)
 
 
-def _agree(a: float, b: float) -> bool:
-    return min(a, b) >= AGREE * max(a, b)
+def _agree(rate: float, other_rate: float) -> bool:
+    return min(rate, other_rate) >= AGREE * max(rate, other_rate)

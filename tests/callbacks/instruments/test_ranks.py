@@ -145,7 +145,7 @@ def test_without_a_recorder_the_waiting_is_unknown() -> None:
 @pytest.mark.parametrize("room", [0, 40])  # switched off; on, and without an entry
 def test_a_recorder_that_is_off_is_told_so(room: int) -> None:
     rank = Rank(40)
-    rank.watch.rank, rank.arrivals.room = 0, room
+    rank.watch.rank, rank.arrivals.capacity = 0, room
     rank.arrivals.dump = list
     rank.train([5] * 6)
     (told,) = rank.told
@@ -198,7 +198,7 @@ class Waits:
     def stop(self) -> None:
         self.running = False
 
-    def beside(self, at_ns: int) -> bool:
+    def is_on_other_stream(self, at_ns: int) -> bool:
         return at_ns % HOST_NS == 600_000
 
 
