@@ -22,7 +22,7 @@ from itertools import product
 import numpy as np
 
 from lm_profiler.analysis.remedies.remedy import Candidate
-from lm_profiler.improve.decision import Checked, Ran
+from lm_profiler.improve.decision import NumericsCheck, TimedRun
 from lm_profiler.improve.search import Searcher
 
 Options = Mapping[str, str]
@@ -160,7 +160,7 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
         candidates, cells, lambda options, n: program(options) * _noise(options, n, rng, machine, uneven)
     )
     truth = program(end.options) / program({})
-    last = end.last.interval if end.last else None
+    last = end.final.interval if end.final else None
     told = [(one.interval, program(one.b_options) / program(one.a_options)) for one in end.tried if one.interval]
     return Searched(
         useless=any(
@@ -176,13 +176,13 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
 
 
 def _search(candidates: list[Candidate], cells: int, seconds: Callable[[Options, int], float]) -> tuple[Searcher, int]:
-    def time(options: Options, number: int) -> Ran:
+    def time(options: Options, number: int) -> TimedRun:
         nonlocal ran
         ran += 1
-        return Ran(seconds(options, ran - 1), 1.0)
+        return TimedRun(seconds(options, ran - 1), 1.0)
 
     ran = 0
-    searcher = Searcher(candidates, float(cells), time, lambda compared: Checked(True))
+    searcher = Searcher(candidates, float(cells), time, lambda compared: NumericsCheck(True))
     searcher.improve()
     return searcher, ran
 

@@ -68,86 +68,130 @@ class ImproveRequest:
 
     def __post_init__(self) -> None:
         if not self.name:
-            of = self.file or (self.config and config_file(self.config))
-            object.__setattr__(self, "name", f"{Path(of).stem}_improve" if of else "improve")
+            object.__setattr__(self, "name", self._default_name())
         check_folder_name(self.name, self.log_dir)
         _ = self.budget_s  # raises for a text that is no time
         if self.only and not self.try_:
             raise UsageError("only: expected changes to try, given none; add, say, --try.data.num_workers 0,2")
-        count = sum(map(len, self.try_.values()))
+        count = sum(len(values) for values in self.try_.values())
         if count > MOST_VALUES:
             raise UsageError(f"try: expected at most {MOST_VALUES} values of all options together, given {count:,}")
-        for name, values in self.try_.items():
-            if not _OPTION.fullmatch(name):
-                raise UsageError(f"try: expected an option such as data.num_workers, given {name[:100]!r}")
-            if name in _SET_BY_IMPROVE or name.split(".")[0] in _MEASURING_OPTIONS:
-                raise UsageError(f"try.{name}: expected an option of the training, given one of how it is measured")
-            if len(set(values)) < len(values):
-                raise UsageError(f"try.{name}: expected each value once, given {', '.join(values)}")
+        for option, values in self.try_.items():
+            _check_values(option, values)
+
+    def _default_name(self) -> str:
+        if self.file:
+            return f"{Path(self.file).stem}_improve"
+        if self.config:
+            return f"{Path(config_file(self.config)).stem}_improve"
+        return "improve"
 
     @property
     def budget_s(self) -> float:
-        return seconds_of(self.budget)
+        return budget_seconds(self.budget)
 
     @property
     def folder(self) -> Path:
         return Path(self.log_dir, self.name)
 
 
-def seconds_of(budget: str) -> float:
+def _check_values(option: str, values: Sequence[str]) -> None:
+    """Raise UsageError if ``values`` of ``option`` cannot be tried."""
+    if not _OPTION.fullmatch(option):
+        raise UsageError(f"try: expected an option such as data.num_workers, given {option[:100]!r}")
+    section = option.split(".")[0]
+    if option in _SET_BY_IMPROVE or section in _MEASURING_OPTIONS:
+        raise UsageError(f"try.{option}: expected an option of the training, given one of how it is measured")
+    if len(set(values)) < len(values):
+        raise UsageError(f"try.{option}: expected each value once, given {', '.join(values)}")
+
+
+def budget_seconds(budget: str) -> float:
     """Return the seconds of a ``budget`` such as ``10m``, or raise UsageError."""
-    told = _TIME.fullmatch(budget)
-    seconds = float(told[1]) * _SECONDS[told[2]] if told else 0.0
+    seconds = 0.0
+    match = _TIME.fullmatch(budget)
+    if match is not None:
+        number, unit = match.groups()
+        seconds = float(number) * _SECONDS[unit]
     if seconds <= 0.0:
         raise UsageError(f"budget: expected a time such as 90s, 10m or 1h, given {budget[:100]!r}")
     return seconds
 
 
-def candidates(look: Entry, free_batch: bool) -> list[Candidate]:
-    """Return the changes that the run of ``look`` does not have yet, with refused ones marked.
+def open_candidates(baseline: Entry, free_batch: bool) -> list[Candidate]:
+    """Return the changes worth trying on the run of ``baseline``. Candidates that cannot work have ``refused`` set.
 
     ``free_batch`` is whether the number of samples in a step may change.
     """
-    assert look.record is not None
-    open_to_it = tried_on(FirstRun(look, look.record))
-    return [one for one in open_to_it if one.refused or free_batch or one.may_change != OTHER_BATCH]
+    assert baseline.record is not None
+    candidates = []
+    for candidate in tried_on(FirstRun(baseline, baseline.record)):
+        changes_batch = candidate.may_change == OTHER_BATCH
+        if candidate.refused or free_batch or not changes_batch:
+            candidates.append(candidate)
+    return candidates
 
 
-def asked_for(
-    values: Mapping[str, Sequence[str]], known: Sequence[Candidate], option: Callable[[str], Any]
+def requested_candidates(
+    requested: Mapping[str, Sequence[str]], offered: Sequence[Candidate], option: Callable[[str], Any]
 ) -> list[Candidate]:
-    """Return a candidate for each of the ``values`` that a user asked for, except those that the run already has.
+    """Return a candidate for each value that a user ``requested`` for an option, except those that the run has.
 
-    A ``known`` candidate with the same options is taken unchanged, with its ceiling. Another value of an option in
-    ``known`` takes group and ``may_change`` from there. Those of workers are known even if no candidate tries them.
+    An ``offered`` candidate with the same options is taken unchanged, with its ceiling. Another value of its options
+    takes group and ``may_change`` from there. Those of workers are known even if no candidate offers them.
     ``option`` returns the run's value of an option.
     """
-    alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
-    alike |= {name: (one.group, one.may_change) for one in known for name in one.options}
-    alike[ATTENTION] = (ATTENTION, UNKNOWN)  # the user's own attention function may compute anything
-    wished = []
-    for name, text in ((name, text) for name, texts in values.items() for text in texts):
-        compiled = name.removesuffix("_mode")  # a mode has an effect only with compilation
-        needs = {compiled: "true"} if name.endswith(".compile_mode") and option(compiled) is False else {}
-        options = {**needs, name: text}
-        if not all(_same(option(each), value) for each, value in options.items()):
-            same = next((one for one in known if one.options == options), None)
-            first = next(iter(options))
-            group, may_change = alike.get(first, (first, UNKNOWN))
-            wished.append(same or Candidate(name_of(options), options, group, may_change=may_change))
-    return wished
+    templates: dict[str, tuple[str, str | None]] = {}  # group and ``may_change``, by option
+    for workers_option in WORKERS:
+        templates[workers_option] = ("num_workers", BY_WORKERS)
+    for candidate in offered:
+        for name in candidate.options:
+            templates[name] = (candidate.group, candidate.may_change)
+    templates[ATTENTION] = (ATTENTION, UNKNOWN)  # the user's own attention function may compute anything
+
+    candidates = []
+    for name, texts in requested.items():
+        for text in texts:
+            options = _needed_options(name, option) | {name: text}
+            is_run_as_it_is = all(_is_text_of(new_text, option(path)) for path, new_text in options.items())
+            if is_run_as_it_is:
+                continue
+            equal_candidates = [candidate for candidate in offered if candidate.options == options]
+            if equal_candidates:
+                candidates.append(equal_candidates[0])
+                continue
+            main_option = next(iter(options))
+            group, may_change = templates.get(main_option, (main_option, UNKNOWN))
+            candidates.append(Candidate(name_of(options), options, group, may_change=may_change))
+    return candidates
 
 
-def _same(value: Any, text: str) -> bool:
-    spelled = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return spelled == text
+def _needed_options(name: str, option: Callable[[str], Any]) -> dict[str, str]:
+    """Return the options without which the option ``name`` has no effect: a mode of compilation needs compilation."""
+    compile_option = name.removesuffix("_mode")
+    if name.endswith(".compile_mode") and option(compile_option) is False:
+        return {compile_option: "true"}
+    return {}
 
 
-def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> list[Candidate]:
+def _is_text_of(text: str, value: Any) -> bool:
+    """Return whether ``text`` is how a command line spells ``value``."""
+    if value is None:
+        return text == "null"
+    if isinstance(value, bool):
+        return text == str(value).lower()
+    return text == str(value)
+
+
+def refuse_small(candidates: Sequence[Candidate], step_s: float | None, margin: float) -> list[Candidate]:
     """Return the candidates; those that could not save ``margin`` of the step are refused."""
-    least_s, why = margin * (step_s or 0.0), f"less than {margin:.0%} of the step could be saved"
-    # A candidate without a ceiling is tried: nothing is known against it.
-    return [
-        replace(one, refused=why) if not one.refused and one.ceiling_s is not None and one.ceiling_s < least_s else one
-        for one in known
-    ]
+    least_s = margin * (step_s or 0.0)
+    reason = f"less than {margin:.0%} of the step could be saved"
+    checked = []
+    for candidate in candidates:
+        # A candidate without a ceiling is tried: nothing is known against it.
+        saves_too_little = candidate.ceiling_s is not None and candidate.ceiling_s < least_s
+        if saves_too_little and not candidate.refused:
+            candidate = replace(candidate, refused=reason)
+        checked.append(candidate)
+    return checked

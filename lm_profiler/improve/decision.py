@@ -21,95 +21,108 @@ from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 
 @dataclass(frozen=True)
-class Ran:
+class TimedRun:
     """The outcome of a run."""
 
     # mean seconds of a measured step, scaled to the first setting's tokens or samples, so that batches compare; None
     # if the run did not get that far
-    seconds: float | None
+    step_s: float | None
     took_s: float  # seconds of the budget that the run took, start and end included
-    failed: str | None = None  # why it failed, in a few words
-    refused: str | None = None  # why it was not started: what the hardware lacks, or what would not fit
-    memory_bytes: int | None = None  # its peak
-    cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
+    failure: str | None = None  # why it failed, in a few words
+    refusal: str | None = None  # why it was not started: what the hardware lacks, or what would not fit
+    peak_bytes: int | None = None
+    was_cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
     out_of_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
 
 
 @dataclass(frozen=True)
-class Checked:
+class NumericsCheck:
     """Whether a winner still computes the same."""
 
-    within: bool | None  # whether all distances are within the tolerance; None where that is unknown
+    is_tolerated: bool | None  # whether all errors are within the tolerance; None where that is unknown
     took_s: float = 0.0  # seconds of the budget that it took
     # distance of the mean loss of the first steps, over the same batches and seed, as a share
-    loss: float | None = None
-    gradients: float | None = None  # distance of the gradients from those in float32, as a share
-    why: str | None = None  # in a few words: the tolerance that was exceeded, or why that is unknown
+    loss_error: float | None = None
+    gradient_error: float | None = None  # distance of the gradients from those in float32, as a share
+    reason: str | None = None  # in a few words: the tolerance that was exceeded, or why that is unknown
 
 
-LAST = Candidate("", {}, "")
+FINAL_SETTING = Candidate("", {}, "")  # in place of a candidate where the final setting is compared with the first
 
 
 @dataclass(frozen=True)
-class Compared:
+class PairedComparison:
     """A comparison, ended or under way: B is A with the candidate."""
 
-    candidate: Candidate  # what was tried; ``LAST`` for the last comparison, of the final setting with the first
+    candidate: Candidate  # what was tried; ``FINAL_SETTING`` for the last comparison
     a_options: Mapping[str, str]  # options of A, besides those of the first setting
     b_options: Mapping[str, str]  # options of B
-    a: tuple[Ran, ...] = ()  # runs of A, in the order of the pairs
-    b: tuple[Ran, ...] = ()  # runs of B
+    a: tuple[TimedRun, ...] = ()  # runs of A, in the order of the pairs
+    b: tuple[TimedRun, ...] = ()  # runs of B
     # interval of the ratio of seconds, B over A, which holds at all looks together; None if too little is known
     interval: RatioInterval | None = None
     error: float = 0.05  # share of tries in which an interval may be wrong, at any look
     verdict: TriedVerdict | None = None  # verdict on the step's time, or why there is none; None while it runs
     accepted: bool = False  # whether the rest is tried on top of B
-    checked: Checked | None = None  # check of the numbers; None if not asked for
-    why: str | None = None  # the reason in a few words, if the verdict alone does not give it
+    numerics: NumericsCheck | None = None  # check of the numbers; None if not asked for
+    reason: str | None = None  # why the verdict, in a few words, if it is not obvious
 
     @property
     def name(self) -> str:
         return self.candidate.name
 
     @property
+    def is_final(self) -> bool:
+        """Whether it compares the final setting with the first."""
+        return self.candidate is FINAL_SETTING
+
+    @property
     def pairs(self) -> int:
         """The number of pairs in which both runs ended well."""
-        return min(len(seconds(self.a)), len(seconds(self.b)))
+        return min(len(step_times_s(self.a)), len(step_times_s(self.b)))
 
     @property
     def ratios(self) -> list[float]:
         """Seconds of B over seconds of A, for each pair."""
-        return [b / a for a, b in zip(seconds(self.a), seconds(self.b), strict=False)]
+        pairs = zip(step_times_s(self.a), step_times_s(self.b), strict=False)
+        return [b_s / a_s for a_s, b_s in pairs]
 
     @property
     def a_s(self) -> float | None:
         """Seconds of a step of A: the geometric mean of its runs."""
-        return _geometric_mean(seconds(self.a)[: self.pairs])
+        return _geometric_mean(step_times_s(self.a)[: self.pairs])
 
     @property
     def b_s(self) -> float | None:
-        return _geometric_mean(seconds(self.b)[: self.pairs])
+        return _geometric_mean(step_times_s(self.b)[: self.pairs])
 
     @property
     def ratio(self) -> float:
-        return self.b_s / self.a_s if self.a_s and self.b_s else math.inf
+        if self.a_s is None or self.b_s is None:
+            return math.inf
+        return self.b_s / self.a_s
 
     @property
     def saved_s(self) -> tuple[float, float, float] | None:
         """Seconds that B saves per step, and the least and most that the interval allows."""
         if self.interval is None or self.a_s is None:
             return None
-        best, high, low = (self.a_s * (1.0 - x) for x in (self.interval.ratio, self.interval.low, self.interval.high))
-        return best, low, high
+        saved_s = self.a_s * (1.0 - self.interval.ratio)
+        least_s = self.a_s * (1.0 - self.interval.high)
+        most_s = self.a_s * (1.0 - self.interval.low)
+        return saved_s, least_s, most_s
 
 
-def seconds(runs: Sequence[Ran]) -> list[float]:
-    """Return the seconds of the runs that ended well."""
-    return [run.seconds for run in runs if run.seconds is not None]
+def step_times_s(runs: Sequence[TimedRun]) -> list[float]:
+    """Return the seconds of a step of each run that ended well."""
+    return [run.step_s for run in runs if run.step_s is not None]
 
 
 def _geometric_mean(values: Sequence[float]) -> float | None:
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values)) if values else None
+    if not values:
+        return None
+    log_sum = math.fsum(math.log(value) for value in values)
+    return math.exp(log_sum / len(values))
 
 
 # -- intervals ---------------------------------------------------------------------------------------------------------
@@ -121,34 +134,36 @@ FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
 
 # The spread of other comparisons counts like this many pairs. More would be narrower, and wrong for a change
 # that increases the spread.
-_BORROWED = 4
+_PRIOR_PAIRS = 4
 
 # standard errors by which a comparison must miss ``MARGIN`` to be given up: one in twenty real gains of twice
 # the margin is given up, at all looks together
-_SURE = 1.64
+_HOPELESS_ERRORS = 1.64
 
-_DRAWS = 40_000
+_SIMULATED_SERIES = 40_000
 
 
-def spread(settings: Sequence[Sequence[float]], known: ProcessSpread = ASSUMED_SPREAD) -> float:
+def pooled_spread(settings: Sequence[Sequence[float]], machine_spread: ProcessSpread = ASSUMED_SPREAD) -> float:
     """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
     ``settings`` holds the seconds of each setting's processes. The variance is a mean, weighted by degrees of freedom,
-    with the ``known`` spread of the machine; an assumed one weighs as much as one further process.
+    with the known spread of the machine; an assumed one weighs as much as one further process.
     """
-    log_seconds = [np.log(finite(processes_s)) for processes_s in settings if len(processes_s)]
-    freedom = sum(logs.size - 1 for logs in log_seconds)
-    squares = sum(_squares(logs) for logs in log_seconds)
-    known_freedom = min(known.freedom, float(_BORROWED)) if known.learned else 1.0
-    known_squares = known_freedom * known.std**2
-    variance = (known_squares + squares) / (known_freedom + freedom)
+    log_times = [np.log(finite(processes_s)) for processes_s in settings if len(processes_s)]
+    freedom = sum(logs.size - 1 for logs in log_times)
+    squares = sum(_squares(logs) for logs in log_times)
+    machine_freedom = 1.0
+    if machine_spread.learned:
+        machine_freedom = min(machine_spread.freedom, float(_PRIOR_PAIRS))
+    machine_squares = machine_freedom * machine_spread.std**2
+    variance = (machine_squares + squares) / (machine_freedom + freedom)
     return math.sqrt(variance)
 
 
 def repeated_interval(
     ratios: Sequence[float], error: float, spread: float, looks: tuple[int, ...] = LOOKS
 ) -> RatioInterval | None:
-    """Geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks`` together.
+    """Return the geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks``.
 
     It is equally many standard errors wide at each look, as Pocock (1977, Biometrika 64:191) has for tests and Jennison
     & Turnbull (1989, JRSS B 51:305) for intervals, but more at the first looks (``_caution``); the number is simulated.
@@ -157,13 +172,16 @@ def repeated_interval(
     Raises:
         ValueError: for NaN or infinite values.
     """
-    n = max((look for look in looks if look <= len(ratios)), default=0)
-    if not n:
+    past_looks = [look for look in looks if look <= len(ratios)]
+    if not past_looks:
         return None
-    logs = np.log(finite(ratios)[:n])
-    half_width = _widths(error, looks) * _caution(n) * _standard_error(logs, spread)
+    pairs = max(past_looks)
+    logs = np.log(finite(ratios)[:pairs])
+    half_width = _widths(error, looks) * _caution(pairs) * _standard_error(logs, spread)
     ratio = math.exp(float(logs.mean()))
-    return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), 1.0 - error)
+    low = ratio * math.exp(-half_width)
+    high = ratio * math.exp(half_width)
+    return RatioInterval(ratio, low, high, confidence=1.0 - error)
 
 
 def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
@@ -172,24 +190,28 @@ def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
     return math.log1p(-MARGIN) - float(logs.mean()) - errors * _standard_error(logs, spread)
 
 
-def hopeless(ratios: Sequence[float], spread: float) -> bool:
+def is_hopeless(ratios: Sequence[float], spread: float) -> bool:
     """Return whether to give up: at a look after the first, B very likely does not save ``MARGIN``."""
-    return len(ratios) in LOOKS[1:] and gain(ratios, spread, -_SURE) < 0.0
+    is_later_look = len(ratios) in LOOKS[1:]
+    return is_later_look and gain(ratios, spread, errors=-_HOPELESS_ERRORS) < 0.0
 
 
 @lru_cache(maxsize=64)
 def _widths(error: float, looks: tuple[int, ...]) -> float:
     """Return the standard errors that the mean of equal pairs exceeds at some look in a share ``error`` of series."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((_DRAWS, looks[-1]))
-    before = rng.chisquare(_BORROWED, _DRAWS)
-    sums, squares = np.cumsum(x, axis=1), np.cumsum(x * x, axis=1)
-    most = np.zeros(_DRAWS)
-    for n in looks:
-        total, own = sums[:, n - 1], squares[:, n - 1] - sums[:, n - 1] ** 2 / n
-        errors = np.abs(total) / np.sqrt(n * (before + own) / (_BORROWED + n - 1))
-        most = np.maximum(most, errors / _caution(n))
-    return float(np.quantile(most, 1.0 - error))
+    pairs = rng.standard_normal((_SIMULATED_SERIES, looks[-1]))
+    prior_squares = rng.chisquare(_PRIOR_PAIRS, _SIMULATED_SERIES)
+    sums = np.cumsum(pairs, axis=1)
+    square_sums = np.cumsum(pairs * pairs, axis=1)
+    largest_errors = np.zeros(_SIMULATED_SERIES)
+    for look in looks:
+        total = sums[:, look - 1]
+        squares = square_sums[:, look - 1] - total**2 / look
+        variance = (prior_squares + squares) / (_PRIOR_PAIRS + look - 1)
+        errors = np.abs(total) / np.sqrt(look * variance)
+        largest_errors = np.maximum(largest_errors, errors / _caution(look))
+    return float(np.quantile(largest_errors, 1.0 - error))
 
 
 def _caution(pairs: int) -> float:
@@ -199,51 +221,62 @@ def _caution(pairs: int) -> float:
 
 def _standard_error(logs: NDArray[np.float64], spread: float) -> float:
     """Return the standard error of the mean of the pairs' logarithms, with ``spread`` counted as a few pairs."""
-    squares = _BORROWED * 2.0 * spread**2 + _squares(logs)
-    return math.sqrt(squares / (_BORROWED + logs.size - 1) / logs.size)
+    prior_squares = _PRIOR_PAIRS * 2.0 * spread**2
+    variance = (prior_squares + _squares(logs)) / (_PRIOR_PAIRS + logs.size - 1)
+    return math.sqrt(variance / logs.size)
 
 
 def _squares(logs: NDArray[np.float64]) -> float:
-    return float(((logs - logs.mean()) ** 2).sum())
+    deviations = logs - logs.mean()
+    return float((deviations**2).sum())
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def judged(compared: Compared, most: int, spread: float) -> Compared:
+def judge(comparison: PairedComparison, most_pairs: int, spread: float) -> PairedComparison:
     """Return the comparison with its interval and, once that decides or no pair is left, its verdict."""
-    compared = failed(compared)
-    if compared.verdict is not None or len(compared.a) != len(compared.b):
-        return compared
-    last = compared.candidate is LAST
-    looks = (max(compared.pairs, FEWEST_PAIRS),) if last else LOOKS
-    interval = repeated_interval(compared.ratios, compared.error, spread, looks)
-    compared, word = replace(compared, interval=interval), change(interval)
-    if word != "UNCLEAR" and not (last and compared.pairs < most):
-        return replace(compared, verdict=word)
-    if not last and hopeless(compared.ratios, spread):
-        return replace(compared, verdict="UNDECIDED", why=UNLIKELY)
-    return replace(compared, verdict="UNDECIDED" if compared.pairs >= most else None)
+    comparison = with_failure(comparison)
+    if comparison.verdict is not None or len(comparison.a) != len(comparison.b):
+        return comparison
+    looks: tuple[int, ...] = LOOKS
+    if comparison.is_final:
+        looks = (max(comparison.pairs, FEWEST_PAIRS),)
+    interval = repeated_interval(comparison.ratios, comparison.error, spread, looks)
+    comparison = replace(comparison, interval=interval)
+
+    has_pairs_left = comparison.pairs < most_pairs
+    verdict = change(interval)
+    if verdict != "UNCLEAR" and not (comparison.is_final and has_pairs_left):
+        return replace(comparison, verdict=verdict)
+    if not comparison.is_final and is_hopeless(comparison.ratios, spread):
+        return replace(comparison, verdict="UNDECIDED", reason=UNLIKELY)
+    if has_pairs_left:
+        return comparison
+    return replace(comparison, verdict="UNDECIDED")
 
 
-def failed(compared: Compared) -> Compared:
+def with_failure(comparison: PairedComparison) -> PairedComparison:
     """Return the comparison with a verdict if the latest run of a side failed."""
-    for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
-        if runs and runs[-1].seconds is None:
-            if runs[-1].cut:
-                return replace(compared, verdict="UNDECIDED", why=ENDED)
-            refused = runs[-1].refused
-            verdict: TriedVerdict = "FAILED" if refused is None else "REFUSED"
-            why = f"{side}{refused or runs[-1].failed or 'has no measured step'}"
-            return replace(compared, verdict=verdict, why=why)
-    return compared
+    for side, runs in (("", comparison.b), ("what it is compared with ", comparison.a)):
+        if not runs or runs[-1].step_s is not None:
+            continue
+        run = runs[-1]
+        if run.was_cut:
+            return replace(comparison, verdict="UNDECIDED", reason=ENDED)
+        verdict: TriedVerdict = "FAILED" if run.refusal is None else "REFUSED"
+        cause = run.refusal or run.failure or "has no measured step"
+        return replace(comparison, verdict=verdict, reason=f"{side}{cause}")
+    return comparison
 
 
-def takes_place_of(new: Compared, old: Compared) -> bool:
-    """Return whether ``old`` is the same comparison, or one of the same candidate that had decided nothing."""
-    had_decided = old.verdict is not None and not may_go_on(old)
-    return new.candidate == old.candidate and (not had_decided or new.a_options == old.a_options)
+def replaces(comparison: PairedComparison, former: PairedComparison) -> bool:
+    """Return whether ``former`` is the same comparison, or one of the same candidate that had decided nothing."""
+    if comparison.candidate != former.candidate:
+        return False
+    was_decided = former.verdict is not None and not may_continue(former)
+    return not was_decided or comparison.a_options == former.a_options
 
 
-def may_go_on(compared: Compared) -> bool:
-    return compared.verdict == "UNDECIDED" and compared.why is None and compared.pairs < MOST_PAIRS
+def may_continue(comparison: PairedComparison) -> bool:
+    return comparison.verdict == "UNDECIDED" and comparison.reason is None and comparison.pairs < MOST_PAIRS

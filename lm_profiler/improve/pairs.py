@@ -9,7 +9,7 @@ from lm_profiler.analysis.compare.comparison import PartChange, SidePair
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, change
 from lm_profiler.analysis.compare.sides import Side, read_side
 from lm_profiler.analysis.steps.statistics import Interval
-from lm_profiler.improve.decision import repeated_interval, spread
+from lm_profiler.improve.decision import pooled_spread, repeated_interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ProcessSpread
 
@@ -18,7 +18,7 @@ def paired_changes(
     a: Sequence[Entry],
     b: Sequence[Entry],
     error: float,
-    known: ProcessSpread,
+    machine_spread: ProcessSpread,
     looks: tuple[int, ...],
     same_within: float,
 ) -> list[PartChange]:
@@ -28,26 +28,28 @@ def paired_changes(
     that is unknown it is the step there too: a neighbour is as likely beside A as beside B, so turns are fair.
     """
     side_a, side_b = read_side("A", a), read_side("B", b)
-    sides = SidePair(side_a, side_b, known, same_within)
+    sides = SidePair(side_a, side_b, machine_spread, same_within)
     rows = []
     if sides.is_busy:
         rows = sides.work_changes(CONFIDENCE)
     if not rows:
         rows = [sides.part_change("step", CONFIDENCE)]
-    share = error / len(rows)
-    return [_with_interval(row, sides, share, known, looks) for row in rows]
+    error_per_row = error / len(rows)
+    return [_with_paired_interval(row, sides, error_per_row, machine_spread, looks) for row in rows]
 
 
-def _with_interval(
-    row: PartChange, sides: SidePair, error: float, known: ProcessSpread, looks: tuple[int, ...]
+def _with_paired_interval(
+    row: PartChange, sides: SidePair, error: float, machine_spread: ProcessSpread, looks: tuple[int, ...]
 ) -> PartChange:
     """Return ``row`` with the interval of its pairs' ratios, in place of the one that takes no account of turns."""
-    means_a, means_b = _means(sides.a, row.part), _means(sides.b, row.part)
+    means_a = _mean_seconds(sides.a, row.part)
+    means_b = _mean_seconds(sides.b, row.part)
     ratios = [b_s / a_s for a_s, b_s in zip(means_a, means_b, strict=True)]
-    interval = repeated_interval(ratios, error, spread([means_a, means_b], known), looks)
+    spread = pooled_spread([means_a, means_b], machine_spread)
+    interval = repeated_interval(ratios, error, spread, looks)
     return replace(row, interval=interval, verdict=change(interval, sides.same_within))
 
 
-def _means(side: Side, part: str) -> list[float]:
+def _mean_seconds(side: Side, part: str) -> list[float]:
     intervals: list[Interval] = side.figures(part) or []
     return [interval.mean for interval in intervals]

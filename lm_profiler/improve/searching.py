@@ -16,10 +16,10 @@ from rich.console import Console
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
-from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, setting_of
-from lm_profiler.improve.decision import Checked, Compared, Ran
+from lm_profiler.improve.cells import CellCalls, Cells, FinishedCell, Interrupted, NoSteps, setting_of
+from lm_profiler.improve.decision import NumericsCheck, PairedComparison, TimedRun
 from lm_profiler.improve.search import Searcher
-from lm_profiler.improve.tolerance import checked_numbers
+from lm_profiler.improve.tolerance import check_numbers
 from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.improve_record import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
@@ -36,8 +36,6 @@ _SHARED = (
     "CPU, and the search needs more pairs than on a quiet machine"
 )
 
-_COPIED = ("pairs", "a_s", "b_s", "verdict", "accepted", "why")
-
 
 @dataclass(frozen=True)
 class Account:
@@ -45,70 +43,109 @@ class Account:
 
     request: ImproveRequest  # the options of the call
     started: str  # when the improvement first began
-    look_s: float = 0.0  # seconds that the first setting's own run took
+    baseline_s: float = 0.0  # seconds that the first setting's own run took
     refused: Sequence[Candidate] = ()  # changes that are not tried
     notes: Sequence[str] = ()  # notes that hold for any result
 
-    def record(self, search: Searcher | None, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
-        """Return the current record. ``shared`` counts the ``runs`` during which something else used the machine."""
+    def record(self, searcher: Searcher | None, end: Ended, runs: int, shared_runs: int = 0) -> ImproveRecord:
+        """Return the current record. During ``shared_runs`` of the ``runs`` something else used the machine."""
         results: dict[str, Any] = {}
-        if search is not None:
-            results["first_s"] = None if search.first is None else search.first.seconds
-            results["options"], results["left"] = dict(search.options), [candidate.name for candidate in search.left]
-            results["final"] = None if search.last is None else _final(search.last)
-        tried = [] if search is None else [_tried(compared) for compared in search.tried]
-        refused = [Tried(**_fields(one), verdict="REFUSED", why=one.refused) for one in self.refused]
+        elapsed_s = self.baseline_s
+        tried = []
+        if searcher is not None:
+            results = _search_results(searcher)
+            elapsed_s += searcher.spent_s
+            tried += [_tried(comparison) for comparison in searcher.tried]
+        for candidate in self.refused:
+            tried.append(Tried(**_candidate_fields(candidate), verdict="REFUSED", why=candidate.refused))
+        notes = list(self.notes)
+        if shared_runs:
+            notes.append(_SHARED.format(shared_runs, runs))
         return ImproveRecord(
             name=self.request.name,
             command=self.request.command,
             started=self.started,
             budget_s=self.request.budget_s,
-            elapsed_s=self.look_s + (0.0 if search is None else search.spent_s),
-            ended=ended,
-            tried=[*tried, *refused],
+            elapsed_s=elapsed_s,
+            ended=end,
+            tried=tried,
             runs=runs,
+            notes=notes,
             **results,
-            notes=[*self.notes, *([_SHARED.format(shared, runs)] if shared else [])],
         )
 
 
-def _fields(candidate: Candidate) -> dict[str, Any]:
+def _search_results(searcher: Searcher) -> dict[str, Any]:
+    """Return the fields of the record that the search as a whole gives."""
+    results: dict[str, Any] = {
+        "options": dict(searcher.options),
+        "left": [candidate.name for candidate in searcher.untried],
+    }
+    if searcher.first_run is not None:
+        results["first_s"] = searcher.first_run.step_s
+    if searcher.final is not None:
+        results["final"] = _final(searcher.final)
+    return results
+
+
+def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
     return {**vars(candidate), "options": dict(candidate.options)}  # a record ignores what is not its own
 
 
-def _tried(compared: Compared) -> Tried:
-    facts: dict[str, Any] = {name: getattr(compared, name) for name in _COPIED}
-    facts |= dict(zip(("saved_s", "low_s", "high_s"), compared.saved_s or (), strict=False))
-    checked = compared.checked
-    if checked is not None:
-        loss = checked.loss if checked.loss is not None and isfinite(checked.loss) else None
-        facts["numerics"] = Numerics(loss=loss, gradients=checked.gradients, within=checked.within)
-    return Tried(**_fields(compared.candidate), **facts, a_bytes=_bytes(compared.a), b_bytes=_bytes(compared.b))
-
-
-def _final(last: Compared) -> Final | None:
-    """Return the comparison of the first and the final setting; None if too few of its runs succeeded."""
-    if (interval := last.interval) is None or last.a_s is None or last.b_s is None:
-        return None
-    return Final(
-        pairs=last.pairs,
-        first_s=last.a_s,
-        final_s=last.b_s,
-        ratio=1.0 / interval.ratio,
-        low=1.0 / interval.high,
-        high=1.0 / interval.low,
-        first_bytes=_bytes(last.a),
-        final_bytes=_bytes(last.b),
+def _tried(comparison: PairedComparison) -> Tried:
+    saved_s, low_s, high_s = comparison.saved_s or (None, None, None)
+    return Tried(
+        **_candidate_fields(comparison.candidate),
+        pairs=comparison.pairs,
+        a_s=comparison.a_s,
+        b_s=comparison.b_s,
+        saved_s=saved_s,
+        low_s=low_s,
+        high_s=high_s,
+        a_bytes=_median_peak_bytes(comparison.a),
+        b_bytes=_median_peak_bytes(comparison.b),
+        numerics=_numerics(comparison.numerics),
+        verdict=comparison.verdict,
+        accepted=comparison.accepted,
+        why=comparison.reason,
     )
 
 
-def _bytes(runs: Sequence[Ran]) -> int | None:
+def _numerics(check: NumericsCheck | None) -> Numerics | None:
+    if check is None:
+        return None
+    loss_error = check.loss_error
+    if loss_error is not None and not isfinite(loss_error):
+        loss_error = None
+    return Numerics(loss=loss_error, gradients=check.gradient_error, within=check.is_tolerated)
+
+
+def _final(comparison: PairedComparison) -> Final | None:
+    """Return the comparison of the first and the final setting; None if too few of its runs succeeded."""
+    interval = comparison.interval
+    if interval is None or comparison.a_s is None or comparison.b_s is None:
+        return None
+    return Final(
+        pairs=comparison.pairs,
+        first_s=comparison.a_s,
+        final_s=comparison.b_s,
+        ratio=1.0 / interval.ratio,
+        low=1.0 / interval.high,
+        high=1.0 / interval.low,
+        first_bytes=_median_peak_bytes(comparison.a),
+        final_bytes=_median_peak_bytes(comparison.b),
+    )
+
+
+def _median_peak_bytes(runs: Sequence[TimedRun]) -> int | None:
     """Return the median of the runs' peak bytes; None where none is known."""
-    known = [run.memory_bytes for run in runs if run.memory_bytes is not None]
-    return round(median(known)) if known else None
+    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    if not peaks:
+        return None
+    return round(median(peaks))
 
 
-# -- questions and answers ---------------------------------------------------------------------------------------------
+# -- the search --------------------------------------------------------------------------------------------------------
 
 
 def search(
@@ -116,58 +153,73 @@ def search(
     calls: CellCalls,
     candidates: Sequence[Candidate],
     account: Account,
-    tell: Callable[[ImproveRecord], None],
+    show: Callable[[ImproveRecord], None],
 ) -> ImproveRecord:
     """Try ``candidates`` within the rest of the budget and return the record, which is also written to the folder.
 
-    Steps are scaled to the samples of the first setting's own run; ``tell`` gets the record after each answer.
+    Steps are scaled to the samples of the first setting's own run; ``show`` gets the record after each answer.
     """
-    request, first = account.request, calls.first
-    assert first is not None
+    request, first_record = account.request, calls.first_record
+    assert first_record is not None
 
-    def write(ended: Ended) -> ImproveRecord:
-        record = account.record(searching, ended, len(cells.asked), len(cells.shared))
+    def write(end: Ended, account: Account = account) -> ImproveRecord:
+        record = account.record(searcher, end, len(cells.requested), len(cells.shared))
         record.write(cells.folder.path / IMPROVE_FILE)
-        tell(record)
+        show(record)
         return record
 
-    def before_a_run() -> None:  # which may be killed
-        write("unfinished")
-        cells.left_s = request.budget_s - account.look_s - searching.spent_s
+    def prepare_run() -> None:
+        write("unfinished")  # the run may be killed
+        cells.left_s = request.budget_s - account.baseline_s - searcher.spent_s
 
-    def time_setting(options: Mapping[str, str], number: int) -> Ran:
-        before_a_run()
-        fitted = setting_of(calls.time(options, number)) in cells.fitted
-        return cells.done(calls.time(options, number, fitted)).ran(first)
+    def time_setting(options: Mapping[str, str], number: int) -> TimedRun:
+        prepare_run()
+        setting = setting_of(calls.time(options, number))
+        cell = calls.time(options, number, has_fitted=setting in cells.fitted)
+        return cells.result(cell).timed_run(first_record)
 
-    def check(compared: Compared) -> Checked:
-        before_a_run()
-        return _checked(cells, calls, compared, request.global_batch == "free")
+    def check(comparison: PairedComparison) -> NumericsCheck:
+        prepare_run()
+        return _check(cells, calls, comparison, free_batch=request.global_batch == "free")
 
-    left_s, known = request.budget_s - account.look_s, known_spread(first.environment)
-    searching = Searcher(candidates, left_s, time_setting, check, request.accept_numerics, known)
+    searcher = Searcher(
+        candidates,
+        budget_s=request.budget_s - account.baseline_s,
+        time=time_setting,
+        check=check,
+        accept_numerics=request.accept_numerics,
+        machine_spread=known_spread(first_record.environment),
+    )
     try:
-        return write(searching.improve())
-    except Interrupted as why:
-        if why.args:
-            account = replace(account, notes=[*account.notes, f"interrupted: {why}"])
+        return write(searcher.improve())
+    except Interrupted as interruption:
+        if interruption.args:
+            notes = [*account.notes, f"interrupted: {interruption}"]
+            return write("interrupted", replace(account, notes=notes))
         return write("interrupted")
 
 
-def _checked(cells: Cells, calls: CellCalls, compared: Compared, free_batch: bool) -> Checked:
-    sides = []
-    for options in (compared.a_options, compared.b_options):
-        sides.append(cells.done(calls.check(options)))
-        cells.left_s -= sides[-1].took_s
-    took_s = sum(side.took_s for side in sides)
+def _check(cells: Cells, calls: CellCalls, comparison: PairedComparison, free_batch: bool) -> NumericsCheck:
+    """Run both settings of ``comparison`` with their numbers recorded, and compare these."""
+    finished_a = _run_check(cells, calls, comparison.a_options)
+    finished_b = _run_check(cells, calls, comparison.b_options)
+    took_s = finished_a.took_s + finished_b.took_s
     try:
-        a, b = (side.record for side in sides)
+        record_a, record_b = finished_a.record, finished_b.record
     except NoSteps as error:
-        return Checked(None, took_s, why=f"its numbers are unknown: {error}")
-    base = None
-    with suppress(NoSteps):  # the first winner was compared with it: no further run
-        base = cells.done(calls.check({})).record if compared.a_options else None
-    return replace(checked_numbers(a, b, compared.candidate.may_change, free_batch, base), took_s=took_s)
+        return NumericsCheck(None, took_s, reason=f"its numbers are unknown: {error}")
+    first_record = None
+    if comparison.a_options:
+        with suppress(NoSteps):  # the first winner was compared with it: no further run
+            first_record = cells.result(calls.check({})).record
+    may_change = comparison.candidate.may_change
+    return replace(check_numbers(record_a, record_b, may_change, free_batch, first_record), took_s=took_s)
+
+
+def _run_check(cells: Cells, calls: CellCalls, options: Mapping[str, str]) -> FinishedCell:
+    finished = cells.result(calls.check(options))
+    cells.left_s -= finished.took_s
+    return finished
 
 
 # -- processes and display ---------------------------------------------------------------------------------------------
@@ -180,7 +232,9 @@ class Runner:
     """
 
     def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
-        self._folder, self._server, self._display = folder, server, display
+        self._folder = folder
+        self._server = server
+        self._display = display
         self._caches = folder.path / "compile_caches"
         shutil.rmtree(self._caches, ignore_errors=True)  # a call that was killed may have left files
         self._schedule: Schedule | None = None
@@ -194,19 +248,19 @@ class Runner:
 
     def __call__(self, cell: Cell, limit_s: float) -> None:
         self._raise_if_interrupted()
-        setting = self._caches / setting_of(cell)
+        cache = self._caches / setting_of(cell)
         self._schedule = Schedule(
             self._folder.path,
             [cell],
             self._server,
             self._display,
             timeout_s=round(limit_s, 1),
-            environment=own_compile_cache(setting),
+            environment=own_compile_cache(cache),
         )
         self._schedule.run()
         outcome = read_outcome(self._folder.path, cell.id)
         if outcome is None or outcome.status != "ok":  # a half-written file would fail the next cell
-            shutil.rmtree(setting, ignore_errors=True)
+            shutil.rmtree(cache, ignore_errors=True)
         self._raise_if_interrupted()
 
     def interrupt(self) -> None:
@@ -231,20 +285,26 @@ class ImproveDisplay(LineDisplay):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(folder, console, clock)
-        self._budget_s, self._elapsed_s, self._told = budget_s, 0.0, list[Tried]()
+        self._budget_s = budget_s
+        self._elapsed_s = 0.0
+        self._shown_changes: list[Tried] = []
 
-    def tell(self, record: ImproveRecord) -> None:
+    def show(self, record: ImproveRecord) -> None:
         """Print a line for each comparison that has ended since the last call."""
         self._elapsed_s = record.elapsed_s
-        done = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
-        for tried in (of for of in done if of not in self._told):
-            self._say(f"[{self.progress()}] {_tried_text(tried)}")
-        self._told = done
+        decided = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
+        for tried in decided:
+            if tried not in self._shown_changes:
+                self._say(f"[{self.progress()}] {_tried_text(tried)}")
+        self._shown_changes = decided
         self.tick()
 
     def ended(self, cell: Cell, outcome: CellOutcome) -> None:
         if outcome.status != "ok" and outcome.exit_code != WRONG_CALL:
-            self._say(f"{outcome.status:<8} {cell.id}" + (f"  {outcome.reason}" if outcome.reason else ""))
+            line = f"{outcome.status:<8} {cell.id}"
+            if outcome.reason:
+                line += f"  {outcome.reason}"
+            self._say(line)
         super().ended(cell, outcome)
 
     def progress(self) -> str:
@@ -253,6 +313,11 @@ class ImproveDisplay(LineDisplay):
 
 def _tried_text(tried: Tried) -> str:
     """Return one change as a line: what it saved, and whether it is kept."""
-    of = f" of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}" if tried.a_s is not None else ""
-    brought = f"; saved {saved_text(tried)} ms{of}" if tried.saved_s is not None else ""
-    return f"{tried.name}: {verdict_text(tried)}{brought}" + (f"; {tried.why}" if tried.why else "")
+    text = f"{tried.name}: {verdict_text(tried)}"
+    if tried.saved_s is not None:
+        text += f"; saved {saved_text(tried)} ms"
+        if tried.a_s is not None:
+            text += f" of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}"
+    if tried.why:
+        text += f"; {tried.why}"
+    return text

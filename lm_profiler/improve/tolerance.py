@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
 from lm_profiler.analysis.steps.statistics import student
-from lm_profiler.improve.decision import Checked
+from lm_profiler.improve.decision import NumericsCheck
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RunRecord
 
 # The tolerated share of the mean loss of the first steps, and the largest share that chance may explain.
-LOSS_TOLERANCE, _MOST_BY_CHANCE = 0.01, 0.1
+LOSS_TOLERANCE, _LARGEST_BY_CHANCE = 0.01, 0.1
 
 # The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
 # within 2 %; a matmul that loses half of its bits exceeds it.
@@ -24,122 +26,258 @@ GRADIENT_TOLERANCE = 0.05
 # The tolerated shares of each first step's loss and gradient norm, for an option whose effect is unknown. float32 sums
 # in another order stay below them; another activation, no dropout or fewer bits do not. The mean loss alone cannot tell
 # these apart: at the start, all models with the same vocabulary have about the same loss.
-OWN_LOSS_TOLERANCE, OWN_NORM_TOLERANCE = 1e-5, 1e-4
-
-_COUNTED = ("samples", "tokens")
+STEP_LOSS_TOLERANCE, STEP_NORM_TOLERANCE = 1e-5, 1e-4
 
 
-def checked_numbers(
-    a: RunRecord, b: RunRecord, may_change: str | None, free_batch: bool = False, first: RunRecord | None = None
-) -> Checked:
+@dataclass(frozen=True)
+class _Limit:
+    """A distance between the numbers of two runs, as a share, and how large it may be."""
+
+    subject: str  # what is compared: "loss", "gradients"
+    distance: float | None  # None if unknown; it may be infinite
+    tolerance: float
+
+    @property
+    def is_exceeded(self) -> bool:
+        if self.distance is None:
+            return False
+        return not self.distance <= self.tolerance  # NaN exceeds it too
+
+    @property
+    def excess_text(self) -> str:
+        return f"{self.subject} off by {_distance_text(self.distance)}; {self.tolerance * 100:.2g} % is tolerated"
+
+
+def check_numbers(
+    a: RunRecord,
+    b: RunRecord,
+    may_change: str | None,
+    free_batch: bool = False,
+    first_setting: RunRecord | None = None,
+) -> NumericsCheck:
     """Return whether run ``b``, with a change, computes the same as run ``a`` without it; and if not, why.
 
-    Both runs have the same seed, and the same batches unless ``other_step`` says otherwise. Losses of other batches,
+    Both runs have the same seed, and the same batches unless their steps differ in size. Losses of other batches,
     which ``free_batch`` allows, cannot be compared: then only the gradients count. The loss of b is also compared with
-    that of the ``first`` setting's run, because small distances of several winners add up.
+    that of the run of the ``first_setting``, because small distances of several winners add up.
     """
-    other = other_step(a, b)
-    loss, by_chance = _loss_off(a, b)
-    if first is not None and loss is not None and other_step(first, b) is None:
-        loss = max(loss, _loss_off(first, b)[0] or 0.0)
-    gradients = None if a.numerics is None or b.numerics is None else b.numerics.gradient_error
-    limits = [("gradients", gradients, GRADIENT_TOLERANCE)]
-    if other is None and may_change != OTHER_BATCH:
-        limits.insert(0, ("loss", loss, min(max(LOSS_TOLERANCE, by_chance), _MOST_BY_CHANCE)))
-    off = [] if other is None or free_batch else ["--global_batch free allows it"]
+    difference = size_difference(a, b)
+    has_same_batches = difference is None
+    loss_error, chance = _loss_distance(a, b)
+    if first_setting is not None and loss_error is not None and size_difference(first_setting, b) is None:
+        error_since_first, _ = _loss_distance(first_setting, b)
+        loss_error = max(loss_error, error_since_first or 0.0)
+    gradient_error = None
+    if a.numerics is not None and b.numerics is not None:
+        gradient_error = b.numerics.gradient_error
+
+    limits = []
+    if has_same_batches and may_change != OTHER_BATCH:
+        tolerance = min(max(LOSS_TOLERANCE, chance), _LARGEST_BY_CHANCE)
+        limits.append(_Limit("loss", loss_error, tolerance))
+    limits.append(_Limit("gradients", gradient_error, GRADIENT_TOLERANCE))
+    problems = []
+    if difference is not None and not free_batch:
+        problems.append("--global_batch free allows it")
     if may_change == UNKNOWN:
-        off += _unlike(a, b)
-        limits += _own_limits(a, b, other is None)
-    within, why = _judged(off, limits)
-    size = None if other is None else f"a step has {other[2]} {other[0]} instead of {other[1]}"
-    hint = "--accept_numerics takes it" if within is False and may_change == UNKNOWN else None
-    return Checked(within, 0.0, loss, gradients, "; ".join(filter(None, (size, why, hint))) or None)
+        problems += _training_differences(a, b)
+        limits += _step_limits(a, b, has_same_batches)
+    is_tolerated, reason = _judge(problems, limits)
+
+    remarks = []
+    if difference is not None:
+        remarks.append(f"a step has {difference.size_b} {difference.unit} instead of {difference.size_a}")
+    if reason is not None:
+        remarks.append(reason)
+    if is_tolerated is False and may_change == UNKNOWN:
+        remarks.append("--accept_numerics takes it")
+    return NumericsCheck(
+        is_tolerated, loss_error=loss_error, gradient_error=gradient_error, reason="; ".join(remarks) or None
+    )
 
 
-def _judged(off: Sequence[str], limits: Sequence[tuple[str, float | None, float]]) -> tuple[bool | None, str | None]:
-    """Return whether all distances are within limits, None if one is unknown; and what is off."""
-    off = [*off, *(_off_text(what, by, most) for what, by, most in limits if by is not None and not by <= most)]
-    unknown = [what for what, by, _ in limits if by is None]
-    if off:
-        return False, off[0]
-    return (None, f"{' and '.join(unknown)} unknown") if unknown else (True, None)
+def _judge(problems: Sequence[str], limits: Sequence[_Limit]) -> tuple[bool | None, str | None]:
+    """Return whether there is no problem and no limit is exceeded, None if that is unknown; and the reason if not."""
+    exceeded = [limit.excess_text for limit in limits if limit.is_exceeded]
+    problems = [*problems, *exceeded]
+    if problems:
+        return False, problems[0]
+    unknown = [limit.subject for limit in limits if limit.distance is None]
+    if unknown:
+        return None, f"{' and '.join(unknown)} unknown"
+    return True, None
 
 
-def _off_text(what: str, by: float, allowed: float) -> str:
-    told = "more than can be told" if by == inf else f"{by:.1%}" if by >= 0.01 else f"{by * 100:.2g} %"
-    return f"{what} off by {told}; {allowed * 100:.2g} % is tolerated"
+def _distance_text(distance: float | None) -> str:
+    if distance is None or distance == inf:
+        return "an unknown amount"
+    if distance >= 0.01:
+        return f"{distance:.1%}"
+    return f"{distance * 100:.2g} %"
 
 
-def _loss_off(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def _loss_distance(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
     """Return the distance of b's mean loss from a's, as a share, None if unknown; and the share that chance explains.
 
     The means are over the steps that both runs have. The distance may be infinite.
     """
-    pairs = zip(_losses(a), _losses(b), strict=False)
-    both = [(x, inf if y is None else y) for x, y in pairs if x is not None]
-    mean = fmean(x for x, _ in both) if both else 0.0
-    if not mean:
+    pairs = _loss_pairs(a, b)
+    if not pairs:
         return None, 0.0
-    # Another number of workers, or another kernel, draws other random numbers: single steps are then off in both
-    # directions. A real error goes in one direction, so its steps scatter by less than their mean.
-    steps = [(y - x) / abs(x) for x, y in both if x and y < inf]
-    error = stdev(steps) / sqrt(len(steps)) if len(steps) > 1 else 0.0
-    return abs(fmean(y for _, y in both) - mean) / abs(mean), error and error * student(len(steps) - 1.0, 0.95)
+    mean_a = fmean(loss_a for loss_a, _ in pairs)
+    mean_b = fmean(loss_b for _, loss_b in pairs)
+    if mean_a == 0.0:
+        return None, 0.0
+    distance = abs(mean_b - mean_a) / abs(mean_a)
+    return distance, _chance_distance(pairs)
+
+
+def _loss_pairs(a: RunRecord, b: RunRecord) -> list[tuple[float, float]]:
+    """Return the losses of the steps that both runs have; a loss that only b lacks is infinite."""
+    pairs = []
+    for loss_a, loss_b in zip(_losses(a), _losses(b), strict=False):
+        if loss_a is None:
+            continue
+        pairs.append((loss_a, inf if loss_b is None else loss_b))
+    return pairs
+
+
+def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return how far the mean losses may differ by chance, as a share.
+
+    Another number of workers, or another kernel, draws other random numbers: single steps are then off in both
+    directions. A real error goes in one direction, so its steps scatter by less than their mean.
+    """
+    distances = [(loss_b - loss_a) / abs(loss_a) for loss_a, loss_b in pairs if loss_a and loss_b < inf]
+    if len(distances) < 2:
+        return 0.0
+    standard_error = stdev(distances) / sqrt(len(distances))
+    return standard_error * student(len(distances) - 1.0, 0.95)
 
 
 def _losses(run: RunRecord) -> Sequence[float | None]:
-    return [] if run.numerics is None else run.numerics.losses
+    if run.numerics is None:
+        return []
+    return run.numerics.losses
 
 
-def _own_limits(a: RunRecord, b: RunRecord, same_batches: bool) -> list[tuple[str, float | None, float]]:
-    """Return how far an option with unknown effect is off, in values that may differ only by the order of sums."""
+# -- an option whose effect is unknown ---------------------------------------------------------------------------------
+
+
+def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Limit]:
+    """Return the limits of values that may differ only by the order of sums."""
     if a.model is None or b.model is None or a.numerics is None or b.numerics is None:
-        return [("what the option changes", None, 0.0)]
-    norms = _furthest(a.numerics.gradient_norms, b.numerics.gradient_norms)
-    steps = [
-        ("loss of a first step", _furthest(_losses(a), _losses(b)), OWN_LOSS_TOLERANCE),
-        ("norm of the gradients of a first step", norms, OWN_NORM_TOLERANCE),
+        return [_Limit("what the option changes", None, 0.0)]
+    if not has_same_batches:  # only the models can be compared
+        return []
+    loss_distance = _largest_distance(_losses(a), _losses(b))
+    norm_distance = _largest_distance(a.numerics.gradient_norms, b.numerics.gradient_norms)
+    return [
+        _Limit("loss of a first step", loss_distance, STEP_LOSS_TOLERANCE),
+        _Limit("norm of the gradients of a first step", norm_distance, STEP_NORM_TOLERANCE),
     ]
-    return steps if same_batches else []  # with other batches, only the models can be compared
 
 
-def _unlike(a: RunRecord, b: RunRecord) -> list[str]:
-    """Return signs that b trains another model, or trains differently."""
-    # Losses do not show different clipping if no step was clipped.
-    clips = (Entry(Path(), run).option("trainer.gradient_clip_val") for run in (a, b))
-    facts = {"gradient clipping": tuple(clips)}
-    if a.model is not None and b.model is not None:
-        names = ("optimizers", "parameters", "trainable_parameters", "bytes")
-        facts |= {name.replace("_", " "): (getattr(a.model, name), getattr(b.model, name)) for name in names}
-    return [f"{what}: {its} instead of {before}" for what, (before, its) in facts.items() if its != before]
-
-
-def _furthest(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
+def _largest_distance(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
     """Return the largest distance of a value of b from that of a, as a share; None where steps cannot be paired."""
-    if not a or len(a) != len(b) or None in a:
+    if not a or len(a) != len(b):
         return None
-    return max(
-        inf if y is None else 0.0 if x == y else abs(y - x) / abs(x) if x else inf for x, y in zip(a, b, strict=True)
-    )
+    largest = 0.0
+    for value_a, value_b in zip(a, b, strict=True):
+        if value_a is None:
+            return None
+        largest = max(largest, _distance(value_a, value_b))
+    return largest
 
 
-def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
-    """Return the unit in which steps of ``a`` and ``b`` differ in size, with both counts; None if they do not.
+def _distance(value_a: float, value_b: float | None) -> float:
+    if value_b is None:
+        return inf
+    if value_b == value_a:
+        return 0.0
+    if value_a == 0.0:
+        return inf
+    return abs(value_b - value_a) / abs(value_a)
 
-    The unit is samples, else tokens. If neither was counted in the batches, the options give it.
+
+def _training_differences(a: RunRecord, b: RunRecord) -> list[str]:
+    """Return signs that b trains another model, or trains differently."""
+    facts_a, facts_b = _training_facts(a), _training_facts(b)
+    differences = []
+    for name, fact_a in facts_a.items():
+        if name in facts_b and facts_b[name] != fact_a:
+            differences.append(f"{name}: {facts_b[name]} instead of {fact_a}")
+    return differences
+
+
+def _training_facts(run: RunRecord) -> dict[str, Any]:
+    # Losses do not show different clipping if no step was clipped.
+    facts = {"gradient clipping": Entry(Path(), run).option("trainer.gradient_clip_val")}
+    if run.model is not None:
+        facts["optimizers"] = run.model.optimizers
+        facts["parameters"] = run.model.parameters
+        facts["trainable parameters"] = run.model.trainable_parameters
+        facts["bytes"] = run.model.bytes
+    return facts
+
+
+# -- the size of a step ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizeDifference:
+    """The sizes of two runs' steps, which differ."""
+
+    unit: str  # samples, tokens or batches
+    size_a: int
+    size_b: int
+
+
+def size_difference(a: RunRecord, b: RunRecord) -> SizeDifference | None:
+    """Return the sizes of a step of ``a`` and of ``b`` if they differ.
+
+    The unit is samples, else tokens. If neither was counted in the batches of both runs, the options give it.
     """
-    one, two = _sizes(a), _sizes(b)
-    both = [what for what in one if what in two]
-    for what in [what for what in both if what in _COUNTED] or both[:1]:
-        if abs(two[what] - one[what]) > MARGIN * one[what]:  # tokens of texts of varying length differ a little anyway
-            return what.split()[0], one[what], two[what]
+    counted_a, counted_b = _counted_sizes(a), _counted_sizes(b)
+    units = [unit for unit in counted_a if unit in counted_b]
+    if units:
+        return _difference_in(units, counted_a, counted_b)
+    configured_a, configured_b = _configured_sizes(a), _configured_sizes(b)
+    units = [unit for unit in configured_a if unit in configured_b]
+    return _difference_in(units[:1], configured_a, configured_b)
+
+
+def _difference_in(units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]) -> SizeDifference | None:
+    for unit in units:
+        tolerated = MARGIN * a[unit]  # tokens of texts of varying length differ a little anyway
+        if abs(b[unit] - a[unit]) > tolerated:
+            return SizeDifference(unit, a[unit], b[unit])
     return None
 
 
-def _sizes(run: RunRecord) -> dict[str, int]:
-    """Return the size of a step of ``run`` in each known unit, counted units first."""
-    batches = 1 if run.model is None else run.model.accumulate_grad_batches
-    size = Entry(Path(), run).option("data.batch_size")
-    sizes = {what: getattr(run.throughput, f"{what}_per_step", None) for what in _COUNTED}
-    sizes |= {"samples by its options": batches * size if isinstance(size, int) else None, "batches": batches}
-    return {what: count for what, count in sizes.items() if count}
+def _counted_sizes(run: RunRecord) -> dict[str, int]:
+    """Return the size of a step of ``run`` by unit, as far as it was counted in the batches."""
+    sizes: dict[str, int] = {}
+    if run.throughput is None:
+        return sizes
+    if run.throughput.samples_per_step:
+        sizes["samples"] = run.throughput.samples_per_step
+    if run.throughput.tokens_per_step:
+        sizes["tokens"] = run.throughput.tokens_per_step
+    return sizes
+
+
+def _configured_sizes(run: RunRecord) -> dict[str, int]:
+    """Return the size of a step of ``run`` by unit, by its options."""
+    batches = 1
+    if run.model is not None:
+        batches = run.model.accumulate_grad_batches
+    sizes = {}
+    batch_size = Entry(Path(), run).option("data.batch_size")
+    if isinstance(batch_size, int) and batch_size:
+        sizes["samples"] = batches * batch_size
+    sizes["batches"] = batches
+    return sizes

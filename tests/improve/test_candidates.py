@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, UNKNOWN, Candidate
-from lm_profiler.improve.candidates import asked_for, candidates, worth_it
+from lm_profiler.improve.candidates import open_candidates, refuse_small, requested_candidates
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import ModelFacts, Settings, TimeSummary
 from tests.support.made_runs import made_record
@@ -45,7 +45,7 @@ def entry(config: dict[str, Any], on: tuple[str, Settings] = GPU, **changes: Any
 
 
 def known(look: Entry, free: bool = False) -> list[Candidate]:
-    return [one for one in candidates(look, free) if not one.refused]
+    return [one for one in open_candidates(look, free) if not one.refused]
 
 
 def by_name(
@@ -92,7 +92,7 @@ def test_of_another_module_torch_and_the_loader_offer_what_it_has_not_itself() -
 
 
 def test_what_the_machine_lacks_is_refused_with_a_reason() -> None:
-    why = {one.name: one.refused for one in candidates(entry(OURS, CPU), False) if one.refused}
+    why = {one.name: one.refused for one in open_candidates(entry(OURS, CPU), False) if one.refused}
     lacks = {
         "trainer.precision=bf16-mixed": "half precision",
         "data.num_workers=8": "1 cores",
@@ -109,7 +109,7 @@ def test_the_global_batch_is_changed_only_where_that_is_asked_for() -> None:
 
 
 def test_a_change_that_touches_too_little_is_not_tried() -> None:
-    told = worth_it(known(entry(OURS)), 4.0, 0.01)
+    told = refuse_small(known(entry(OURS)), 4.0, 0.01)
     refused = [one for one in told if one.refused]
     assert {one.name for one in refused} == {f"data.num_workers={count}" for count in (1, 2, 4, 8)}
     assert all("1%" in one.refused for one in refused)
@@ -118,7 +118,7 @@ def test_a_change_that_touches_too_little_is_not_tried() -> None:
 
 def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
     ours = known(entry(OURS))
-    asked = asked_for({"data.num_workers": ["0", "2", "3"], "model.width": ["7"]}, ours, entry(OURS).option)
+    asked = requested_candidates({"data.num_workers": ["0", "2", "3"], "model.width": ["7"]}, ours, entry(OURS).option)
     assert [(one.name, one.ceiling_s) for one in asked] == [
         ("data.num_workers=2", 0.03), ("data.num_workers=3", None), ("model.width=7", None)
     ]  # fmt: skip
@@ -133,13 +133,13 @@ def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(on: tu
     (plain,) = (one for one in others if one.options == {"torch.compile": "true"})
     modes = {"torch.compile_mode": ["max-autotune-no-cudagraphs", "max-autotune"]}
 
-    new, ours = asked_for(modes, others, entry(OTHERS).option)
+    new, ours = requested_candidates(modes, others, entry(OTHERS).option)
     assert new.options == {"torch.compile": "true", "torch.compile_mode": "max-autotune-no-cudagraphs"}
     assert (new.group, new.may_change) == (ours.group, ours.may_change) == (plain.group, plain.may_change)
     assert (ours in others) == (on is GPU)
 
     compiled = {**OTHERS, "torch": {**OTHERS["torch"], "compile": True}}
-    assert [one.options for one in asked_for(modes, [], entry(compiled).option)] == [
+    assert [one.options for one in requested_candidates(modes, [], entry(compiled).option)] == [
         {"torch.compile_mode": mode} for mode in modes["torch.compile_mode"]
     ]
 
@@ -147,13 +147,13 @@ def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(on: tu
 def test_fewer_workers_are_no_unknown_option_where_more_are_not_tried() -> None:
     config = {**OURS, "data": {**OURS["data"], "init_args": {**OURS["data"]["init_args"], "num_workers": 8}}}
     own = known(entry(config))
-    (fewer,) = asked_for({"data.num_workers": ["2"]}, own, entry(config).option)
+    (fewer,) = requested_candidates({"data.num_workers": ["2"]}, own, entry(config).option)
     assert (fewer.group, fewer.may_change) == ("num_workers", BY_WORKERS)
 
 
 def test_what_a_third_kind_of_attention_changes_is_not_known() -> None:
     ours = known(entry(OURS))
-    same, other = asked_for({"model.attention": ["sdpa", "linear"]}, ours, entry(OURS).option)
+    same, other = requested_candidates({"model.attention": ["sdpa", "linear"]}, ours, entry(OURS).option)
     assert same in ours
     assert (other.group, other.may_change) == (same.group, UNKNOWN)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.improve.cells import CellCalls, RanCell
-from lm_profiler.improve.tolerance import other_step
+from lm_profiler.improve.cells import CellCalls, FinishedCell
+from lm_profiler.improve.tolerance import SizeDifference, size_difference
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import LoaderFacts, ModelFacts, RunRecord
 from lm_profiler.record.sweep_files import CellOutcome
@@ -41,8 +41,9 @@ def test_where_nobody_can_count_samples_the_options_tell_of_another_batch(
         return made_record(model=model, throughput=None, config={"data": {"init_args": data}})
 
     a, b = record(4 if size else None, 2), record(size, batches)
-    assert other_step(a, b) == other
-    step = RanCell(Entry(Path(), b), OK, 1.0).ran(a).seconds
+    difference = None if other is None else SizeDifference(*other)
+    assert size_difference(a, b) == difference
+    step = FinishedCell(Entry(Path(), b), OK, 1.0).timed_run(a).step_s
     assert step == pytest.approx(b.time["step"].mean * (other[1] / other[2] if other else 1.0))  # type: ignore[operator]
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lm_profiler.analysis.compare.ratio import change
-from lm_profiler.improve.decision import LOOKS, gain, hopeless, repeated_interval, spread
+from lm_profiler.improve.decision import LOOKS, gain, is_hopeless, pooled_spread, repeated_interval
 from lm_profiler.record.process_spread import ProcessSpread
 
 
@@ -58,18 +58,20 @@ def test_processes_are_taken_to_differ_as_is_known_until_they_have_shown_by_how_
     rng = np.random.default_rng(5)
     settings = [np.exp(rng.normal(level, 0.01, 8)).tolist() for level in (0.0, 1.0, -2.0, 0.5)]
 
-    assert spread([]) == spread([[1.0]]) == 0.05
-    assert spread([], ProcessSpread(0.01, 4)) == 0.01
-    assert 0.02 < spread([settings[0][:3]]) < 0.04
-    assert spread(settings) == pytest.approx(0.0135, abs=0.002)  # 29 processes, one of which is taken to be 5 % off
-    assert spread(settings, ProcessSpread(0.01, 4)) == pytest.approx(0.01, abs=0.002)
+    assert pooled_spread([]) == pooled_spread([[1.0]]) == 0.05
+    assert pooled_spread([], ProcessSpread(0.01, 4)) == 0.01
+    assert 0.02 < pooled_spread([settings[0][:3]]) < 0.04
+    assert pooled_spread(settings) == pytest.approx(
+        0.0135, abs=0.002
+    )  # 29 processes, one of which is taken to be 5 % off
+    assert pooled_spread(settings, ProcessSpread(0.01, 4)) == pytest.approx(0.01, abs=0.002)
 
 
 def test_what_does_not_look_faster_is_not_worth_more_pairs() -> None:
-    assert not hopeless([1.2, 1.2], 0.01)  # one slow process would do that
-    assert hopeless([1.2, 1.1, 1.2, 1.1], 0.05)
-    assert hopeless([1.0, 1.001, 0.999, 1.0], 0.001)
-    assert not hopeless([1.0, 0.97, 1.0, 0.97], 0.02)
+    assert not is_hopeless([1.2, 1.2], 0.01)  # one slow process would do that
+    assert is_hopeless([1.2, 1.1, 1.2, 1.1], 0.05)
+    assert is_hopeless([1.0, 1.001, 0.999, 1.0], 0.001)
+    assert not is_hopeless([1.0, 0.97, 1.0, 0.97], 0.02)
     assert gain([0.9, 0.9], 0.01) == pytest.approx(math.log(0.99 / 0.9))
 
 
@@ -79,5 +81,5 @@ def test_few_small_real_gains_are_given_up(processes: float, saves: float) -> No
     rng, given_up, series = np.random.default_rng(7), 0, 400
     for _ in range(series):
         pairs = (1.0 - saves) * np.exp(processes * math.sqrt(2.0) * rng.standard_normal(LOOKS[-1]))
-        given_up += any(hopeless(pairs[:n].tolist(), processes) for n in LOOKS)
+        given_up += any(is_hopeless(pairs[:n].tolist(), processes) for n in LOOKS)
     assert given_up / series <= 0.07

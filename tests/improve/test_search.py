@@ -13,7 +13,7 @@ import pytest
 from benchmarks.improve import MACHINES, Row, hidden, nothing
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
-from lm_profiler.improve.decision import Checked, Compared, Ran
+from lm_profiler.improve.decision import NumericsCheck, PairedComparison, TimedRun
 from lm_profiler.improve.search import ERROR, Searcher
 from lm_profiler.improve.searching import Account
 from lm_profiler.report.run.improve_table import headline
@@ -36,24 +36,24 @@ class Check:
 
 
 Question = Trial | Check
-Answer = Callable[[Question], Ran | Checked]
+Answer = Callable[[Question], TimedRun | NumericsCheck]
 
 
 def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Searcher:
     """The end of a search."""
 
-    def time(options: Mapping[str, str], number: int) -> Ran:
-        return cast("Ran", answer(Trial(options, number)))
+    def time(options: Mapping[str, str], number: int) -> TimedRun:
+        return cast("TimedRun", answer(Trial(options, number)))
 
-    def check(compared: Compared) -> Checked:
-        return cast("Checked", answer(Check(compared.a_options, compared.b_options)))
+    def check(compared: PairedComparison) -> NumericsCheck:
+        return cast("NumericsCheck", answer(Check(compared.a_options, compared.b_options)))
 
     searcher = Searcher(candidates, budget_s, time, check, **more)
-    assert searcher.improve() == searcher.ended
+    assert searcher.improve() == searcher.outcome
     return searcher
 
 
-def accepted(search: Searcher) -> list[Compared]:
+def accepted(search: Searcher) -> list[PairedComparison]:
     return [one for one in search.tried if one.accepted]
 
 
@@ -61,7 +61,7 @@ def recorded(answer: Answer) -> tuple[Answer, list[Question]]:
     """The same answers, and what they were asked for."""
     asked: list[Question] = []
 
-    def recording(one: Question) -> Ran | Checked:
+    def recording(one: Question) -> TimedRun | NumericsCheck:
         asked.append(one)
         return answer(one)
 
@@ -71,15 +71,17 @@ def recorded(answer: Answer) -> tuple[Answer, list[Question]]:
 OTHERS = ("b=1", "c=1", "d=1", "e=1", "f=1")
 
 
-def program(shares: Mapping[str, float], noise: float = 0.0, checked: Checked | None = None, seed: int = 1) -> Answer:
+def program(
+    shares: Mapping[str, float], noise: float = 0.0, checked: NumericsCheck | None = None, seed: int = 1
+) -> Answer:
     """A step of a second times the share of each option; a run takes ten seconds, and every winner is right."""
     rng = np.random.default_rng(seed)
 
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         if isinstance(asked, Check):
-            return checked or Checked(True)
+            return checked or NumericsCheck(True)
         of_options = math.prod(shares[f"{option}={text}"] for option, text in asked.options.items())
-        return Ran(of_options * math.exp(noise * rng.standard_normal()), 10.0)
+        return TimedRun(of_options * math.exp(noise * rng.standard_normal()), 10.0)
 
     return answer
 
@@ -107,20 +109,20 @@ def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
     saved_s, low_s, high_s = end.tried[1].saved_s or (0.0, 0.0, 0.0)
     assert saved_s == pytest.approx(0.15)
     assert 0.0 < low_s < saved_s < high_s
-    assert end.ended == "done"
+    assert end.outcome == "done"
 
 
 def test_the_final_setting_is_compared_with_the_first_in_runs_that_nothing_was_chosen_by() -> None:
     answer, asked = recorded(program({"a=1": 0.5, "b=1": 0.7}))
     end = searched(values("a=1", "b=1"), answer)
 
-    assert end.last is not None
-    assert (end.last.a_options, end.last.b_options, end.last.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
-    assert end.last.interval is not None
-    assert end.last.interval.ratio == pytest.approx(0.35)
+    assert end.final is not None
+    assert (end.final.a_options, end.final.b_options, end.final.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
+    assert end.final.interval is not None
+    assert end.final.interval.ratio == pytest.approx(0.35)
     runs = [(tuple(one.options.items()), one.number) for one in asked if isinstance(one, Trial)]
     assert len(runs) == len(set(runs))
-    assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in asked[-2 * end.last.pairs :])
+    assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in asked[-2 * end.final.pairs :])
 
 
 def test_the_two_sides_of_a_comparison_go_first_in_turns() -> None:
@@ -139,9 +141,9 @@ def test_the_highest_ceiling_goes_first_and_unknown_ones_last() -> None:
     trials = [dict(one.options) for one in asked[1:] if isinstance(one, Trial) and one.options]
     assert list(dict.fromkeys(map(str, trials))) == ["{'c': '1'}", "{'a': '1'}", "{'b': '1'}"]
     assert end.options == {}
-    assert end.last is None
+    assert end.final is None
     short = searched(changes, program({"c=1": 1.5}), 120.0)  # with room for one of them
-    assert ([name for name, _ in verdicts(short)], short.ended) == (["c=1"], "budget")
+    assert ([name for name, _ in verdicts(short)], short.outcome) == (["c=1"], "budget")
 
 
 def test_a_value_takes_the_place_of_another_of_its_option() -> None:
@@ -152,11 +154,11 @@ def test_a_value_takes_the_place_of_another_of_its_option() -> None:
 
 
 def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> None:
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         if isinstance(asked, Check):
-            return Checked(True)
+            return NumericsCheck(True)
         slow, fast = "compile" in asked.options, "batch" in asked.options
-        return Ran((1.6 if slow and not fast else 0.5 if slow else 1.0) * (0.7 if fast else 1.0), 10.0)
+        return TimedRun((1.6 if slow and not fast else 0.5 if slow else 1.0) * (0.7 if fast else 1.0), 10.0)
 
     end = searched(values("compile=1", "batch=8"), answer)
 
@@ -187,16 +189,16 @@ def test_what_looks_faster_gets_the_budget_and_what_does_not_is_put_off() -> Non
 def test_nothing_decided_is_not_nothing_helped() -> None:
     """Processes differ by 30 % and the budget is small."""
     search = searched(values("a=1", "b=1", "c=1"), program(dict.fromkeys(("a=1", "b=1", "c=1"), 0.97), 0.3), 200.0)
-    record = Account(ImproveRequest(config="demo"), "now").record(search, search.ended or "budget", 1)
+    record = Account(ImproveRequest(config="demo"), "now").record(search, search.outcome or "budget", 1)
     assert headline(record).startswith("nothing was decided")
 
 
 def test_a_baseline_that_fails_once_is_run_again() -> None:
     whole, failures = program({"a=1": 0.5, "b=1": 1.0}), [1]
 
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         if isinstance(asked, Trial) and not asked.options and asked.number == failures[0]:
-            return Ran(None, 10.0, failed="it raised")
+            return TimedRun(None, 10.0, failure="it raised")
         return whole(asked)
 
     assert searched(values("a=1", "b=1"), answer).options == {"a": "1"}
@@ -207,22 +209,22 @@ def test_candidates_that_are_not_accepted_yet_share_the_error() -> None:
     shares = {"a=1": 0.5, "b=1": 0.6, "c=1": 0.7}
     all_right = searched(values(*shares), program(shares))
     assert [one.error for one in accepted(all_right)] == [2 * ERROR / 3, ERROR, ERROR]
-    none = searched(values(*shares), program(shares, checked=Checked(False)))
+    none = searched(values(*shares), program(shares, checked=NumericsCheck(False)))
     assert [one.error for one in none.tried] == [2 * ERROR / 3] * 3
 
 
 def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
     answers = program({"c=1": 0.5})
-    told = {"a": Ran(None, 3.0, failed="out of memory"), "b": Ran(None, 0.0, refused="needs a GPU")}
+    told = {"a": TimedRun(None, 3.0, failure="out of memory"), "b": TimedRun(None, 0.0, refusal="needs a GPU")}
 
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         wrong = [told[option] for option in getattr(asked, "options", {}) if option in told]
         return wrong[0] if wrong else answers(asked)
 
     end = searched(values("a=1", "b=1", "c=1"), answer)
 
     assert [one.verdict for one in end.tried[:2]] == ["FAILED", "REFUSED"]
-    assert all(one.why for one in end.tried[:2])
+    assert all(one.reason for one in end.tried[:2])
     assert all(len(one.b) == 1 for one in end.tried[:2])
     assert end.options == {"c": "1"}
 
@@ -239,9 +241,9 @@ def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short
 ) -> None:
     answers = program({"compile=1": 0.5, "mode=2": 0.9, "other=1": 0.7})
 
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         if getattr(asked, "options", None) == {"compile": "1"}:
-            return Ran(None, 10.0, failed="the compiler raised", out_of_memory=out_of_memory)
+            return TimedRun(None, 10.0, failure="the compiler raised", out_of_memory=out_of_memory)
         return answers(asked)
 
     modes = Candidate("compile=1, mode=2", {"compile": "1", "mode": "2"}, "compile", ceiling_s=0.9)
@@ -249,66 +251,68 @@ def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short
 
     assert [(one.candidate and one.candidate.name, one.verdict, len(one.b)) for one in end.tried] == expected
     if not out_of_memory:
-        assert end.tried[1].why == "compile=1 FAILED"
+        assert end.tried[1].reason == "compile=1 FAILED"
 
 
 def test_a_first_setting_that_does_not_run_ends_the_search() -> None:
-    end = searched(values("a=1"), lambda asked: Ran(None, 3.0, failed="it raised"))
+    end = searched(values("a=1"), lambda asked: TimedRun(None, 3.0, failure="it raised"))
 
-    assert (end.ended, end.tried, end.spent_s) == ("failed", [], 3.0)
+    assert (end.outcome, end.tried, end.spent_s) == ("failed", [], 3.0)
 
 
 def test_a_run_that_the_budget_cuts_says_nothing_of_its_change_and_of_the_first_setting_nothing_either() -> None:
     whole = program({"a=1": 0.5})
 
-    def answer(asked: Question) -> Ran | Checked:
-        return Ran(None, 30.0, failed="timeout", cut=True) if getattr(asked, "options", None) else whole(asked)
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
+        return (
+            TimedRun(None, 30.0, failure="timeout", was_cut=True) if getattr(asked, "options", None) else whole(asked)
+        )
 
     end = searched(values("a=1", "b=1"), answer, 150.0)
-    assert [(one.verdict, one.why) for one in end.tried] == [("UNDECIDED", "the budget ended it")] * len(end.tried)
-    assert searched(values("a=1"), lambda asked: Ran(None, 30.0, cut=True)).ended == "budget"
+    assert [(one.verdict, one.reason) for one in end.tried] == [("UNDECIDED", "the budget ended it")] * len(end.tried)
+    assert searched(values("a=1"), lambda asked: TimedRun(None, 30.0, was_cut=True)).outcome == "budget"
 
 
 def test_a_last_comparison_for_which_no_time_is_left_is_the_end_of_the_budget() -> None:
     answers = program({"a=1": 0.3})
 
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         return replace(answers(asked), took_s=70.0) if isinstance(asked, Check) else answers(asked)
 
     end = searched(values("a=1"), answer, 120.0)
-    assert (end.options, end.last, end.ended) == ({"a": "1"}, None, "budget")
+    assert (end.options, end.final, end.outcome) == ({"a": "1"}, None, "budget")
 
 
 def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
     answers = program({"slow=1": 0.95}, noise=0.05)
 
-    def answer(asked: Question) -> Ran | Checked:
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
         ran = answers(asked)
-        return replace(ran, took_s=90.0) if isinstance(ran, Ran) and asked.options else ran  # type: ignore[union-attr]
+        return replace(ran, took_s=90.0) if isinstance(ran, TimedRun) and asked.options else ran  # type: ignore[union-attr]
 
     end = searched(values("slow=1"), answer, 500.0)
     assert [(one.verdict, one.pairs) for one in end.tried] == [("UNDECIDED", 2)]
-    assert (end.left, end.ended) == ([], "budget")
+    assert (end.untried, end.outcome) == ([], "budget")
     assert end.spent_s <= 500.0
 
 
 @pytest.mark.parametrize(
     "checked, may_change, accept, verdict",
     [
-        (Checked(True), "rounding", False, "FASTER"),
-        (Checked(False, why="the loss is 3 % off"), None, False, "NUMERICS"),
-        (Checked(False, why="the loss is 3 % off"), None, True, "FASTER"),
-        (Checked(None), "rounding", False, "NUMERICS"),
-        (Checked(None), None, False, "FASTER"),
+        (NumericsCheck(True), "rounding", False, "FASTER"),
+        (NumericsCheck(False, reason="the loss is 3 % off"), None, False, "NUMERICS"),
+        (NumericsCheck(False, reason="the loss is 3 % off"), None, True, "FASTER"),
+        (NumericsCheck(None), "rounding", False, "NUMERICS"),
+        (NumericsCheck(None), None, False, "FASTER"),
     ],
 )
 def test_a_winner_with_wrong_or_unknown_numbers_is_shown_and_not_taken(
-    checked: Checked, may_change: str | None, accept: bool, verdict: str
+    checked: NumericsCheck, may_change: str | None, accept: bool, verdict: str
 ) -> None:
     candidate = Candidate("a", {"a": "1"}, "a", may_change=may_change)
     end = searched([candidate], program({"a=1": 0.5}, checked=checked), accept_numerics=accept)
 
-    assert [(one.verdict, one.accepted, one.checked) for one in end.tried] == [(verdict, verdict == "FASTER", checked)]
+    assert [(one.verdict, one.accepted, one.numerics) for one in end.tried] == [(verdict, verdict == "FASTER", checked)]
     assert end.options == ({"a": "1"} if verdict == "FASTER" else {})
 
 
@@ -328,8 +332,8 @@ def test_a_search_ends_within_its_budget_and_says_what_is_left(budget_s: float) 
     end = searched(values(*changes), program(dict.fromkeys(changes, 1.0), noise=0.05), budget_s)
 
     assert end.spent_s <= budget_s
-    assert end.ended == "budget"
-    assert len(end.left) + len({name for name, _ in verdicts(end)}) == len(changes)
+    assert end.outcome == "budget"
+    assert len(end.untried) + len({name for name, _ in verdicts(end)}) == len(changes)
 
 
 def test_useless_changes_are_accepted_in_at_most_4_of_100_searches_where_changes_make_processes_differ_more() -> None:

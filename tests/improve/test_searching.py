@@ -108,10 +108,10 @@ class Program:
 def improved(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:
     request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)  # type: ignore[arg-type]
     calls = CellCalls(path, ["fit"])
-    with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.look()]), grows=True) as folder:
+    with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.baseline()]), grows=True) as folder:
         folder.begin()
         cells = Cells(folder, program, lambda: 0.0)
-        calls = replace(calls, first=RECORD)
+        calls = replace(calls, first_record=RECORD)
         return search(cells, calls, CANDIDATES, Account(request, "now"), lambda record: None)
 
 
@@ -241,13 +241,13 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
     said, now = StringIO(), [0.0]
     console = Console(file=said, force_terminal=terminal, width=150, no_color=True)
     display = ImproveDisplay(tmp_path, 600.0, console, clock=lambda: now[0])
-    display.tell(made_improve(tried=TRIED[:1], ended="unfinished", final=None, left=["model.compile=true"]))
+    display.show(made_improve(tried=TRIED[:1], ended="unfinished", final=None, left=["model.compile=true"]))
     display.began(CELL, None)
     now[0] = 3.0
     display.tick()
     with console.capture() as running:
         console.print(display._live.renderable)
-    display.tell(made_improve(tried=TRIED[:2], ended="unfinished", final=None))
+    display.show(made_improve(tried=TRIED[:2], ended="unfinished", final=None))
     first, second = said.getvalue().splitlines()
     of = "[9.5 min of 10 min] trainer.precision="
     assert first.startswith(f"{of}bf16-mixed: FASTER")

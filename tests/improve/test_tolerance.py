@@ -10,7 +10,7 @@ import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
-from lm_profiler.improve.tolerance import checked_numbers
+from lm_profiler.improve.tolerance import check_numbers
 from lm_profiler.record.run_record import ModelFacts, NumericsFacts, RunRecord
 from tests.support.made_runs import made_record
 
@@ -59,8 +59,8 @@ def of_tokens(record: RunRecord, count: int) -> RunRecord:
 def test_losses_are_compared_over_the_steps_that_both_have(
     a: list[float | None], b: list[float | None], loss: float | None
 ) -> None:
-    told = checked_numbers(trained(a), trained(b, 0.03), None)
-    assert (told.loss, told.gradients) == (None if loss is None else pytest.approx(loss), 0.03)
+    told = check_numbers(trained(a), trained(b, 0.03), None)
+    assert (told.loss_error, told.gradient_error) == (None if loss is None else pytest.approx(loss), 0.03)
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,28 @@ def test_both_must_be_within_their_tolerance(
     loss: float | None, gradients: float | None, may_change: str | None, within: bool | None
 ) -> None:
     losses = [] if loss is None else [None if loss == math.inf else 2.0 * (1 + loss)]
-    told = checked_numbers(trained([2.0]), trained([*losses], gradients), may_change)
-    assert told.within is within
-    assert (told.why is None) is (within is True)
+    told = check_numbers(trained([2.0]), trained([*losses], gradients), may_change)
+    assert told.is_tolerated is within
+    assert (told.reason is None) is (within is True)
 
 
 @pytest.mark.parametrize("free_batch,gradients,within", [(False, 0.0, False), (True, 0.0, True), (True, 0.2, False)])
 def test_a_step_of_other_tokens_is_judged_as_another_batch(free_batch: bool, gradients: float, within: bool) -> None:
     a, b = of_tokens(trained([2.0]), 128), of_tokens(trained([3.0], gradients), 64)
-    told = checked_numbers(a, b, None, free_batch)
-    assert told.within is within
-    assert "64 tokens" in (told.why or "")
+    told = check_numbers(a, b, None, free_batch)
+    assert told.is_tolerated is within
+    assert "64 tokens" in (told.reason or "")
 
 
 def test_nothing_is_known_of_a_run_without_an_audit() -> None:
-    told = checked_numbers(made_record(), trained(), None)
-    assert (told.within, told.loss, told.gradients) == (None, None, None)
+    told = check_numbers(made_record(), trained(), None)
+    assert (told.is_tolerated, told.loss_error, told.gradient_error) == (None, None, None)
 
 
 @pytest.mark.parametrize("far", [False, True])
 def test_what_is_near_the_setting_before_it_must_be_near_the_first_one_too(far: bool) -> None:
     first = trained([1.985 if far else 1.99])
-    assert checked_numbers(trained([2.0]), trained([2.009]), None, first=first).within is not far
+    assert check_numbers(trained([2.0]), trained([2.009]), None, first_setting=first).is_tolerated is not far
 
 
 OTHERS: dict[str, tuple[RunRecord, bool | None]] = {
@@ -123,26 +123,26 @@ OTHERS: dict[str, tuple[RunRecord, bool | None]] = {
 def test_an_option_that_is_not_known_must_train_the_same_as_stored() -> None:
     said = {}
     for case, (b, within) in OTHERS.items():
-        told = checked_numbers(trained(), b, UNKNOWN)
-        assert told.within is within, case
-        assert (told.why is None) == (within is True), case
-        said[case] = told.why or ""
+        told = check_numbers(trained(), b, UNKNOWN)
+        assert told.is_tolerated is within, case
+        assert (told.reason is None) == (within is True), case
+        said[case] = told.reason or ""
     assert_stored("improve/numbers: other", said)
 
 
 def test_clipping_that_is_taken_away_with_an_option_that_is_not_known_is_seen() -> None:
     clipped, free = ({"trainer": {"gradient_clip_val": value}} for value in (1.0, None))
     a, b = (trained().model_copy(update={"config": config}) for config in (clipped, free))
-    assert checked_numbers(a, a, UNKNOWN).within
-    told = checked_numbers(a, b, UNKNOWN)
-    assert told.within is False
-    assert_stored("improve/numbers: clipping", {"taken away": told.why or ""})
+    assert check_numbers(a, a, UNKNOWN).is_tolerated
+    told = check_numbers(a, b, UNKNOWN)
+    assert told.is_tolerated is False
+    assert_stored("improve/numbers: clipping", {"taken away": told.reason or ""})
 
 
 def test_with_other_batches_that_are_allowed_an_option_that_is_not_known_must_leave_the_model() -> None:
     a = of_tokens(trained(), 128)
-    assert checked_numbers(a, of_tokens(trained([9.0, 9.0]), 64), UNKNOWN, free_batch=True).within
-    assert not checked_numbers(a, of_tokens(trained(parameters=64), 64), UNKNOWN, free_batch=True).within
+    assert check_numbers(a, of_tokens(trained([9.0, 9.0]), 64), UNKNOWN, free_batch=True).is_tolerated
+    assert not check_numbers(a, of_tokens(trained(parameters=64), 64), UNKNOWN, free_batch=True).is_tolerated
 
 
 @pytest.mark.parametrize(
@@ -159,5 +159,5 @@ def test_a_mean_loss_that_is_off_by_chance_is_tolerated_and_one_that_is_wrong_is
     for _ in range(100):
         losses = (2.0 * (1.0 + error + scatter * rng.standard_normal(10))).tolist()
         b = a.model_copy(update={"numerics": a.numerics.model_copy(update={"losses": losses})})
-        off.append(checked_numbers(a, b, None).within is False)
+        off.append(check_numbers(a, b, None).is_tolerated is False)
     assert refused[0] <= np.mean(off) <= refused[1]

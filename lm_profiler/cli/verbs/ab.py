@@ -19,7 +19,7 @@ from typing import ClassVar
 from lm_profiler.analysis.compare.comparison import PartChange, compare, decide
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, minimum_detectable_effect
 from lm_profiler.cli.verbs.compare import ComparisonOptions, write_comparison
-from lm_profiler.improve.candidates import seconds_of
+from lm_profiler.improve.candidates import budget_seconds
 from lm_profiler.improve.decision import LOOKS
 from lm_profiler.improve.pairs import paired_changes
 from lm_profiler.measure.boundary import say
@@ -72,7 +72,7 @@ class Options(ComparisonOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        seconds_of(self.budget)
+        budget_seconds(self.budget)
         try:
             _ = shlex.split(self.a_options), shlex.split(self.b_options)
         except ValueError as error:
@@ -98,7 +98,7 @@ def run(options: Options) -> int:
             return _run(options.program, shlex.split(options.b_options), tree_b, folder / "b")
 
         try:
-            pairs = run_in_turns(run_side, seconds_of(options.budget), time.monotonic, options.process_spread)
+            pairs = run_in_turns(run_side, budget_seconds(options.budget), time.monotonic, options.process_spread)
         except _RunFailed as error:
             say(str(error))
             return FAILED

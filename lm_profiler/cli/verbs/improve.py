@@ -20,8 +20,8 @@ from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.candidates import ImproveRequest, asked_for, candidates, worth_it
-from lm_profiler.improve.cells import CellCalls, Cells, Interrupted, NoSteps, RanCell
+from lm_profiler.improve.candidates import ImproveRequest, open_candidates, refuse_small, requested_candidates
+from lm_profiler.improve.cells import CellCalls, Cells, FinishedCell, Interrupted, NoSteps
 from lm_profiler.improve.search import FEWEST_RUNS
 from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
 from lm_profiler.measure.boundary import say
@@ -70,14 +70,14 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
         configs[name] = read_config(request.config)[1]
         call.append(f"--config={request.folder / CONFIGS / name}")
     calls = CellCalls(request.folder, [*call, *request.options])
-    return made_plan(request.name, request.command, [*configs.values()], configs, [calls.look()]), calls
+    return made_plan(request.name, request.command, [*configs.values()], configs, [calls.baseline()]), calls
 
 
 def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     display = ImproveDisplay(folder.path, request.budget_s, Console(stderr=request.format == "json"))
     # The first setting and each value of ``--try``: their calls are checked before anything runs.
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
-    written = [calls.look(), *(calls.time(options, 0) for options in asked)]
+    written = [calls.baseline(), *(calls.time(options, 0) for options in asked)]
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, runner)
         check_calls(server, [cell for cell in written if not is_done(folder.path, cell)])
@@ -87,12 +87,12 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
         with display.shown(), interrupting(runner.interrupt):
             cells.left_s = request.budget_s
             try:
-                look = cells.done(calls.look())
-                least_s = look.took_s * (1 + FEWEST_RUNS)
+                baseline = cells.result(calls.baseline())
+                least_s = baseline.took_s * (1 + FEWEST_RUNS)
                 if request.budget_s < least_s:
                     say(f"budget: may be too short to try anything; --budget={math.ceil(least_s)}s is enough for one")
-                cells.longest_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * look.took_s)
-                record = _improved(request, cells, calls, look, display)
+                cells.limit_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * baseline.took_s)
+                record = _improved(request, cells, calls, baseline, display)
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to resume")
                 return INTERRUPTED
@@ -100,40 +100,40 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
 
 
 def _improved(
-    request: ImproveRequest, cells: Cells, calls: CellCalls, look: RanCell, display: ImproveDisplay
+    request: ImproveRequest, cells: Cells, calls: CellCalls, baseline: FinishedCell, display: ImproveDisplay
 ) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with suppress(RecordError):
         started = read_improve(cells.folder.path).started  # by an earlier call
-    account = Account(request, started, look.took_s)
+    account = Account(request, started, baseline.took_s)
     try:
-        first = look.record
+        first = baseline.record
     except NoSteps as error:
-        if look.outcome.exit_code == WRONG_CALL and look.outcome.status == "failed":
+        if baseline.outcome.exit_code == WRONG_CALL and baseline.outcome.status == "failed":
             cells.folder.forget()
             raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
-        notes = [_NO_TIME if look.cut else str(error)]
-        record = replace(account, notes=notes).record(None, "budget" if look.cut else "failed", 1)
+        notes = [_NO_TIME if baseline.was_cut else str(error)]
+        record = replace(account, notes=notes).record(None, "budget" if baseline.was_cut else "failed", 1)
         record.write(cells.folder.path / IMPROVE_FILE)
         return record
-    changes = _changes(request, look, first)
+    changes = _changes(request, baseline, first)
     tried, refused = [one for one in changes if not one.refused], [one for one in changes if one.refused]
     notes = [f"in the first setting's own run, {line}" for line in contention_lines(first.contention)]
     notes += [_AHEAD] * (first.loader is None or first.loader.used_up is None)
     account = replace(account, refused=refused, notes=notes)
-    return search(cells, replace(calls, first=first), tried, account, display.tell)
+    return search(cells, replace(calls, first_record=first), tried, account, display.show)
 
 
-def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> list[Candidate]:
+def _changes(request: ImproveRequest, baseline: FinishedCell, first: RunRecord) -> list[Candidate]:
     """Return the changes, those of ``--try`` before ours, with refused ones marked."""
-    known = candidates(look.entry, request.global_batch == "free")
-    asked = asked_for(request.try_, known, look.entry.option)
+    known = open_candidates(baseline.entry, request.global_batch == "free")
+    asked = requested_candidates(request.try_, known, baseline.entry.option)
     if request.only:
         return asked
     named = {name for name in request.try_ if any(name in one.options for one in asked)}
     ours = [one for one in known if one.refused or not named & {*one.options}]
-    return [*asked, *worth_it(ours, first.time["step"].mean, MARGIN)]
+    return [*asked, *refuse_small(ours, first.time["step"].mean, MARGIN)]
 
 
 def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str], kind: ForWhom = "terminal") -> int:

@@ -16,7 +16,7 @@ from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
-from lm_profiler.improve.decision import Checked, Ran
+from lm_profiler.improve.decision import NumericsCheck, TimedRun
 from lm_profiler.improve.search import FEWEST_RUNS, Searcher
 from lm_profiler.record.improve_record import IMPROVE_FILE, IMPROVED_CONFIG, read_improve
 from lm_profiler.sweep.sweep_folder import SweepFolder
@@ -143,11 +143,11 @@ def test_the_least_budget_is_enough_for_a_proof_and_one_run_less_is_not() -> Non
     def tried(runs: float) -> int:
         options = set[bool]()
 
-        def time(changes: Mapping[str, str], number: int) -> Ran:
+        def time(changes: Mapping[str, str], number: int) -> TimedRun:
             options.add(bool(changes))
-            return Ran(0.5 if changes else 1.0, 1.0)
+            return TimedRun(0.5 if changes else 1.0, 1.0)
 
-        Searcher([Candidate("a", {"a": "1"}, "a")], runs, time, lambda compared: Checked(True)).improve()
+        Searcher([Candidate("a", {"a": "1"}, "a")], runs, time, lambda compared: NumericsCheck(True)).improve()
         return len(options) - 1
 
     assert (tried(FEWEST_RUNS), tried(FEWEST_RUNS - 1)) == (1, 0)
