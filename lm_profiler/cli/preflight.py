@@ -116,5 +116,5 @@ def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[tuple[str, ...], tupl
     gpu = gpu_of(cli.trainer.strategy.root_device)
     planned = told(ask(cli, gpu, "batch", limit_bytes, LIMIT_S, fresh=not cli.is_ours))
     ways = remedies(planned) if isinstance(planned, Planned) else []
-    fitting, less = ([" ".join(way.words) for way in ways if way.is_known is known] for known in (True, False))
+    fitting, less = ([" ".join(way.words) for way in ways if way.surely_fits is known] for known in (True, False))
     return tuple(fitting), tuple(less[:_SHOWN])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lm_profiler.analysis.remedies.catalogue import ATTENTION, WORKERS, tried_on
+from lm_profiler.analysis.remedies.catalogue import ATTENTION, WORKERS, candidates_for
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, Candidate, FirstRun, name_of
 from lm_profiler.record.calls import check_folder_name, config_file
 from lm_profiler.record.entry import Entry
@@ -125,7 +125,7 @@ def open_candidates(baseline: Entry, free_batch: bool) -> list[Candidate]:
     """
     assert baseline.record is not None
     candidates = []
-    for candidate in tried_on(FirstRun(baseline, baseline.record)):
+    for candidate in candidates_for(FirstRun(baseline, baseline.record)):
         changes_batch = candidate.may_change == OTHER_BATCH
         if candidate.refused or free_batch or not changes_batch:
             candidates.append(candidate)

@@ -151,7 +151,7 @@ def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> Non
 
 def test_every_kind_of_finding_is_planted_here() -> None:
     told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
-    assert {remedy.name for remedy in REMEDIES if remedy.likely < 1.0} <= told
+    assert {remedy.name for remedy in REMEDIES if remedy.likely_share < 1.0} <= told
     assert len(FINDERS) <= len(told)
 
 

@@ -5,8 +5,8 @@ A remedy is offered only where it is not on already and where this machine has w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
 from lm_profiler.analysis.plan.planned import Planned
@@ -23,7 +23,7 @@ from lm_profiler.analysis.remedies.remedy import (
     TF32,
     WEIGHTS,
     Candidate,
-    Faster,
+    FindCandidates,
     FirstRun,
     Remedy,
     Smaller,
@@ -35,173 +35,238 @@ from lm_profiler.record.run_record import RANK_PARTS, Finding, RankFinding, RunR
 
 ATTENTION = "model.attention"
 WORKERS = ("data.num_workers", "loader.num_workers")
-_BATCH, _BATCHES = "data.batch_size", "trainer.accumulate_grad_batches"
-_CHECKPOINTING, _CHECKPOINTS = "model.activation_checkpointing", "model.checkpoint_every"
-_PRECISION = "trainer.precision"
-_FULL = (None, "32-true", "32", 32)
-_PRODUCTS = ("forward", "backward")
 WORKERS_PER_CORE = 4  # if they wait for files: such workers do not each need a core
+_BATCH = "data.batch_size"
+_ACCUMULATED_BATCHES = "trainer.accumulate_grad_batches"
+_CHECKPOINTING = "model.activation_checkpointing"
+_CHECKPOINT_EVERY = "model.checkpoint_every"
+_PRECISION = "trainer.precision"
+_FULL_PRECISIONS = (None, "32-true", "32", 32)
+_MATMUL_PHASES = ("forward", "backward")
 _HANDED_OVER_S = 1e-3  # what a worker's batch takes to arrive: measured 1.0 to 1.7 ms, of 256 B to 2 MB
 # number of smaller batches that a plan tries: the largest may not fit once gradients stay from batch to batch
 _DIVISORS = 2
 
 
-def half_precision(run: FirstRun) -> Iterator[Candidate]:
-    if run.option(_PRECISION) not in _FULL:
+# -- what `improve` tries ----------------------------------------------------------------------------------------------
+
+
+def lower_precision(run: FirstRun) -> Iterator[Candidate]:
+    """Yield the half precision of the device, for a run in full precision."""
+    if run.option(_PRECISION) not in _FULL_PRECISIONS:
         return
-    kind = run.settings.half_precision or "bf16-mixed"
-    may_change = FLOAT16 if kind.startswith("16") else BFLOAT16
-    # The runs themselves show what an unknown device multiplies faster.
-    why = "" if run.settings.half_precision or run.has_device else "this hardware multiplies no half precision faster"
-    yield faster({_PRECISION: kind}, _PRECISION, run.phases_s(*_PRODUCTS), may_change, refused=why)
+    precision = run.settings.half_precision or "bf16-mixed"
+    may_change = FLOAT16 if precision.startswith("16") else BFLOAT16
+    refused = ""
+    # An unknown device is tried: the runs themselves show what it multiplies faster.
+    if not run.settings.half_precision and not run.has_device:
+        refused = "this hardware multiplies no half precision faster"
+    ceiling_s = run.phases_s(*_MATMUL_PHASES)
+    yield faster({_PRECISION: precision}, group=_PRECISION, ceiling_s=ceiling_s, may_change=may_change, refused=refused)
 
 
-def narrower(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    # A run in float64 gets no other precision: whoever asks for float64 needs it.
-    precision = str(planned.settings.get(_PRECISION) or "32-true")
-    if precision in _FULL:
-        yield smaller({_PRECISION: "bf16-mixed"}, BFLOAT16)
-    if precision in _FULL or precision.endswith("-mixed"):
-        yield smaller({_PRECISION: "bf16-true"}, WEIGHTS)
-
-
-def tf32(run: FirstRun) -> Iterator[Candidate]:
-    name = run.first_known("torch.float32_matmul_precision", "model.float32_matmul_precision")
-    if name is None or not run.has_device or run.option(_PRECISION) not in _FULL:
+def allow_tf32(run: FirstRun) -> Iterator[Candidate]:
+    """Yield products in TF32, for a run in full precision on a device that does not use it."""
+    option = run.first_existing("torch.float32_matmul_precision", "model.float32_matmul_precision")
+    if option is None or not run.has_device or run.option(_PRECISION) not in _FULL_PRECISIONS:
         return
     environment = run.record.environment
     if environment is not None and environment.flags.get("float32_matmul_precision") != "highest":
         return
-    why = "this hardware has no TF32" if run.settings.tf32 is None else ""
-    yield faster({name: "high"}, name, run.phases_s(*_PRODUCTS), TF32, refused=why)
+    refused = ""
+    if run.settings.tf32 is None:
+        refused = "this hardware has no TF32"
+    ceiling_s = run.phases_s(*_MATMUL_PHASES)
+    yield faster({option: "high"}, group=option, ceiling_s=ceiling_s, may_change=TF32, refused=refused)
 
 
-def compiled(run: FirstRun) -> Iterator[Candidate]:
-    name = run.first_known("model.compile", "torch.compile")
-    if name is None or not isinstance(run.option(name), bool):
+def toggle_compile(run: FirstRun) -> Iterator[Candidate]:
+    """Yield the run without torch.compile where it has it; else with it, and with the modes for a device."""
+    option = run.first_existing("model.compile", "torch.compile")
+    if option is None:
         return
-    if run.option(name):
-        yield faster({name: "false"}, name, None, ORDER)
+    is_on = run.option(option)
+    if not isinstance(is_on, bool):
         return
-    if run.record.model is not None and run.record.model.compiled:  # by its own code
+    if is_on:
+        yield faster({option: "false"}, group=option, ceiling_s=None, may_change=ORDER)
         return
-    fused_s = run.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
-    ceiling_s = run.phases_s(*_PRODUCTS) if fused_s is None else fused_s
-    yield faster({name: "true"}, name, ceiling_s, ORDER)
-    mode = f"{name}_mode"
-    if run.has_device and run.has(mode):
-        # Tuned kernels may make the matmuls faster too.
-        for kind, most_s in (("reduce-overhead", ceiling_s), ("max-autotune", run.phases_s(*_PRODUCTS))):
-            yield faster({name: "true", mode: kind}, name, most_s, ORDER)
+    compiles_itself = run.record.model is not None and run.record.model.compiled
+    if compiles_itself:
+        return
+
+    products_s = run.phases_s(*_MATMUL_PHASES)
+    fusable_s = run.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
+    ceiling_s = products_s if fusable_s is None else fusable_s
+    yield faster({option: "true"}, group=option, ceiling_s=ceiling_s, may_change=ORDER)
+
+    mode = f"{option}_mode"
+    if not run.has_device or not run.has_option(mode):
+        return
+    fewer_launches = {option: "true", mode: "reduce-overhead"}
+    yield faster(fewer_launches, group=option, ceiling_s=ceiling_s, may_change=ORDER)
+    # Tuned kernels may make the matmuls faster too.
+    tuned_kernels = {option: "true", mode: "max-autotune"}
+    yield faster(tuned_kernels, group=option, ceiling_s=products_s, may_change=ORDER)
 
 
-def other_attention(run: FirstRun) -> Iterator[Candidate]:
-    other = {"math": "sdpa", "sdpa": "math"}.get(str(run.option(ATTENTION)))
-    if other is not None:
-        yield faster({ATTENTION: other}, ATTENTION, run.phases_s(*_PRODUCTS), ORDER)
+def switch_attention(run: FirstRun) -> Iterator[Candidate]:
+    """Yield the other one of our two attention functions; either may be the faster one."""
+    attention = run.option(ATTENTION)
+    ceiling_s = run.phases_s(*_MATMUL_PHASES)
+    if attention == "math":
+        yield faster({ATTENTION: "sdpa"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER)
+    elif attention == "sdpa":
+        yield faster({ATTENTION: "math"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER)
 
 
-def fused_attention(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    if planned.settings.get(ATTENTION) == "math":
-        yield smaller({ATTENTION: "sdpa"}, ORDER)
-
-
-def no_checkpointing(run: FirstRun) -> Iterator[Candidate]:
+def stop_checkpointing(run: FirstRun) -> Iterator[Candidate]:
+    """Yield the run without activation checkpointing, which computes activations twice."""
     ceiling_s = run.terms_s("recomputation") or run.phases_s("backward")
-    if run.option(_CHECKPOINTS):
-        off = {_CHECKPOINTS: "null", **({_CHECKPOINTING: "false"} if run.option(_CHECKPOINTING) else {})}
-        yield faster(off, _CHECKPOINTS, ceiling_s)
+    if run.option(_CHECKPOINT_EVERY):
+        options = {_CHECKPOINT_EVERY: "null"}
+        if run.option(_CHECKPOINTING):
+            options[_CHECKPOINTING] = "false"
+        yield faster(options, group=_CHECKPOINT_EVERY, ceiling_s=ceiling_s)
         return
-    for name in (_CHECKPOINTING, "model.gradient_checkpointing"):
-        if run.option(name) is True:
-            yield faster({name: "false"}, name, ceiling_s)
+    for option in (_CHECKPOINTING, "model.gradient_checkpointing"):
+        if run.option(option) is True:
+            yield faster({option: "false"}, group=option, ceiling_s=ceiling_s)
 
 
-def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(_CHECKPOINTS):
-        yield smaller({_CHECKPOINTING: "true"})
-
-
-def other_batches(run: FirstRun) -> Iterator[Candidate]:
+def resize_batches(run: FirstRun) -> Iterator[Candidate]:
     """Yield options for the same samples per step in fewer or more batches; then for more samples."""
-    batch, batches = run.option(_BATCH), run.option(_BATCHES)
+    batch = run.option(_BATCH)
+    batches = run.option(_ACCUMULATED_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
         return
+    may_checkpoint = run.option(_CHECKPOINTING) is False and not run.option(_CHECKPOINT_EVERY)
     factor = 2
     while batches % factor == 0:
-        options = {_BATCH: str(batch * factor), _BATCHES: str(batches // factor)}
-        yield faster(options, "batch", None, PER_BATCH)
-        if run.option(_CHECKPOINTING) is False and not run.option(_CHECKPOINTS):
-            yield faster({**options, _CHECKPOINTING: "true"}, "batch", None, PER_BATCH)
+        fewer_batches = {_BATCH: str(batch * factor), _ACCUMULATED_BATCHES: str(batches // factor)}
+        yield faster(fewer_batches, group="batch", ceiling_s=None, may_change=PER_BATCH)
+        if may_checkpoint:  # so that the larger batch fits
+            checkpointed = {**fewer_batches, _CHECKPOINTING: "true"}
+            yield faster(checkpointed, group="batch", ceiling_s=None, may_change=PER_BATCH)
         factor *= 2
     if batch % 2 == 0:
-        yield faster({_BATCH: str(batch // 2), _BATCHES: str(batches * 2)}, "batch", None, PER_BATCH)
+        more_batches = {_BATCH: str(batch // 2), _ACCUMULATED_BATCHES: str(batches * 2)}
+        yield faster(more_batches, group="batch", ceiling_s=None, may_change=PER_BATCH)
     for factor in (2, 4):
-        yield faster({_BATCH: str(batch * factor)}, "batch", None, OTHER_BATCH)
+        yield faster({_BATCH: str(batch * factor)}, group="batch", ceiling_s=None, may_change=OTHER_BATCH)
 
 
-def smaller_batches(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    """Yield divisors of the batch that was asked for, for equally many samples per step; then the largest that fits."""
-    batch = planned.batch or 0
-    divisors = (n for n in range(min(planned.largest or 0, batch - 1), 0, -1) if batch % n == 0)
-    yield from accumulated(planned, list(islice(divisors, _DIVISORS)))
-    if planned.largest and planned.settings.get(_BATCH) == planned.batch:
-        yield smaller({_BATCH: planned.largest}, OTHER_BATCH, is_known=True)
-
-
-def accumulated(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
-    batch, times = planned.settings.get(_BATCH), planned.settings.get(_BATCHES) or 1
-    if batch is None or batch != planned.batch:  # the option then means something else
+def add_workers(run: FirstRun) -> Iterator[Candidate]:
+    """Yield more workers of the loader."""
+    option = run.first_existing(*WORKERS)
+    if option is None:
         return
-    for n in sizes:
-        if n < batch:
-            yield smaller({_BATCH: n, _BATCHES: times * batch // n}, PER_BATCH)
-
-
-def workers(run: FirstRun) -> Iterator[Candidate]:
-    name = run.first_known(*WORKERS)
-    if name is None:
-        return
-    now = run.option(name)  # None for the loader's option: the data decides
+    current_count = run.option(option) or 0  # None for the loader's option: the data decides
+    ceiling_s = run.phases_s("data")
     for count in (1, 2, 4, 8):
-        if count > (now or 0):
-            cores = run.settings.cores or count
-            # Workers that wait for files do not each need a core.
-            why = "" if count <= WORKERS_PER_CORE * cores else f"there are {cores} cores for them"
-            yield faster({name: str(count)}, "num_workers", run.phases_s("data"), BY_WORKERS, refused=why)
+        if count <= current_count:
+            continue
+        refused = ""
+        cores = run.settings.cores
+        if cores and count > WORKERS_PER_CORE * cores:
+            refused = f"there are {cores} cores for them"
+        options = {option: str(count)}
+        yield faster(options, group="num_workers", ceiling_s=ceiling_s, may_change=BY_WORKERS, refused=refused)
 
 
-def pinned(run: FirstRun) -> Iterator[Candidate]:
-    name = run.first_known("data.pin_memory", "loader.pin_memory")
-    if name and (run.option(name) is False or (name == "loader.pin_memory" and run.option(name) is None)):
-        why = "" if run.has_device else "batches are not copied to a device"
-        yield faster({name: "true"}, name, run.phases_s("data", "transfer"), refused=why)
+def pin_memory(run: FirstRun) -> Iterator[Candidate]:
+    """Yield batches in pinned memory, if they are not in it yet."""
+    option = run.first_existing("data.pin_memory", "loader.pin_memory")
+    if option is None:
+        return
+    pins = run.option(option)
+    leaves_it_to_data = option == "loader.pin_memory" and pins is None
+    if pins is not False and not leaves_it_to_data:
+        return
+    refused = "" if run.has_device else "batches are not copied to a device"
+    yield faster({option: "true"}, group=option, ceiling_s=run.phases_s("data", "transfer"), refused=refused)
 
 
-def benchmark(run: FirstRun) -> Iterator[Candidate]:
-    name = "trainer.benchmark"
-    if run.option(name) is not True and run.has_device and run.has(name):
-        yield faster({name: "true"}, name, run.phases_s(*_PRODUCTS), ORDER)
+def benchmark_convolutions(run: FirstRun) -> Iterator[Candidate]:
+    """Yield the search of cuDNN for the fastest algorithms."""
+    option = "trainer.benchmark"
+    if run.option(option) is True or not run.has_device or not run.has_option(option):
+        return
+    yield faster({option: "true"}, group=option, ceiling_s=run.phases_s(*_MATMUL_PHASES), may_change=ORDER)
 
 
-def switch(name: str, when: bool, to: str, phases: tuple[str, ...], may_change: str | None) -> Faster:
-    """Return the candidate that sets one option to ``to``, for runs where it is ``when``."""
+def switch_option(
+    option: str, from_value: bool, to_value: str, phases: tuple[str, ...], may_change: str | None
+) -> FindCandidates:
+    """Return the function that yields ``option`` set to ``to_value``, for runs where it is ``from_value``."""
 
     def candidates(run: FirstRun) -> Iterator[Candidate]:
-        if run.option(name) is when:
-            yield faster({name: to}, name, run.phases_s(*phases), may_change)
+        if run.option(option) is from_value:
+            ceiling_s = run.phases_s(*phases)
+            yield faster({option: to_value}, group=option, ceiling_s=ceiling_s, may_change=may_change)
 
     return candidates
 
 
-def sgd(planned: Planned, context: int | None) -> Iterator[Smaller]:
+# -- what `plan` rehearses ---------------------------------------------------------------------------------------------
+
+
+def narrower_precisions(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield precisions of fewer bits. A run in float64 gets none: whoever asks for float64 needs it."""
+    precision = str(planned.settings.get(_PRECISION) or "32-true")
+    is_full = precision in _FULL_PRECISIONS
+    if is_full:
+        yield smaller({_PRECISION: "bf16-mixed"}, may_change=BFLOAT16)
+    if is_full or precision.endswith("-mixed"):
+        yield smaller({_PRECISION: "bf16-true"}, may_change=WEIGHTS)
+
+
+def fused_attention(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield attention that does not store the matrix of weights."""
+    if planned.settings.get(ATTENTION) == "math":
+        yield smaller({ATTENTION: "sdpa"}, may_change=ORDER)
+
+
+def activation_checkpointing(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield activation checkpointing, if none is on."""
+    if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(_CHECKPOINT_EVERY):
+        yield smaller({_CHECKPOINTING: "true"})
+
+
+def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield divisors of the batch that was asked for, for equally many samples per step; then the largest that fits."""
+    batch = planned.batch or 0
+    divisors: list[int] = []
+    largest_size = min(planned.largest or 0, batch - 1)
+    for size in range(largest_size, 0, -1):
+        if batch % size == 0 and len(divisors) < _DIVISORS:
+            divisors.append(size)
+    yield from accumulated_batches(planned, divisors)
+    if planned.largest and planned.settings.get(_BATCH) == planned.batch:
+        yield smaller({_BATCH: planned.largest}, may_change=OTHER_BATCH, surely_fits=True)
+
+
+def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
+    """Yield batches of each of ``sizes``, divisors of the batch, with as many more of them per step."""
+    batch = planned.settings.get(_BATCH)
+    batches = planned.settings.get(_ACCUMULATED_BATCHES) or 1
+    if batch is None or batch != planned.batch:  # the option then means something else
+        return
+    for size in sizes:
+        if size < batch:
+            yield smaller({_BATCH: size, _ACCUMULATED_BATCHES: batches * batch // size}, may_change=PER_BATCH)
+
+
+def optimizer_without_state(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield SGD, in place of our AdamW."""
     if planned.settings.get("model.optimizer") == "adamw":
-        yield smaller({"model.optimizer": "sgd"}, OTHER_OPTIMIZER)
+        yield smaller({"model.optimizer": "sgd"}, may_change=OTHER_OPTIMIZER)
 
 
-def shorter_context(planned: Planned, context: int | None) -> Iterator[Smaller]:
-    if context and planned.context and context < planned.context:
-        yield smaller({"data.context_length": context}, OTHER_CONTEXT)
+def shorter_context(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield the largest context that fits."""
+    if largest_context and planned.context and largest_context < planned.context:
+        yield smaller({"data.context_length": largest_context}, may_change=OTHER_CONTEXT)
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------
@@ -209,102 +274,149 @@ def shorter_context(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 def _place(finding: Finding) -> str:
     """Return ``Model.forward (model.py:12)``; empty where the finding names no owner."""
-    where = f" ({Path(finding.file).name}:{finding.line})" if finding.file else ""
-    return f"{finding.owner or ''}{where}".strip()
+    owner = finding.owner or ""
+    if not finding.file:
+        return owner
+    line = f"({Path(finding.file).name}:{finding.line})"
+    return f"{owner} {line}".strip()
 
 
 def _ranks_text(finding: RankFinding) -> str:
     if finding.kind == "turns":
-        if finding.phase in _PRODUCTS:
+        if finding.phase in _MATMUL_PHASES:
             return "Give all ranks batches of like length (bucket or pack them)."
         return "Find what stops one rank at a time: late batches, logging, checkpoints, other programs."
-    if finding.phase == RANK_PARTS[-1]:
+    is_between_steps = finding.phase == RANK_PARTS[-1]
+    if is_between_steps:
         return "See what the slow ranks do between steps: validation, checkpoints, logging, a new epoch's loader."
-    one = f"rank {finding.rank} (host {finding.host}) has"
-    who = {"several": "these ranks have", "host": f"host {finding.host} has"}.get(finding.kind, one)
-    if finding.phase in ("data", "transfer"):
-        return f"See what {who} for data: a slower disk or network, fewer cores for the loader, longer samples."
-    return f"See what {who} that the others have not: other programs, a lower clock, fewer cores, longer batches."
-
-
-def _input_text(of: Finding, s: Settings) -> str:
-    prepare = "prepare (tokenize, pack) the data before training"
-    if s.num_workers is None:
-        return f"Give the DataLoader more workers, or {prepare}."
-    cores = s.cores or 1 << 30
-    wanted = min(2 * s.num_workers or 2, cores)
-    if "workers" in of.facts:
-        wanted = int(of.facts["workers"])
-    is_beyond_cores = wanted > cores
-    if of.saves_s < _HANDED_OVER_S:
-        why = "a worker takes as long to hand a batch over"
-    elif wanted > s.num_workers:
-        waits = (
-            f" (more than the {counted(cores, 'core')}: they wait more than they compute)" if is_beyond_cores else ""
-        )
-        return f"Raise num_workers from {s.num_workers} to {wanted}{waits}, or {prepare}."
-    elif s.num_workers >= cores:
-        why = f"there are as many workers ({s.num_workers}) as CPU cores for them"
-        if of.facts.get("waits"):
-            why = f"there are {s.num_workers} workers, and each of them waits most of the time"
+    if finding.kind == "several":
+        ranks = "these ranks have"
+    elif finding.kind == "host":
+        ranks = f"host {finding.host} has"
     else:
-        why = f"more than {counted(s.num_workers, 'worker')} would not help"
-    return f"Make {_place(of) or 'the loader'} faster, or {prepare}: {why}."
+        ranks = f"rank {finding.rank} (host {finding.host}) has"
+    if finding.phase in ("data", "transfer"):
+        return f"See what {ranks} for data: a slower disk or network, fewer cores for the loader, longer samples."
+    return f"See what {ranks} that the others have not: other programs, a lower clock, fewer cores, longer batches."
 
 
-def _transfer_text(of: Finding, s: Settings) -> str:
-    if s.pin_memory is False:
+def _precision_text(finding: Finding, settings: Settings) -> str:
+    return f"Try precision {finding.what}: matrix products are faster in it."
+
+
+def _input_text(finding: Finding, settings: Settings) -> str:
+    prepare = "prepare (tokenize, pack) the data before training"
+    workers = settings.num_workers
+    if workers is None:
+        return f"Give the DataLoader more workers, or {prepare}."
+    cores = settings.cores or math.inf
+    wanted_workers = min(2 * workers or 2, cores)
+    if "workers" in finding.facts:
+        wanted_workers = int(finding.facts["workers"])
+
+    gains_by_worker = finding.saves_s >= _HANDED_OVER_S
+    if gains_by_worker and wanted_workers > workers:
+        waits = ""
+        if wanted_workers > cores:
+            waits = f" (more than the {counted(int(cores), 'core')}: they wait more than they compute)"
+        return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}."
+
+    if not gains_by_worker:
+        why = "a worker takes as long to hand a batch over"
+    elif workers >= cores and finding.facts.get("waits"):
+        why = f"there are {workers} workers, and each of them waits most of the time"
+    elif workers >= cores:
+        why = f"there are as many workers ({workers}) as CPU cores for them"
+    else:
+        why = f"more than {counted(workers, 'worker')} would not help"
+    place = _place(finding) or "the loader"
+    return f"Make {place} faster, or {prepare}: {why}."
+
+
+def _transfer_text(finding: Finding, settings: Settings) -> str:
+    if settings.pin_memory is False:
         return "Pin the batches' memory (pin_memory=True): copies then overlap with work."
     return "Send less: token ids as int32 instead of int64, and only what the step uses."
 
 
-def _reload_text(of: Finding, s: Settings) -> str:
-    maker = of.owner or "train_dataloader"
-    return f"Make the loader once: {maker} is called at each new epoch (reload_dataloaders_every_n_epochs)."
+def _reload_text(finding: Finding, settings: Settings) -> str:
+    hook = finding.owner or "train_dataloader"
+    return f"Make the loader once: {hook} is called at each new epoch (reload_dataloaders_every_n_epochs)."
 
 
-def _odd_steps_text(of: Finding, s: Settings) -> str:
-    count, step = int(of.facts.get("steps", 0.0)), int(of.facts.get("step", 0.0))
-    longest = f"step {step} took {duration_text(of.facts.get('seconds', 0.0))}"
-    why = f", {of.what}" if of.what else ""
+def _owner_text(finding: Finding, settings: Settings) -> str:
+    return f"Do less in {_place(finding)}, or do it in fewer steps."
+
+
+def _logging_text(finding: Finding, settings: Settings) -> str:
+    return f"Log in fewer steps, as by `if batch_idx % 50 == 0`: {_place(finding)}."
+
+
+def _odd_steps_text(finding: Finding, settings: Settings) -> str:
+    count = int(finding.facts.get("steps", 0.0))
+    step = int(finding.facts.get("step", 0.0))
+    seconds = finding.facts.get("seconds", 0.0)
+    longest = f"step {step} took {duration_text(seconds)}"
+    if finding.what:
+        longest += f", {finding.what}"
     if count == 1:
-        return f"Find what {of.phase} did in one slow step: {longest}{why}."
-    return f"Find what {of.phase} does in {counted(count, 'slow step')}: {longest}{why}."
+        return f"Find what {finding.phase} did in one slow step: {longest}."
+    return f"Find what {finding.phase} does in {counted(count, 'slow step')}: {longest}."
 
 
-def _sleep_text(of: Finding, s: Settings) -> str:
-    if not of.owner:
-        return f"Find what {of.phase} waits for without computing: sleep, I/O or a lock."
-    return f"Take the wait out of {of.phase}: {_place(of)} waits in {of.what} without computing."
+def _sleep_text(finding: Finding, settings: Settings) -> str:
+    if not finding.owner:
+        return f"Find what {finding.phase} waits for without computing: sleep, I/O or a lock."
+    return f"Take the wait out of {finding.phase}: {_place(finding)} waits in {finding.what} without computing."
 
 
-def _python_text(of: Finding, s: Settings) -> str:
-    if of.what == "torch":
-        calls = f"{of.facts.get('calls', 0.0):,.0f} times a step"
-        return f"Use fewer, larger operators in {_place(of)}: it calls torch {calls}."
-    return f"Move {'Python' if of.what == 'python' else of.what} out of {of.phase}: {_place(of)}."
+def _python_text(finding: Finding, settings: Settings) -> str:
+    place = _place(finding)
+    if finding.what == "torch":
+        calls = finding.facts.get("calls", 0.0)
+        return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times a step."
+    code = "Python" if finding.what == "python" else finding.what
+    return f"Move {code} out of {finding.phase}: {place}."
 
 
-def _pattern_text(of: Finding, s: Settings) -> str:
-    every = int(of.facts.get("every", 0.0))
-    owner = f": --actions.steps={every + 1} names its owner" if of.phase == "other" else ""
-    return f"See what {of.phase} does every {every} steps{owner}."
+def _pattern_text(finding: Finding, settings: Settings) -> str:
+    period = int(finding.facts.get("every", 0.0))
+    sentence = f"See what {finding.phase} does every {period} steps"
+    if finding.phase == "other":
+        sentence += f": --actions.steps={period + 1} names its owner"
+    return f"{sentence}."
 
 
-def _optimizer_text(of: Finding, s: Settings) -> str:
-    if s.fused_optimizer is None:
+def _optimizer_text(finding: Finding, settings: Settings) -> str:
+    if settings.fused_optimizer is None:
         return "Let the optimizer update all weights together (foreach=True), not one by one."
-    why = " (foreach=False is set now)" if s.weight_by_weight else ""
-    return f"Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds{why}."
+    sentence = "Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds"
+    if settings.weight_by_weight:
+        sentence += " (foreach=False is set now)"
+    return f"{sentence}."
 
 
-def _small_batch_text(of: Finding, s: Settings) -> str:
-    units = (("tokens_per_batch", "token"), ("samples_per_batch", "sample"))
-    known = [f" (now {counted(int(of.facts[name]), unit)})" for name, unit in units if name in of.facts]
-    now = known[0] if known else ""
-    if s.memory_free_share is not None and s.memory_free_share < 0.1:
-        return f"Memory is full: accumulate gradients over more batches{now}."
-    return f"Try a larger batch{now}: much of the step takes as long whatever the batch is."
+def _small_batch_text(finding: Finding, settings: Settings) -> str:
+    size = ""
+    if "tokens_per_batch" in finding.facts:
+        tokens = int(finding.facts["tokens_per_batch"])
+        size = f" (now {counted(tokens, 'token')})"
+    elif "samples_per_batch" in finding.facts:
+        samples = int(finding.facts["samples_per_batch"])
+        size = f" (now {counted(samples, 'sample')})"
+    memory_is_full = settings.memory_free_share is not None and settings.memory_free_share < 0.1
+    if memory_is_full:
+        return f"Memory is full: accumulate gradients over more batches{size}."
+    return f"Try a larger batch{size}: much of the step takes as long whatever the batch is."
+
+
+def _profiler_text(finding: Finding, settings: Settings) -> str:
+    return f"Train without the Trainer's own profiler ({finding.owner})."
+
+
+def _sync_text(finding: Finding, settings: Settings) -> str:
+    file_name = Path(finding.file or "").name
+    return f"Do not wait for the device in each step: {finding.what} ({file_name}:{finding.line})."
 
 
 # -- the catalogue -----------------------------------------------------------------------------------------------------
@@ -313,57 +425,66 @@ def _small_batch_text(of: Finding, s: Settings) -> str:
 REMEDIES: Sequence[Remedy] = (
     Remedy(
         "precision",
-        lambda of, s: f"Try precision {of.what}: matrix products are faster in it.",
-        likely=0.35,
-        against=("memory bandwidth",),
-        faster=half_precision,
-        smaller=narrower,
+        _precision_text,
+        likely_share=0.35,
+        bounds=("memory bandwidth",),
+        candidates=lower_precision,
+        smaller_settings=narrower_precisions,
     ),
-    Remedy("tf32", "Allow TF32 products: torch.set_float32_matmul_precision('high').", likely=0.35, faster=tf32),
+    Remedy(
+        "tf32",
+        "Allow TF32 products: torch.set_float32_matmul_precision('high').",
+        likely_share=0.35,
+        candidates=allow_tf32,
+    ),
     Remedy(
         "compile",
         "Try torch.compile: it fuses small operators, which saves launches and memory traffic.",
-        likely=0.3,
-        against=("host", "memory bandwidth"),
-        faster=compiled,
+        likely_share=0.3,
+        bounds=("host", "memory bandwidth"),
+        candidates=toggle_compile,
     ),
     Remedy(
         "optimizer",
         _optimizer_text,
-        likely=0.5,
-        likely_seen=0.8,
-        against=("host", "memory bandwidth"),
-        faster=switch("model.fused", False, "true", ("optimizer",), ORDER),
+        likely_share=0.5,
+        likely_share_of_fact=0.8,
+        bounds=("host", "memory bandwidth"),
+        candidates=switch_option(
+            "model.fused", from_value=False, to_value="true", phases=("optimizer",), may_change=ORDER
+        ),
     ),
-    Remedy("attention", faster=other_attention, smaller=fused_attention),
+    Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",
         "Switch activation checkpointing off: there is memory for the activations.",
-        faster=no_checkpointing,
-        smaller=checkpointing,
+        candidates=stop_checkpointing,
+        smaller_settings=activation_checkpointing,
     ),
     Remedy(
         "small_batch",
         _small_batch_text,
-        likely=0.35,
-        likely_seen=0.8,
-        against=("host", "communication"),
-        faster=other_batches,
-        smaller=smaller_batches,
+        likely_share=0.35,
+        likely_share_of_fact=0.8,
+        bounds=("host", "communication"),
+        candidates=resize_batches,
+        smaller_settings=smaller_batches,
     ),
-    Remedy("input", _input_text, likely=0.9, against=("input",), faster=workers),
-    Remedy("transfer", _transfer_text, likely=0.6, against=("input",), faster=pinned),
-    Remedy("clip", "Clip gradients with foreach operators, or see whether they have to be clipped.", likely=0.5),
+    Remedy("input", _input_text, likely_share=0.9, bounds=("input",), candidates=add_workers),
+    Remedy("transfer", _transfer_text, likely_share=0.6, bounds=("input",), candidates=pin_memory),
+    Remedy("clip", "Clip gradients with foreach operators, or see whether they have to be clipped.", likely_share=0.5),
     Remedy(
         "anomalies",
         "Switch off the search for anomalies (detect_anomaly): it checks every gradient.",
-        likely=0.5,
-        faster=switch("trainer.detect_anomaly", True, "false", _PRODUCTS, None),
+        likely_share=0.5,
+        candidates=switch_option(
+            "trainer.detect_anomaly", from_value=True, to_value="false", phases=_MATMUL_PHASES, may_change=None
+        ),
     ),
-    Remedy("benchmark", faster=benchmark),
-    Remedy("sgd", smaller=sgd),
-    Remedy("context", smaller=shorter_context),
-    Remedy("ranks", likely=0.9),  # the record's own finding about ranks has the sentence
+    Remedy("benchmark", candidates=benchmark_convolutions),
+    Remedy("sgd", smaller_settings=optimizer_without_state),
+    Remedy("context", smaller_settings=shorter_context),
+    Remedy("ranks", likely_share=0.9),  # the record's own finding about ranks has the sentence
     Remedy("validation", "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)."),
     Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
     Remedy("epoch", "Make epochs longer: their end and beginning take time."),
@@ -373,28 +494,28 @@ REMEDIES: Sequence[Remedy] = (
         "start at each epoch.",
     ),
     Remedy("reload", _reload_text),
-    Remedy("owner", lambda of, s: f"Do less in {_place(of)}, or do it in fewer steps.", likely=0.95),
-    Remedy("logging", lambda of, s: f"Log in fewer steps, as by `if batch_idx % 50 == 0`: {_place(of)}.", likely=0.9),
+    Remedy("owner", _owner_text, likely_share=0.95),
+    Remedy("logging", _logging_text, likely_share=0.9),
     Remedy("sleep", _sleep_text),
-    Remedy("python", _python_text, likely=0.8),
-    Remedy("pattern", _pattern_text, likely=0.7),
-    Remedy("odd_steps", _odd_steps_text, likely=0.7),
+    Remedy("python", _python_text, likely_share=0.8),
+    Remedy("pattern", _pattern_text, likely_share=0.7),
+    Remedy("odd_steps", _odd_steps_text, likely_share=0.7),
     Remedy(
         "garbage",
         "Collect garbage less often: gc.freeze() after set-up, or gc.disable() with a gc.collect() now and then.",
     ),
     Remedy("compilation", "Keep shapes equal, or compile with dynamic=True: torch.compile compiles again and again."),
-    Remedy("profiler", lambda of, s: f"Train without the Trainer's own profiler ({of.owner}).", likely=0.5),
+    Remedy("profiler", _profiler_text, likely_share=0.5),
     Remedy(
         "sync",
-        lambda of, s: f"Do not wait for the device in each step: {of.what} ({Path(of.file or '').name}:{of.line}).",
-        likely=0.7,
+        _sync_text,
+        likely_share=0.7,
     ),
-    Remedy("double", "Train in float32: float64 takes at least twice as long.", likely=0.5),
+    Remedy("double", "Train in float32: float64 takes at least twice as long.", likely_share=0.5),
     Remedy(
         "communication",
         "Try a larger batch: gradients are exchanged once a step, however many samples it has.",
-        likely=0.4,
+        likely_share=0.4,
     ),
 )
 
@@ -406,7 +527,10 @@ def likely_share(finding: Finding) -> float:
     remedy = _BY_NAME.get(finding.name)
     if remedy is None:
         return 1.0
-    return remedy.likely if finding.may or remedy.likely_seen is None else remedy.likely_seen
+    is_fact = not finding.may
+    if is_fact and remedy.likely_share_of_fact is not None:
+        return remedy.likely_share_of_fact
+    return remedy.likely_share
 
 
 def remedy_of(finding: Finding, record: RunRecord) -> str:
@@ -414,9 +538,11 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
     if finding.name == "ranks" and record.ranks is not None:
         return _ranks_text(record.ranks.finding)
     remedy = _BY_NAME.get(finding.name)
-    if remedy is None or not remedy.say:
+    if remedy is None or not remedy.sentence:
         return f"See {finding.name.replace('_', ' ')}."
-    return remedy.say if isinstance(remedy.say, str) else remedy.say(finding, record.settings or Settings())
+    if isinstance(remedy.sentence, str):
+        return remedy.sentence
+    return remedy.sentence(finding, record.settings or Settings())
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
@@ -424,26 +550,45 @@ def remedies(planned: Planned, largest_context: int | None = None) -> list[Small
 
     The largest batch that fits is among them where ``planned`` has it, and the largest context.
     """
-    offered = [one for each in REMEDIES if each.smaller is not None for one in each.smaller(planned, largest_context)]
-    return sorted(offered, key=lambda one: LEAST_FIRST.index(one.may_change))
+    settings: list[Smaller] = []
+    for remedy in REMEDIES:
+        if remedy.smaller_settings is not None:
+            settings += remedy.smaller_settings(planned, largest_context)
+    return sorted(settings, key=lambda setting: LEAST_FIRST.index(setting.may_change))
 
 
-def together(planned: Planned) -> list[Smaller]:
+def combined_remedies(planned: Planned) -> list[Smaller]:
     """Return the combination of all settings that change only rounding; then the combination that needs least."""
-    half = list(narrower(planned, None))
-    kept = [*checkpointing(planned, None), *fused_attention(planned, None), *accumulated(planned, [1])]
-    least = [*half[-1:], *kept, *sgd(planned, None)]
-    return [_united(each) for each in ([*half[:1], *kept], least) if len(each) > 1]
+    precisions = list(narrower_precisions(planned, largest_context=None))
+    rounding_only = [
+        *activation_checkpointing(planned, largest_context=None),
+        *fused_attention(planned, largest_context=None),
+        *accumulated_batches(planned, sizes=[1]),
+    ]
+    least_changes = precisions[:1] + rounding_only
+    needs_least = precisions[-1:] + rounding_only
+    needs_least += optimizer_without_state(planned, largest_context=None)
+    combinations = (least_changes, needs_least)
+    return [_combined(settings) for settings in combinations if len(settings) > 1]
 
 
-def _united(each: Sequence[Smaller]) -> Smaller:
-    options = {name: value for one in each for name, value in one.options.items()}
-    return smaller(options, ", ".join(dict.fromkeys(one.changes for one in each if one.changes)))
+def _combined(settings: Sequence[Smaller]) -> Smaller:
+    """Return one setting with the options of all ``settings``, and all that they change."""
+    options: dict[str, str] = {}
+    changes: list[str] = []
+    for setting in settings:
+        options.update(setting.options)
+        if setting.changes and setting.changes not in changes:
+            changes.append(setting.changes)
+    return smaller(options, may_change=", ".join(changes))
 
 
-def tried_on(run: FirstRun) -> Iterator[Candidate]:
+def candidates_for(run: FirstRun) -> Iterator[Candidate]:
     """Yield candidates that ``run`` leaves open, with the reason if one cannot work; the verdict's come first."""
-    bound_by = run.record.verdict and run.record.verdict.bound_by
-    for remedy in sorted(REMEDIES, key=lambda remedy: bound_by not in remedy.against):
-        if remedy.faster is not None:
-            yield from remedy.faster(run)
+    verdict = run.record.verdict
+    bound_by = None if verdict is None else verdict.bound_by
+    against_the_bound = [remedy for remedy in REMEDIES if bound_by in remedy.bounds]
+    other_remedies = [remedy for remedy in REMEDIES if bound_by not in remedy.bounds]
+    for remedy in against_the_bound + other_remedies:
+        if remedy.candidates is not None:
+            yield from remedy.candidates(run)

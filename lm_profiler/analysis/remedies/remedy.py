@@ -44,22 +44,30 @@ class FirstRun:
         return self.record.settings or Settings()
 
     def option(self, path: str) -> Any:
+        """Return the value of the option ``path``, such as ``data.batch_size``; None where the run has none."""
         return self.entry.option(path)
 
-    def first_known(self, *paths: str) -> str | None:
-        """Return the first of ``paths`` that the run's parser knows: a module's own option, then the general one."""
-        return next(filter(self.has, paths), None)
+    def first_existing(self, *paths: str) -> str | None:
+        """Return the first of ``paths`` that the run's parser has: a module's own option, then the general one."""
+        for path in paths:
+            if self.has_option(path):
+                return path
+        return None
 
-    def has(self, path: str) -> bool:
-        head, _, name = path.rpartition(".")
-        section: Any = (self.record.config or {}).get(head)
-        section = section.get("init_args", section) if isinstance(section, Mapping) else {}
+    def has_option(self, path: str) -> bool:
+        """Return whether the run's parser has the option ``path``, whatever its value."""
+        section_name, _, name = path.rpartition(".")
+        section: Any = (self.record.config or {}).get(section_name)
+        if isinstance(section, Mapping):
+            section = section.get("init_args", section)
         return isinstance(section, Mapping) and name in section
 
     def phases_s(self, *names: str) -> float | None:
         """Return the mean seconds that these phases take: a remedy saves at most the phases that it changes."""
-        means = [self.record.time[name].mean for name in names if name in self.record.time]
-        return sum(mean for mean in means if mean is not None) if means else None
+        summaries = [self.record.time[name] for name in names if name in self.record.time]
+        if not summaries:
+            return None
+        return sum(summary.mean for summary in summaries if summary.mean is not None)
 
     def terms_s(self, *names: str) -> float | None:
         """Return the seconds that these terms of the waterfall could save at most; None without a waterfall."""
@@ -85,7 +93,7 @@ class Candidate:
 class Smaller(Candidate):
     """Options with which a run needs less memory."""
 
-    is_known: bool = False  # whether it is known to fit without being rehearsed
+    surely_fits: bool = False  # whether it is known to fit without being rehearsed
 
     @property
     def words(self) -> list[str]:
@@ -101,22 +109,26 @@ class Smaller(Candidate):
 def faster(
     options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None, refused: str = ""
 ) -> Candidate:
-    """Return a candidate named after its options."""
+    """Return a candidate of ``improve``, named after its options."""
     return Candidate(name_of(options), options, group, ceiling_s, may_change, refused)
 
 
-def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known: bool = False) -> Smaller:
-    """Return a candidate of a plan, named after its options."""
-    text = {name: str(value) for name, value in options.items()}
-    return Smaller(name_of(text), text, next(iter(text)), may_change=may_change, is_known=is_known)
+def smaller(options: Mapping[str, Any], may_change: str | None = None, surely_fits: bool = False) -> Smaller:
+    """Return a setting of a plan, named after its options and grouped by the first of them."""
+    texts = {option: str(value) for option, value in options.items()}
+    group = next(iter(texts))
+    return Smaller(name_of(texts), texts, group, may_change=may_change, surely_fits=surely_fits)
 
 
 def name_of(options: Mapping[str, str]) -> str:
     return " + ".join(f"{option}={text}" for option, text in options.items())
 
 
-# the candidates of `improve` that a run leaves open; those that cannot work on its machine say so
-Faster = Callable[[FirstRun], Iterator[Candidate]]
+# yields the candidates of `improve` that a run leaves open; those that cannot work on its machine have ``refused`` set
+FindCandidates = Callable[[FirstRun], Iterator[Candidate]]
+
+# yields the settings of `plan` for a run that does not fit, given the largest context that fits, if known
+FindSmaller = Callable[[Planned, int | None], Iterator[Smaller]]
 
 
 @dataclass(frozen=True)
@@ -124,12 +136,11 @@ class Remedy:
     """Something to do about a step that takes too long or needs too much."""
 
     name: str  # the name of the finding that it answers, or its own name if there is none
-    say: str | Callable[[Finding, Settings], str] = ""  # the sentence of such a finding
+    sentence: str | Callable[[Finding, Settings], str] = ""  # on what to do about such a finding
     # the share of its ceiling that it usually saves, to rank findings by: ceilings of fusing or halving are loose
-    likely: float = 1.0
-    likely_seen: float | None = None  # the same if the problem is a fact and not a possibility
-    # bounds of a run for which it goes before other remedies with ceilings that are not lower
-    against: tuple[Bound, ...] = ()
-    faster: Faster | None = None
-    # the candidates of `plan` if a run does not fit, given the largest context that fits, if known
-    smaller: Callable[[Planned, int | None], Iterator[Smaller]] | None = None
+    likely_share: float = 1.0
+    likely_share_of_fact: float | None = None  # the same if the problem is a fact and not a possibility
+    # what binds the runs for which it goes before other remedies with ceilings that are not lower
+    bounds: tuple[Bound, ...] = ()
+    candidates: FindCandidates | None = None
+    smaller_settings: FindSmaller | None = None

@@ -21,7 +21,7 @@ from lm_profiler.analysis.plan.planned import (
     fits,
     planned_floors,
 )
-from lm_profiler.analysis.remedies.catalogue import remedies, together
+from lm_profiler.analysis.remedies.catalogue import combined_remedies, remedies
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
 from lm_profiler.cli.verbs.shared import format_of_answer, show, writable, write, write_json
@@ -147,7 +147,7 @@ def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
         tried = _tried(remedies(batch, context.largest), options.options, device)
         # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
         if not any(fits(planned, device.bytes) for _, planned in tried):
-            tried += _tried(together(batch), options.options, device)
+            tried += _tried(combined_remedies(batch), options.options, device)
         shown(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
         smaller = [
             Alternative(way.words, way.changes, of.needs, fits(of, device.bytes), floors(of).seconds)

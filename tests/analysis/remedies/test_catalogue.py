@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.analysis.remedies.catalogue import REMEDIES, likely_share, remedies, remedy_of, together
+from lm_profiler.analysis.remedies.catalogue import REMEDIES, combined_remedies, likely_share, remedies, remedy_of
 from lm_profiler.record.run_record import Finding, FindingName
 from tests.support.made_runs import made_record
 
@@ -67,7 +67,7 @@ def test_of_other_peoples_modules_only_what_the_trainer_offers() -> None:
 
 
 def test_together_they_leave_the_model_alone_first() -> None:
-    gentle, least = together(planned(largest=0, **OURS))
+    gentle, least = combined_remedies(planned(largest=0, **OURS))
     kept = {
         "model.attention": "sdpa",
         "model.activation_checkpointing": "true",
@@ -85,9 +85,9 @@ def test_every_finding_has_an_entry_and_each_entry_does_something() -> None:
     assert len(names) == len({*names})
     assert {*get_args(FindingName)} <= {*names}
     for remedy in REMEDIES:
-        says = bool(remedy.say) or remedy.name == "ranks"
+        says = bool(remedy.sentence) or remedy.name == "ranks"
         assert says == (remedy.name in get_args(FindingName))
-        assert says or remedy.faster or remedy.smaller
+        assert says or remedy.candidates or remedy.smaller_settings
 
 
 def test_a_finding_of_a_later_version_is_told_by_its_name() -> None:
