@@ -221,10 +221,14 @@ class WatchWriter:
     def _counters(self, first: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
         """Return the counters of the steps that are timed by now, each since the reading before it."""
         self._unread += handed.readings
-        last, raw = first + len(timed.begin_ns), self._last_raw
-        for step, *rest in (each for each in self._unread if first <= each[0] < last):
-            raw.append((step, int(timed.begin_ns[step - first]), int(timed.end_ns[step - first]), *rest))
-        self._unread = [each for each in self._unread if each[0] >= last]
+        end = first + len(timed.begin_ns)
+        raw = self._last_raw
+        for reading in self._unread:
+            if first <= reading.step < end:
+                index = reading.step - first
+                begin_ns, end_ns = int(timed.begin_ns[index]), int(timed.end_ns[index])
+                raw.append(Raw(reading.step, begin_ns, end_ns, reading.usage, reading.thread, reading.allocator))
+        self._unread = [reading for reading in self._unread if reading.step >= end]
         self._last_raw = raw[-1:]
         return step_counters(raw, handed.collections, handed.compilations, self.rank, self.gpu)
 

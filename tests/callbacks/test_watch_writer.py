@@ -174,7 +174,7 @@ def test_a_clock_that_falls_is_the_cause_of_a_slower_level(tmp_path: Path) -> No
             writer.marks(at.DATA, at.LEAVE, at.FORWARD)
             writer.now_ns += S // 8 if writer.now_ns >= capped_ns else S // 10
             writer.marks(at.LEAVE, at.END)
-            readings.append((step + 1, *usage))
+            readings.append(Reading(step + 1, *usage))
         writer.take(Handed(writer.now_ns, writer.timeline.take(), readings=readings))
     (event,) = read_events(tmp_path)
     assert (event.kind, event.part) == ("level", "forward")

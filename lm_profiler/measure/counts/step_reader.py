@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from operator import sub
+from itertools import islice, pairwise
+from operator import attrgetter, sub
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
@@ -37,12 +37,27 @@ DEAREST_FAULT_S = 0.5e-3
 _APART_S = 1e-3
 
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
-_of_process = partial(getrusage, RUSAGE_SELF)
+_usage_of_process = partial(getrusage, RUSAGE_SELF)
 
-# a step's number, usage of the process, times of the thread, the allocator's retries and segments
-Reading = tuple[int, Any, bytes, Sequence[int]]
-# a step's number, begin and end, usage of the process, times of the thread, the allocator's retries and segments
-Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
+
+class Reading(NamedTuple):
+    """What was read at the end of a step."""
+
+    step: int
+    usage: Any  # of the process, as getrusage(2) has it
+    thread: bytes  # times of the thread that trains; empty where the system does not count
+    allocator: Sequence[int]  # the allocator's retries and segments
+
+
+class Raw(NamedTuple):
+    """What was read at the end of a step, and when the step began and ended."""
+
+    step: int
+    began_ns: int
+    ended_ns: int
+    usage: Any
+    thread: bytes
+    allocator: Sequence[int]
 
 
 class GarbageCollection(NamedTuple):
@@ -58,31 +73,34 @@ class GarbageCollection(NamedTuple):
 class GarbageLog:
     """The garbage collections between ``start`` and ``stop``, in nanoseconds of ``clock``.
 
-    A signal handler may run inside a callback of the collector. Python drops what it raises there and tells
-    ``sys.unraisablehook``, so that Ctrl-C would be lost: ``held`` keeps it, and ``StepReader`` raises it.
+    A signal handler may run inside a callback of the collector. Python drops what it raises there and calls
+    ``sys.unraisablehook``, so that Ctrl-C would be lost: ``held_error`` keeps it, and ``StepReader`` raises it.
     """
 
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
-    held: BaseException | None = None
+    held_error: BaseException | None = None
     own_objects: int = 0  # that this profiler has made since the last collection, and keeps
     _own_share: float = 0.0
     _began_ns: int = 0
-    _others: Any = None
+    _replaced_hook: Any = None
 
     def start(self) -> None:
         self.stop()
-        self.collections, self.held, self.own_objects = [], None, 0
-        self._others, sys.unraisablehook = sys.unraisablehook, self._hold
-        gc.callbacks.append(self._told)
+        self.collections = []
+        self.held_error = None
+        self.own_objects = 0
+        self._replaced_hook = sys.unraisablehook
+        sys.unraisablehook = self._hold_error
+        gc.callbacks.append(self._note_collection)
 
     def stop(self) -> None:
-        if self._told in gc.callbacks:
-            gc.callbacks.remove(self._told)
-        if sys.unraisablehook == self._hold:
-            sys.unraisablehook = self._others
+        if self._note_collection in gc.callbacks:
+            gc.callbacks.remove(self._note_collection)
+        if sys.unraisablehook == self._hold_error:
+            sys.unraisablehook = self._replaced_hook
 
-    def _told(self, phase: str, info: dict[str, int]) -> None:
+    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began_ns = self.clock()
             # Python collects once so many objects were made; a program may call for it earlier.
@@ -96,17 +114,18 @@ class GarbageLog:
 
     def add_own_objects(self, count_before: int) -> None:
         """Note that the number of young objects has changed from ``count_before`` by what this profiler did."""
-        made = gc.get_count()[0] - count_before
-        if made > 0:  # else a collection came in between
-            self.own_objects += made
+        new_objects = gc.get_count()[0] - count_before
+        if new_objects > 0:  # else a collection came in between
+            self.own_objects += new_objects
 
-    def _hold(self, dropped: Any) -> None:
+    def _hold_error(self, dropped: Any) -> None:
         # By the code that it passed: from Python 3.14 on the hook is not given the callback.
-        first = None if dropped.exc_traceback is None else dropped.exc_traceback.tb_frame
-        if first is not None and first.f_code is GarbageLog._told.__code__:
-            self.held = dropped.exc_value
-        else:
-            self._others(dropped)
+        if dropped.exc_traceback is not None:
+            outermost_code = dropped.exc_traceback.tb_frame.f_code
+            if outermost_code is GarbageLog._note_collection.__code__:
+                self.held_error = dropped.exc_value
+                return
+        self._replaced_hook(dropped)
 
 
 @dataclass(eq=False)
@@ -116,13 +135,13 @@ class StepReader:
     clock: Callable[[], int]  # the clock of the marks, in nanoseconds
     # retries and segments of the device's allocator so far; empty where it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
-    usage: Callable[[], Any] = _of_process  # usage of the process, as getrusage(2) has it
+    usage: Callable[[], Any] = _usage_of_process  # usage of the process, as getrusage(2) has it
     compilations: Sequence[TimedCompilation] | None = None  # those of the same time; None where they are not known
-    _read: list[Reading] = field(default_factory=list)
-    _when: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _readings: list[Reading] = field(default_factory=list)
+    _instants: dict[int, tuple[int, int]] = field(default_factory=dict)  # when each step began and ended (ns)
     _file: int | None = None
-    _began_s: float = 0.0
-    _ahead_s: float = 0.0
+    _compiles_since_s: float = 0.0  # the time of day from which on compilations were not taken yet
+    _clock_ahead_s: float = 0.0  # of the time of day, then
 
     def __post_init__(self) -> None:
         self._garbage = GarbageLog(self.clock)
@@ -135,40 +154,49 @@ class StepReader:
         return self._garbage.collections
 
     def start(self) -> None:
-        self._read, self._when = [], {}
+        self._readings = []
+        self._instants = {}
         with suppress(OSError):  # not Linux, or a kernel that does not count
             self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
         self._garbage.start()
-        self._began_s, self._ahead_s = time.time(), self._ahead()
-        now = self.clock()
-        self.place(0, now, now)
+        self._compare_clocks()
+        now_ns = self.clock()
+        self.place(0, now_ns, now_ns)
         self.read(0)
 
     @property
     def raw(self) -> list[Raw]:
         """The readings of each step so far; the first, of step 0, is where the readings start."""
-        return [(step, *self._when[step], *rest) for step, *rest in self._read if step in self._when]
+        rows: list[Raw] = []
+        for step, usage, thread, allocator in self._readings:
+            if step in self._instants:
+                began_ns, ended_ns = self._instants[step]
+                rows.append(Raw(step, began_ns, ended_ns, usage, thread, allocator))
+        return rows
 
     def place(self, step: int, began_ns: int, ended_ns: int) -> None:
-        self._when[step] = began_ns, ended_ns
+        self._instants[step] = began_ns, ended_ns
 
     def read(self, step: int) -> None:
         """Read the counters of ``step``, which has just ended; raise what a signal handler raised in a collection."""
         # getrusage brings the file up to date, which is otherwise as old as the kernel's last tick, 1 to 10 ms.
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
-        self._read.append((step, usage, thread, self.allocator()))
-        if (held := self._garbage.held) is not None:
-            self._garbage.held = None
-            raise held
+        self._readings.append(Reading(step, usage, thread, self.allocator()))
+        held_error = self._garbage.held_error
+        if held_error is not None:
+            self._garbage.held_error = None
+            raise held_error
 
     def take(self) -> tuple[list[Reading], Sequence[GarbageCollection], Sequence[TimedCompilation] | None]:
         """Return the readings, collections and compilations since the last call, and forget them."""
-        read, self._read = self._read, []
-        collections, self._garbage.collections = self._garbage.collections, []
+        readings = self._readings
+        self._readings = []
+        collections = self._garbage.collections
+        self._garbage.collections = []
         compiled = self._compilations()
-        self._began_s, self._ahead_s = time.time(), self._ahead()
-        return read, collections, compiled
+        self._compare_clocks()
+        return readings, collections, compiled
 
     def stop(self) -> None:
         self._garbage.stop()
@@ -177,16 +205,29 @@ class StepReader:
             self._file = None
         self.compilations = self._compilations()
 
-    def _ahead(self) -> float:
+    def _compare_clocks(self) -> None:
+        self._compiles_since_s = time.time()
+        self._clock_ahead_s = self._seconds_ahead()
+
+    def _seconds_ahead(self) -> float:
         """Return the seconds by which the clock of the steps is ahead of the time of day."""
         return self.clock() * 1e-9 - time.time()
 
     def _compilations(self) -> list[TimedCompilation] | None:
         """Return the compilations on the clock of the steps; torch notes them by the time of day."""
-        ahead_s, known = self._ahead(), compilations(self._began_s)
-        if known is None or abs(ahead_s - self._ahead_s) > _APART_S:
-            return [] if known == [] else None
-        return [TimedCompilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in known]
+        ahead_s = self._seconds_ahead()
+        by_time_of_day = compilations(self._compiles_since_s)
+        if by_time_of_day is None:
+            return None
+        if not by_time_of_day:
+            return []
+        drift_s = abs(ahead_s - self._clock_ahead_s)
+        if drift_s > _APART_S:
+            return None
+        return [
+            TimedCompilation(compilation.began_s + ahead_s, compilation.ended_s + ahead_s, compilation.what)
+            for compilation in by_time_of_day
+        ]
 
 
 # returns the GPU's clock rate and throttle reasons between two instants, in seconds on the clock of the readings
@@ -206,91 +247,122 @@ def step_counters(
     ``collections`` and ``compilations`` (None is unknown) are those of the same time, on the clock of the readings.
     ``saved_ns`` is when each checkpoint began and ended, in turn.
     """
-    garbage = [_TimeSpan(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in collections]
-    own_garbage = [
-        _TimeSpan(one.began_ns * 1e-9, (one.began_ns + one.own_share * (one.ended_ns - one.began_ns)) * 1e-9, None)
-        for one in collections
-    ]
-    compiled = None if compilations is None else disjoint(compilations)
-    ends = zip(saved_ns[::2], saved_ns[1::2], strict=False)
-    saved = [_TimeSpan(began_ns * 1e-9, ended_ns * 1e-9, None) for began_ns, ended_ns in ends]
-    figures = []
-    for before, after in pairwise(raw):
-        began_s, ended_s = after[1] * 1e-9, after[2] * 1e-9
-        gc_s, generation = _overlap(garbage, began_s, ended_s)
-        compile_s, what = (None, None) if compiled is None else _overlap(compiled, began_s, ended_s)
-        clock_hz, reasons = (None, None) if gpu is None else gpu(began_s, ended_s)
-        counted = StepCounters(
-            step=after[0],
+    garbage: list[_TimeSpan] = []
+    own_garbage: list[_TimeSpan] = []
+    for collection in collections:
+        began_s = collection.began_ns * 1e-9
+        own_ns = collection.own_share * (collection.ended_ns - collection.began_ns)
+        own_end_s = (collection.began_ns + own_ns) * 1e-9
+        garbage.append(_TimeSpan(began_s, collection.ended_ns * 1e-9, collection.generation))
+        own_garbage.append(_TimeSpan(began_s, own_end_s, None))
+    compiling = None if compilations is None else disjoint(compilations)
+    saving: list[_TimeSpan] = []
+    for began_ns, ended_ns in zip(saved_ns[::2], saved_ns[1::2], strict=False):
+        saving.append(_TimeSpan(began_ns * 1e-9, ended_ns * 1e-9, None))
+
+    counters: list[StepCounters] = []
+    for previous, current in pairwise(raw):
+        began_s = current.began_ns * 1e-9
+        ended_s = current.ended_ns * 1e-9
+        collecting = _overlap(garbage, began_s, ended_s)
+        compile_overlap = _Overlap(None, None)
+        if compiling is not None:
+            compile_overlap = _overlap(compiling, began_s, ended_s)
+        clock_hz: float | None = None
+        reasons: list[str] | None = None
+        if gpu is not None:
+            clock_hz, reasons = gpu(began_s, ended_s)
+        overlapping = StepCounters(
+            step=current.step,
             rank=rank,
             wall_s=ended_s - began_s,
-            between_s=began_s - before[2] * 1e-9,
-            gc_s=gc_s,
-            gc_generation=generation,
-            gc_own_s=_overlap(own_garbage, began_s, ended_s)[0],
-            compile_s=compile_s,
-            compiled=what,
-            checkpoint_s=_overlap(saved, began_s, ended_s)[0],
+            between_s=began_s - previous.ended_ns * 1e-9,
+            gc_s=collecting.seconds,
+            gc_generation=collecting.longest,
+            gc_own_s=_overlap(own_garbage, began_s, ended_s).seconds,
+            compile_s=compile_overlap.seconds,
+            compiled=compile_overlap.longest,
+            checkpoint_s=_overlap(saving, began_s, ended_s).seconds,
             sm_clock_hz=clock_hz,
             throttled=reasons,
         )
-        figures.append(counted.model_copy(update=_since(before, after)))
-    return figures
+        counters.append(overlapping.model_copy(update=_counted_between(previous, current)))
+    return counters
 
 
-def _since(before: Raw, after: Raw) -> dict[str, float | None]:
-    wall_s = max((after[2] - before[2]) * 1e-9, 1e-9)
-    user_s, system_s, minor, major, waited, lost = (getattr(after[3], of) - getattr(before[3], of) for of in _USAGE)
-    ran_s, no_cpu_s = _thread(before[4], after[4])
+def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
+    """Return the counters of the system between the ends of two steps."""
+    wall_s = max((current.ended_ns - previous.ended_ns) * 1e-9, 1e-9)
+    used = {name: getattr(current.usage, name) - getattr(previous.usage, name) for name in _USAGE}
+    system_s = used["ru_stime"]
+    cpu_s = used["ru_utime"] + system_s
     # Faults of several threads pass at the same time: divide by the threads that ran on average.
-    threads = max((user_s + system_s) / wall_s, 1.0)
-    retries, segments = map(sub, after[5], before[5]) if after[5] and before[5] else (None, None)
+    threads = max(cpu_s / wall_s, 1.0)
+    fault_s = min(used["ru_minflt"] * DEAREST_FAULT_S, system_s) / threads
+    cpu_wait_s = None
+    asleep_s = None
+    if previous.thread and current.thread:
+        times_before = _thread_times(previous.thread)
+        times = _thread_times(current.thread)
+        cpu_wait_s = (times.no_cpu_ns - times_before.no_cpu_ns) * 1e-9
+        ran_s = (times.ran_ns - times_before.ran_ns) * 1e-9
+        asleep_s = max(wall_s - ran_s - cpu_wait_s, 0.0)
+    alloc_retries = None
+    new_segments = None
+    if previous.allocator and current.allocator:
+        alloc_retries, new_segments = map(sub, current.allocator, previous.allocator)
     return {
-        "cpu_wait_s": no_cpu_s,
-        "asleep_s": None if ran_s is None or no_cpu_s is None else max(wall_s - ran_s - no_cpu_s, 0.0),
-        "cpu_s": user_s + system_s,
+        "cpu_wait_s": cpu_wait_s,
+        "asleep_s": asleep_s,
+        "cpu_s": cpu_s,
         "system_s": system_s,
-        "fault_s": min(minor * DEAREST_FAULT_S, system_s) / threads,
-        "minor_faults": minor,
-        "major_faults": major,
-        "voluntary_switches": waited,
-        "involuntary_switches": lost,
-        "alloc_retries": retries,
-        "new_segments": segments,
+        "fault_s": fault_s,
+        "minor_faults": used["ru_minflt"],
+        "major_faults": used["ru_majflt"],
+        "voluntary_switches": used["ru_nvcsw"],
+        "involuntary_switches": used["ru_nivcsw"],
+        "alloc_retries": alloc_retries,
+        "new_segments": new_segments,
     }
-
-
-def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
-    if not before or not after:
-        return None, None
-    ran, waited = (int(now) - int(then) for then, now in zip(before.split()[:2], after.split()[:2], strict=True))
-    return ran * 1e-9, waited * 1e-9
 
 
 class _TimeSpan(NamedTuple):
     began_s: float
     ended_s: float
-    what: Any
+    label: Any  # what happened meanwhile; None without a name
 
 
-def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> tuple[float, Any]:
-    """Return the seconds of ``spans``, ordered and disjoint, within two instants, and what the longest of them is."""
-    inside = []
-    for at in range(bisect_left(spans, began_s, key=lambda span: span.ended_s), len(spans)):
-        span = spans[at]
+class _Overlap(NamedTuple):
+    seconds: float | None
+    longest: Any  # the label of the longest span; None if there is none
+
+
+def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> _Overlap:
+    """Return the seconds of ``spans``, ordered and disjoint, within two instants, and the label of the longest."""
+    seconds_inside: list[float] = []
+    longest_s = 0.0
+    longest: Any = None
+    start = bisect_left(spans, began_s, key=attrgetter("ended_s"))
+    for span in islice(spans, start, None):
         if span.began_s >= ended_s:
             break
-        inside.append((min(span.ended_s, ended_s) - max(span.began_s, began_s), span.what))
-    named = [each for each in inside if each[1] is not None]
-    return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
+        seconds = min(span.ended_s, ended_s) - max(span.began_s, began_s)
+        seconds_inside.append(seconds)
+        if span.label is not None and (longest is None or seconds > longest_s):
+            longest_s = seconds
+            longest = span.label
+    return _Overlap(sum(seconds_inside), longest)
 
 
 def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
     """Return the compilations in order and disjoint: a nested one counts only outside of the other."""
-    spans, last_s = list[_TimeSpan](), 0.0
-    for one in sorted(compilations, key=lambda each: each.began_s):
-        spans.append(_TimeSpan(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
-        last_s = max(last_s, one.ended_s)
+    spans: list[_TimeSpan] = []
+    covered_s = 0.0  # the end of the spans so far
+    for compilation in sorted(compilations, key=attrgetter("began_s")):
+        began_s = max(compilation.began_s, covered_s)
+        ended_s = max(compilation.ended_s, covered_s)
+        spans.append(_TimeSpan(began_s, ended_s, compilation.what))
+        covered_s = ended_s
     return spans
 
 
@@ -299,6 +371,11 @@ class ThreadTimes(NamedTuple):
 
     ran_ns: int
     no_cpu_ns: int
+
+
+def _thread_times(schedstat: bytes) -> ThreadTimes:
+    ran, waited = schedstat.split()[:2]
+    return ThreadTimes(int(ran), int(waited))
 
 
 def thread_times() -> ThreadTimes | None:

@@ -27,7 +27,7 @@ def reading(
     """``usage``: seconds in user mode and in the kernel, minor and major faults, voluntary and involuntary switches."""
     names = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
     used = SimpleNamespace(**dict(zip(names, usage, strict=True)))
-    return step, round(began_ms * MS), round(ended_ms * MS), used, thread, allocator
+    return Raw(step, round(began_ms * MS), round(ended_ms * MS), used, thread, allocator)
 
 
 def test_each_step_has_what_happened_since_the_one_before() -> None:
