@@ -32,7 +32,7 @@ from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
 from lm_profiler.report.tables.table import Heading, Table, TableCell
-from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_named, config_of, every_column
+from lm_profiler.report.tables.table_columns import COLUMNS, Column, column_tables, columns_named, model_config
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\
@@ -148,7 +148,7 @@ class Options:
 def run(options: Options) -> int:
     """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown."""
     if options.columns == ["help"]:
-        write(Collection(), every_column(), "terminal", None)
+        write(Collection(), column_tables(), "terminal", None)
         return OK
     runs, changes = runs_below(options.runs, "RUNS"), list[Table]()
     if options.where:
@@ -299,7 +299,7 @@ def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool)
     """Return each run's kernel tables for people; with ``several`` runs, each is headed by its folder."""
     tables = []
     for entry, kernels in traced:
-        forward_s, config = COLUMNS["forward_s"].get(entry), config_of(entry)
+        forward_s, config = COLUMNS["forward_s"].get(entry), model_config(entry)
         of_run = kernel_tables(kernels, forward_s, None if config is None else config.head_dim)
         tables += _headed(of_run, *[str(entry.folder)] * several)
     return tables

@@ -17,7 +17,7 @@ from lm_profiler.report.run.sections import list_table, phase_table, sections, s
 from lm_profiler.report.run.verdict import findings_lines, odd_lines, percent, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall_text import why_lines
 from lm_profiler.report.tables.table import Table, text_table
-from lm_profiler.report.tables.table_columns import device_of
+from lm_profiler.report.tables.table_columns import device_text
 
 _WAITS_SHOWN = 2
 _ACTIONS_SHOWN = 4
@@ -84,7 +84,7 @@ def headline(record: RunRecord) -> str:
     steps = counted(record.time["step"].n, "step")
     warmup = counted(record.steps.get("warmup", 0), "warm-up step")
     text = f"{record.name}: {steps} of {record.verb} after {warmup}"
-    device = device_of(record.environment)
+    device = device_text(record.environment)
     if device is not None:
         text += f" on {device}"
     if record.model is not None:

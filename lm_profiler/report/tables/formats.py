@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from rich.cells import cell_len, chop_cells
 
 from lm_profiler.record.text import printable
-from lm_profiler.report.tables.table import Table, TableCell
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 SUFFIXES = {
     ".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".typ": "typst",
@@ -26,102 +26,154 @@ SUFFIXES = {
 # the formats with SI values and separate columns for the ends of intervals
 FOR_PROGRAMS = ("csv", "json", "parquet")
 
-# the start of a heading, a quotation or a list, up to the place of an escaping backslash
-_LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
-_WORDS = {"~": r"\textasciitilde{}", "^": r"\^{}", "\\": r"\textbackslash{}"}
-_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _WORDS | {c: rf"\ensuremath{{{c}}}" for c in "<>"})
-# text that a spreadsheet takes for a formula: it starts with one of these, and is not a number
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
-_MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
-# characters that JSON leaves unchanged, and that a terminal or an editor would obey or hide
-_HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-_ENTITIES = {"&": "&amp;", "<": "&lt;"}
-_OPENS = re.compile(r"&(?=#?\w+;)|<")
-
 
 def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> str:
     """Return ``tables`` one below the other in the format ``kind``, a blank line before each title."""
-    if kind == "terminal":
-        return "".join("\n" * bool(at and table.title) + terminal(table, file) for at, table in enumerate(tables))
-    return "\n".join(_TEXT[kind](table) for table in tables)
+    if kind != "terminal":
+        to_text = _TEXT_FUNCTIONS[kind]
+        return "\n".join(to_text(table) for table in tables)
+    texts: list[str] = []
+    for table in tables:
+        if table.title and texts:
+            texts.append("\n")
+        texts.append(terminal(table, file))
+    return "".join(texts)
+
+
+def _escaped_texts(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
+    """Return the texts of the headings and of each row, escaped and padded to the width of their columns."""
+    texts = [[escape(heading.title) for heading in table.headings]]
+    for row in table.rows:
+        texts.append([escape(cell.text) for cell in row])
+    widths = _column_widths(texts)
+    padded_rows = []
+    for row_texts in texts:
+        padded = []
+        for text, heading, width in zip(row_texts, table.headings, widths, strict=True):
+            padded.append(text.rjust(width) if heading.figures else text.ljust(width))
+        padded_rows.append(padded)
+    return padded_rows
+
+
+def _column_widths(texts: Sequence[Sequence[str]]) -> list[int]:
+    """Return the characters of the longest text of each column; the heading, which comes first, has two more."""
+    widths = []
+    for column in zip(*texts, strict=True):
+        title = column[0]
+        longest = max(len(text) for text in column)
+        widths.append(max(longest, len(title) + 2))
+    return widths
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+_MARKDOWN_SPECIAL = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
+# the start of an entity or of a tag
+_HTML_START = re.compile(r"&(?=#?\w+;)|<")
+_HTML_ENTITIES = {"&": "&amp;", "<": "&lt;"}
+# the start of a heading, a quotation or a list, up to the place of an escaping backslash
+_LINE_START = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
 
 
 def markdown(table: Table) -> str:
     """Return a pipe table below its title, with the lines around it as lists."""
-    title = [f"## {_markdown(table.title)}"] if table.title else []
-    above = fenced(table.above) if table.verbatim else _listed(table.above)
-    return "\n\n".join([*title, *above, *_piped(table), *_listed(table.below)]) + "\n"
+    blocks = []
+    if table.title:
+        blocks.append(f"## {_markdown(table.title)}")
+    blocks += fenced(table.above) if table.verbatim else _markdown_list(table.above)
+    if table.headings:
+        blocks.append(_pipe_table(table))
+    blocks += _markdown_list(table.below)
+    return "\n\n".join(blocks) + "\n"
 
 
-def _piped(table: Table) -> list[str]:
-    if not table.headings:
-        return []
-    form = _form(table, _markdown)
-    dashes = zip(table.headings, ("-" * (len(title) + 1) for title in form[0]), strict=True)
-    rule = [f"{line}:" if heading.figures else f":{line}" for heading, line in dashes]
-    titles, *rows = (f"| {' | '.join(cells)} |" for cells in form)
-    return ["\n".join([titles, f"|{'|'.join(rule)}|", *rows])]
-
-
-def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
-    texts = [[escape(heading.title) for heading in table.headings]]
-    texts += [[escape(cell.text) for cell in row] for row in table.rows]
-    widths = [max(len(column[0]) + 2, *map(len, column)) for column in zip(*texts, strict=True)]
-    forms = [f"{{:{'>' if of.figures else '<'}{width}}}" for of, width in zip(table.headings, widths, strict=True)]
-    return [[form.format(text) for form, text in zip(forms, row, strict=True)] for row in texts]
+def _pipe_table(table: Table) -> str:
+    titles, *rows = _escaped_texts(table, _markdown)
+    rules = []
+    for heading, title in zip(table.headings, titles, strict=True):
+        dashes = "-" * (len(title) + 1)
+        rules.append(f"{dashes}:" if heading.figures else f":{dashes}")
+    lines = [f"| {' | '.join(titles)} |", f"|{'|'.join(rules)}|"]
+    for texts in rows:
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines)
 
 
 def _markdown(text: str) -> str:
+    escaped = _MARKDOWN_SPECIAL.sub(r"\\\g<0>", plain(text))
     # Angle brackets become entities: not every Markdown takes a backslash before one.
-    return _OPENS.sub(lambda match: _ENTITIES[match[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
+    return _HTML_START.sub(lambda match: _HTML_ENTITIES[match[0]], escaped)
 
 
-def _listed(lines: Sequence[str]) -> list[str]:
-    shown = [
-        " " * 4 * line[:1].isspace() + "- " + _LEADS.sub(r"\1\\", _markdown(line.strip())) for line in lines if line
-    ]
-    return ["\n".join(shown)] if shown else []
+def _markdown_list(lines: Sequence[str]) -> list[str]:
+    """Return a list of the lines that are not empty, those with leading space nested; no block if there are none."""
+    items = []
+    for line in lines:
+        if line:
+            indent = " " * 4 if line[0].isspace() else ""
+            text = _LINE_START.sub(r"\1\\", _markdown(line.strip()))
+            items.append(f"{indent}- {text}")
+    return ["\n".join(items)] if items else []
 
 
 def fenced(lines: Sequence[str]) -> list[str]:
     """Return ``lines`` as a block of Markdown that shows them as they are; controls are spelled out."""
-    text = "\n".join(map(plain, lines))
+    text = "\n".join(plain(line) for line in lines)
+    if not text:
+        return []
     # The fence has to be longer than any run of backquotes in the text.
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return [f"{fence}text\n{text}\n{fence}"] if text else []
+    longest_run = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest_run + 1)
+    return [f"{fence}text\n{text}\n{fence}"]
+
+
+# -- LaTeX and Typst ---------------------------------------------------------------------------------------------------
+
+_LATEX_ESCAPES = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\^{}",
+    "\\": r"\textbackslash{}",
+    "<": r"\ensuremath{<}",
+    ">": r"\ensuremath{>}",
+}
+_LATEX_TABLE = str.maketrans(_LATEX_ESCAPES)
 
 
 def latex(table: Table) -> str:
     """Return a ``tabular`` for the booktabs package, for use with ``\\input``; the lines around it are comments."""
-    sides = "".join("r" if heading.figures else "l" for heading in table.headings)
-    head, *shown = [" " + " & ".join(row) + r" \\" for row in _form(table, _latex)]
-    top, bottom = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"], [r"\bottomrule", r"\end{tabular}"]
-    return _commented("%", table, [*top, head, r"\midrule", *shown, *bottom])
+    alignments = "".join("r" if heading.figures else "l" for heading in table.headings)
+    titles, *rows = [_latex_row(texts) for texts in _escaped_texts(table, _latex)]
+    body = [rf"\begin{{tabular}}{{{alignments}}}", r"\toprule", titles, r"\midrule"]
+    body += rows
+    body += [r"\bottomrule", r"\end{tabular}"]
+    return _commented("%", table, body)
 
 
-def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
-    above, below = ([f"{mark} {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
-    return "\n".join([*above, *(body if table.headings else ()), *below]) + "\n"
+def _latex_row(texts: Sequence[str]) -> str:
+    cells = " & ".join(texts)
+    return rf" {cells} \\"
 
 
 def _latex(text: str) -> str:
-    text = plain(text).translate(_LATEX)
+    escaped = plain(text).translate(_LATEX_TABLE)
     # At the beginning of a row, after two backslashes or a rule, a bracket would open an argument.
-    return f"{{[}}{text[1:]}" if text.startswith("[") else text
+    if escaped.startswith("["):
+        return f"{{[}}{escaped[1:]}"
+    return escaped
 
 
 def typst(table: Table) -> str:
     """Return a ``table``, for use with ``#include``; the lines around it are comments."""
-    titles, *rows = (f"{', '.join(row)}" for row in _form(table, _typst))
-    sides = ", ".join("right" if heading.figures else "left" for heading in table.headings)
+    titles, *rows = [", ".join(texts) for texts in _escaped_texts(table, _typst)]
+    alignments = ", ".join("right" if heading.figures else "left" for heading in table.headings)
     body = [
         "#table(",
-        f"  columns: {len(table.headings)}, align: ({sides},), stroke: none,",
+        f"  columns: {len(table.headings)}, align: ({alignments},), stroke: none,",
         f"  table.hline(), table.header({titles}), table.hline(stroke: 0.5pt),",
-        *(f"  {row}," for row in rows),
-        "  table.hline(),",
-        ")",
     ]
+    body += [f"  {row}," for row in rows]
+    body += ["  table.hline(),", ")"]
     return _commented("//", table, body)
 
 
@@ -131,120 +183,203 @@ def _typst(text: str) -> str:
     return f'"{escaped}"'
 
 
+def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
+    """Return ``body``, if the table has columns, between the lines around the table, which become comments."""
+    lines = [_comment(mark, line) for line in table.above]
+    if table.headings:
+        lines += body
+    lines += [_comment(mark, line) for line in table.below]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(mark: str, line: str) -> str:
+    return f"{mark} {plain(line)}".rstrip()
+
+
+# -- files for programs ------------------------------------------------------------------------------------------------
+
+# text that a spreadsheet takes for a formula: it starts with one of these, and is not a number
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
+# characters that JSON leaves unchanged, and that a terminal or an editor would obey or hide
+_HIDDEN_CHARACTERS = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
 def csv_text(table: Table) -> str:
     """Return a header and a line for each row; text like a formula has an apostrophe before it."""
-    # Spreadsheets expect an apostrophe (OWASP, "CSV Injection").
     fields = table.fields()
-    text = io.StringIO()
+    buffer = io.StringIO()
     # csv quotes only characters of its line terminator: with CRLF, a bare carriage return is quoted too.
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(list(map(_harmless, fields)))
-    writer.writerows([_harmless(_scalar(value)) for value in row] for row in zip(*fields.values(), strict=True))
-    return text.getvalue().replace("\r\n", "\n")
+    writer = csv.writer(buffer, lineterminator="\r\n")
+    writer.writerow([_without_formula(name) for name in fields])
+    for row in zip(*fields.values(), strict=True):
+        writer.writerow([_without_formula(_scalar(value)) for value in row])
+    return buffer.getvalue().replace("\r\n", "\n")
 
 
-def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+def _without_formula(value: Any) -> Any:
+    # Spreadsheets expect an apostrophe (OWASP, "CSV Injection").
+    if isinstance(value, str) and _FORMULA.match(value):
+        return f"'{value}"
+    return value
 
 
 def json_text(table: Table) -> str:
     text = json.dumps(table.records(), indent=1, ensure_ascii=False) + "\n"
-    return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    return _HIDDEN_CHARACTERS.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def parquet(table: Table) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {name: _one_type([_scalar(value) for value in values]) for name, values in table.fields().items()}
-    content = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), content)
-    return content.getvalue()
+    columns = {}
+    for name, values in table.fields().items():
+        columns[name] = _of_one_type([_scalar(value) for value in values])
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
 
 
 def _scalar(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
+    """Return ``value``, or JSON of a list or a mapping."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return json.dumps(value, default=str)
 
 
-def _one_type(values: list[Any]) -> list[Any]:
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Return ``values``, as text if they are of several types: a column of a file has one."""
     types = {type(value) for value in values if value is not None}
-    return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
+    if len(types) < 2 or types == {int, float}:
+        return values
+    return [None if value is None else str(value) for value in values]
 
 
-_TEXT = {"markdown": markdown, "latex": latex, "typst": typst, "csv": csv_text, "json": json_text}
+_TEXT_FUNCTIONS = {"markdown": markdown, "latex": latex, "typst": typst, "csv": csv_text, "json": json_text}
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
-_GAP = 2
-_LEAST = 16  # the least width of a column of text that is narrowed to keep a table in one piece
-_BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
+_GAP = "  "  # between columns
+_LEAST_WIDTH = 16  # the least width of a column of text that is narrowed to keep a table in one piece
+_LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_SPACES_FOR_BREAKS = str.maketrans(dict.fromkeys(_LINE_BREAKS, " "))
+_ANSI_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def plain(text: str) -> str:
     """Return ``text`` on one line, without a terminal's control characters."""
-    return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
+    if text.isprintable():
+        return text
+    return printable(text.translate(_SPACES_FOR_BREAKS), keep="")
 
 
 def terminal(table: Table, file: TextIO | None = None) -> str:
     """Return the table as the terminal behind ``file`` shows it; without a terminal, as wide as it needs to be."""
-    screen = file is not None and file.isatty()
-    most = shutil.get_terminal_size().columns if screen else sys.maxsize
-    coloured = screen and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return "".join(f"{line}\n" for line in lines(table, most, coloured))
+    max_width = sys.maxsize
+    is_coloured = False
+    if file is not None and file.isatty():
+        max_width = shutil.get_terminal_size().columns
+        is_coloured = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return "".join(f"{line}\n" for line in lines(table, max_width, is_coloured))
 
 
-def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iterator[str]:
-    """Yield the lines of ``table``, no wider than ``most`` if its figures allow it; figures are never shortened."""
+def lines(table: Table, max_width: int = sys.maxsize, is_coloured: bool = False) -> Iterator[str]:
+    """Yield the lines of ``table``, no wider than ``max_width`` if its figures allow it; they are never shortened.
+
+    A table that is too wide is cut into pieces, one below the other, that all begin with the first column.
+    """
     if table.title:
-        yield _styled(plain(table.title), "bold", coloured)
-    yield from (plain(line).rstrip() for line in table.above)
-    titles = [TableCell(text=title, style="bold") for title in table.titles]
-    rows = [*([titles] if titles else []), *table.rows]
-    texts = [[plain(cell.text) for cell in row] for row in rows]
-    right = [heading.figures for heading in table.headings]
-    widths = _narrowed([max(map(cell_len, column)) for column in zip(*texts, strict=True)], right, most)
-    for shown in _pieces(widths, most):
-        for row, text in zip(rows, texts, strict=True):
-            for pieces in zip_longest(*(_fold(text[at], widths[at]) for at in shown), fillvalue=""):
-                padded = []
-                for at, piece in zip(shown, pieces, strict=True):
-                    blank = " " * (widths[at] - cell_len(piece))
-                    styled = _styled(piece, row[at].style, coloured)
-                    padded.append(blank + styled if right[at] else styled + blank)
-                yield (" " * _GAP).join(padded).rstrip()
-    yield from (plain(line).rstrip() for line in table.below)
+        yield _styled(plain(table.title), "bold", is_coloured)
+    for line in table.above:
+        yield plain(line).rstrip()
+
+    rows = list(table.rows)
+    if table.titles:
+        rows.insert(0, [TableCell(text=title, style="bold") for title in table.titles])
+    widths = _fitting_widths(_needed_widths(rows), table.headings, max_width)
+    for piece in _pieces(widths, max_width):
+        for row in rows:
+            yield from _row_lines(row, piece, widths, table.headings, is_coloured)
+
+    for line in table.below:
+        yield plain(line).rstrip()
 
 
-def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
-    narrower, text = list(widths), [at for at, figures in enumerate(right) if not figures]
-    excess = sum(widths) + _GAP * (len(widths) - 1) - most
-    while excess > 0 and any(narrower[at] > _LEAST for at in text):
-        narrower[max(text, key=narrower.__getitem__)] -= 1
+def _row_lines(
+    row: Sequence[TableCell],
+    piece: Sequence[int],
+    widths: Sequence[int],
+    headings: Sequence[Heading],
+    is_coloured: bool,
+) -> Iterator[str]:
+    """Yield the lines of ``row``: the columns whose indices are in ``piece``, long texts on several lines."""
+    folded = [_fold(plain(row[index].text), widths[index]) for index in piece]
+    for texts in zip_longest(*folded, fillvalue=""):
+        padded = []
+        for index, text in zip(piece, texts, strict=True):
+            blank = " " * (widths[index] - cell_len(text))
+            styled = _styled(text, row[index].style, is_coloured)
+            padded.append(blank + styled if headings[index].figures else styled + blank)
+        yield _GAP.join(padded).rstrip()
+
+
+def _needed_widths(rows: Sequence[Sequence[TableCell]]) -> list[int]:
+    """Return the width of each column, in a terminal's cells, that takes all its texts on one line."""
+    widths = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(cell_len(plain(cell.text)) for cell in column))
+    return widths
+
+
+def _fitting_widths(widths: Sequence[int], headings: Sequence[Heading], max_width: int) -> list[int]:
+    """Return ``widths``, with columns of text made narrower, the widest first, so that the table fits.
+
+    If it cannot fit in one piece, texts are only cut to half of ``max_width``.
+    """
+    text_columns = [index for index, heading in enumerate(headings) if not heading.figures]
+    narrowed = list(widths)
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - max_width
+    while excess > 0:
+        widest = max(text_columns, key=narrowed.__getitem__, default=None)
+        if widest is None or narrowed[widest] <= _LEAST_WIDTH:
+            break
+        narrowed[widest] -= 1
         excess -= 1
     if excess <= 0:
-        return narrower
-    return [width if figures else min(width, most // 2) for width, figures in zip(widths, right, strict=True)]
+        return narrowed
+    halved = list(widths)
+    for index in text_columns:
+        halved[index] = min(widths[index], max_width // 2)
+    return halved
 
 
-def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
-    shown = [0] if widths else []
-    for at in range(1, len(widths)):
-        if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
-            yield shown
-            shown = [0]
-        shown.append(at)
-    if shown:
-        yield shown
+def _pieces(widths: Sequence[int], max_width: int) -> Iterator[list[int]]:
+    """Yield the indices of the columns of each piece: as many as fit, and always the first column."""
+    if not widths:
+        return
+    piece = [0]
+    for index in range(1, len(widths)):
+        width_so_far = sum(widths[column] + len(_GAP) for column in piece)
+        if len(piece) > 1 and width_so_far + widths[index] > max_width:
+            yield piece
+            piece = [0]
+        piece.append(index)
+    yield piece
 
 
 def _fold(text: str, width: int) -> list[str]:
+    """Return ``text`` in lines no wider than ``width``."""
     if cell_len(text) <= width:
         return [text]
     # textwrap counts characters, not cells: text with wide letters is cut anywhere instead of at spaces.
-    return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
+    has_wide_letters = cell_len(text) != len(text)
+    if has_wide_letters:
+        return chop_cells(text, width)
+    return textwrap.wrap(text, width)
 
 
-def _styled(text: str, style: str, coloured: bool) -> str:
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if coloured and style and text else text
+def _styled(text: str, style: str, is_coloured: bool) -> str:
+    if not (is_coloured and style and text):
+        return text
+    return f"\x1b[{_ANSI_CODES[style]}m{text}\x1b[0m"

@@ -10,8 +10,11 @@ from lm_profiler.record.quantities import Quantity
 
 STATUS_STYLES = {
     "ok": "green",
-    **dict.fromkeys(("oom", "refused"), "yellow"),
-    **dict.fromkeys(("failed", "timeout", "interrupted"), "red"),
+    "oom": "yellow",
+    "refused": "yellow",
+    "failed": "red",
+    "timeout": "red",
+    "interrupted": "red",
 }
 
 
@@ -78,29 +81,46 @@ class Table:
         return fields
 
     def records(self) -> list[dict[str, Any]]:
+        """Return a mapping for each row, for programs, in SI."""
         fields = self.fields()
-        return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+        records = []
+        for values in zip(*fields.values(), strict=True):
+            records.append(dict(zip(fields, values, strict=True)))
+        return records
 
 
 def _unicode(value: Any) -> Any:
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    """Return ``value``; in text, what is not Unicode, such as parts of a file's name, is spelled out."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
-    return [Heading(of.name, of.heading, not of.is_text) for of in columns]
+    return [Heading(column.name, column.heading, figures=not column.is_text) for column in columns]
 
 
-def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:
-    """Return a table of texts; the first ``left`` columns are left-aligned, the others figures."""
-    headings = [Heading(title, title, at >= left) for at, title in enumerate(titles)]
-    return Table(headings, [list(map(text_cell, row)) for row in rows], **of_table)
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any) -> Table:
+    """Return a table of texts; the first ``left`` columns are left-aligned, the others figures.
+
+    ``more`` are further fields of the table, such as its title.
+    """
+    headings = []
+    for index, title in enumerate(titles):
+        headings.append(Heading(title, title, figures=index >= left))
+    cells = []
+    for texts in rows:
+        cells.append([text_cell(text) for text in texts])
+    return Table(headings, cells, **more)
 
 
 def fact_text(value: Any) -> str:
     """Return a fact for people: truth values as options spell them, empty where it is unknown."""
     if value is None:
         return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def is_number(value: Any) -> bool:
@@ -108,9 +128,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> TableCell:
+def figure_cell(quantity: Quantity, value: float | None, interval: tuple[float, float] | None = None) -> TableCell:
     """Return a figure with its interval, in the unit of its heading; empty where it is unknown."""
-    return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)
+    if value is None:
+        return TableCell()
+    if interval is None:
+        return TableCell(value, quantity.rounded(value))
+    low, high = interval
+    return TableCell(value, quantity.rounded(value, low, high), low, high)
 
 
 def text_cell(text: str | None, style: str = "") -> TableCell:

@@ -35,47 +35,47 @@ class Column:
 
     def interval(self, entry: Entry) -> tuple[float, float] | None:
         """Return the (low, high) of a figure, in SI; None where it has no interval."""
-        return None if self.quantity is None or entry.record is None else self.quantity.interval(entry.record)
+        if self.quantity is None or entry.record is None:
+            return None
+        return self.quantity.interval(entry.record)
 
 
 def column(name: str) -> Column:
     """Return the column called ``name``: one of ``COLUMNS``, or an option by its path, such as ``data.batch_size``."""
-    return COLUMNS.get(name) or OPTIONS.get(name) or Column(name, name, _of_option(name), option=name)
+    if name in COLUMNS:
+        return COLUMNS[name]
+    if name in OPTIONS:
+        return OPTIONS[name]
+    return Column(name, name, _option_getter(name), option=name)
 
 
-def _of_record(get: Callable[[RunRecord], Any]) -> Callable[[Entry], Any]:
-    return lambda entry: None if entry.record is None else get(entry.record)
-
-
-def _of_option(path: str) -> Callable[[Entry], Any]:
-    return lambda entry: entry.option(path)
+# -- facts of a run ----------------------------------------------------------------------------------------------------
 
 
 def preset_of(size: Any) -> TransformerConfig | None:
     """Return the preset called ``size``; None if the config uses that name differently."""
-    return PRESETS.get(size) if isinstance(size, str) else None
+    if not isinstance(size, str):
+        return None
+    return PRESETS.get(size)
 
 
-def _dimension(name: str) -> Callable[[Entry], Any]:
-    def get(entry: Entry) -> Any:
-        given = entry.option(f"model.{name}")
-        return given if given is not None else getattr(preset_of(entry.option("model.size")), name, None)
-
-    return get
-
-
-def device_of(environment: Environment | None) -> str | None:
+def device_text(environment: Environment | None) -> str | None:
+    """Return the device's name, and how many there are if several; None if it is unknown."""
     if environment is None:
         return None
-    return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
+    if environment.world_size > 1:
+        return f"{environment.device_name} x {environment.world_size}"
+    return environment.device_name
 
 
-def _precision(entry: Entry) -> str | None:
-    if entry.record is not None and entry.record.model is not None:
-        return entry.record.model.precision
-    given = entry.option("trainer.precision")
-    known = given is not None or entry.config is not None or entry.sibling is not None
-    return full_name(given) if known else None
+def model_config(entry: Entry) -> TransformerConfig | None:
+    """Return the dimensions of our own model; None for another model, or if they do not fit together."""
+    names = (*DIMENSIONS, "vocab_size")
+    options = {name: entry.option(f"model.{name}") for name in names}
+    try:
+        return preset(entry.option("model.size"), **options)
+    except (TypeError, ValueError):
+        return None
 
 
 def parameters(entry: Entry, embedding: bool = True) -> int | None:
@@ -83,24 +83,76 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
-    return None if (config := config_of(entry)) is None else config.num_parameters(embedding)
-
-
-def config_of(entry: Entry) -> TransformerConfig | None:
-    """Return the dimensions of our own model; None for another model, or if they do not fit together."""
-    given = {name: entry.option(f"model.{name}") for name in (*DIMENSIONS, "vocab_size")}
-    try:
-        return preset(entry.option("model.size"), **given)
-    except (TypeError, ValueError):
+    config = model_config(entry)
+    if config is None:
         return None
+    return config.num_parameters(embedding)
 
 
-def _option(name: str, title: str, path: str, meaning: str) -> Column:
-    return Column(name, title, _of_option(path), meaning, option=path, compared=True)
+def _precision(entry: Entry) -> str | None:
+    if entry.record is not None and entry.record.model is not None:
+        return entry.record.model.precision
+    option = entry.option("trainer.precision")
+    options_are_known = entry.config is not None or entry.sibling is not None
+    if option is None and not options_are_known:
+        return None
+    return full_name(option)  # for None the Trainer's default
 
 
-def _asked(name: str, title: str, get: Callable[[RunRecord], Any], meaning: str) -> Column:
-    return Column(name, title, _of_record(get), meaning, place=Place.ASKED)
+def _repeat(entry: Entry) -> int | None:
+    return None if entry.cell is None else entry.cell.repeat
+
+
+def _warmup_steps(entry: Entry) -> int | None:
+    return None if entry.cut is None else entry.cut.warmup
+
+
+def _steadiness(record: RunRecord) -> str | None:
+    return ", ".join(record.words) or None
+
+
+def _bound_by(record: RunRecord) -> str | None:
+    return None if record.verdict is None else record.verdict.bound_by
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def _record_getter(get: Callable[[RunRecord], Any]) -> Callable[[Entry], Any]:
+    """Return ``get`` as a function of an entry, which may have no record."""
+
+    def get_from_entry(entry: Entry) -> Any:
+        return None if entry.record is None else get(entry.record)
+
+    return get_from_entry
+
+
+def _option_getter(path: str) -> Callable[[Entry], Any]:
+    return lambda entry: entry.option(path)
+
+
+def _dimension_getter(name: str) -> Callable[[Entry], Any]:
+    """Return a function that returns a dimension of the model: the option, or else that of the size's preset."""
+
+    def get(entry: Entry) -> Any:
+        option = entry.option(f"model.{name}")
+        if option is not None:
+            return option
+        return getattr(preset_of(entry.option("model.size")), name, None)
+
+    return get
+
+
+def _option_column(name: str, title: str, path: str, meaning: str) -> Column:
+    return Column(name, title, _option_getter(path), meaning, option=path, compared=True)
+
+
+def _dimension_column(name: str) -> Column:
+    return Column(name, name, _dimension_getter(name), "of the model", option=f"model.{name}")
+
+
+def _record_column(name: str, title: str, get: Callable[[RunRecord], Any], meaning: str) -> Column:
+    return Column(name, title, _record_getter(get), meaning, place=Place.ASKED)
 
 
 _FACTS: dict[str, tuple[Column, ...]] = {
@@ -109,86 +161,133 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         Column("folder", "folder", lambda entry: str(entry.folder), "where its files are", place=Place.HEADLINE),
         Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
         Column("reason", "reason", lambda entry: entry.reason, "why it failed", place=Place.HEADLINE),
-        Column("repeat", "repeat", lambda entry: entry.cell and entry.cell.repeat, "of its cell", place=Place.ASKED),
-        _asked("started", "started", lambda run: run.started, "date and time"),
+        Column("repeat", "repeat", _repeat, "of its cell", place=Place.ASKED),
+        _record_column("started", "started", lambda record: record.started, "date and time"),
     ),
     "What ran": (
         Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
-        Column("device", "device", lambda of: device_of(of.environment), "its name, and how many", compared=True),
-        _option("size", "size", "model.size", "preset of the model"),
-        *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
+        Column(
+            "device",
+            "device",
+            lambda entry: device_text(entry.environment),
+            "its name, and how many",
+            compared=True,
+        ),
+        _option_column("size", "size", "model.size", "preset of the model"),
+        *(_dimension_column(name) for name in DIMENSIONS),
         Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
         Column("precision", "precision", _precision, "of the Trainer", option="trainer.precision", compared=True),
-        _option("batch_size", "batch", "data.batch_size", "rows of a batch"),
-        _option("context_length", "context", "data.context_length", "tokens of a row"),
-        _option("compile", "compile", "model.compile", "whether torch.compile was used"),
-        _option("attention", "attention", "model.attention", "which attention"),
-        _option("optimizer", "optimizer", "model.optimizer", "which optimizer"),
-        Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps left out with --warmup"),
+        _option_column("batch_size", "batch", "data.batch_size", "rows of a batch"),
+        _option_column("context_length", "context", "data.context_length", "tokens of a row"),
+        _option_column("compile", "compile", "model.compile", "whether torch.compile was used"),
+        _option_column("attention", "attention", "model.attention", "which attention"),
+        _option_column("optimizer", "optimizer", "model.optimizer", "which optimizer"),
+        Column("warmup_steps", "warm-up", _warmup_steps, "steps left out with --warmup"),
     ),
     "What came of it": (
-        _asked("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
-        Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
-        _asked("bound_by", "bound by", lambda run: run.verdict and run.verdict.bound_by, "its bottleneck"),
+        _record_column("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
+        Column("steadiness", "steadiness", _record_getter(_steadiness), "words for its steps"),
+        _record_column("bound_by", "bound by", _bound_by, "its bottleneck"),
     ),
 }
 
-# every column with its own name: facts first, then figures
-COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts}
-for _name, _of in QUANTITIES.items():
-    _shown = None if _of.is_text else _of
-    _column = Column(_name, _of.title, _of_record(_of.get), _of.meaning, _of.group, _of.place, quantity=_shown)
-    COLUMNS.setdefault(_name, _column)
+
+def _named_columns() -> dict[str, Column]:
+    """Return every column with its own name: facts first, then figures; a fact replaces the figure of its name."""
+    columns = {}
+    for group, facts in _FACTS.items():
+        for fact in facts:
+            columns[fact.name] = replace(fact, group=group)
+    for name, figure in QUANTITIES.items():
+        if name in columns:
+            continue
+        columns[name] = Column(
+            name,
+            figure.title,
+            _record_getter(figure.get),
+            figure.meaning,
+            group=figure.group,
+            place=figure.place,
+            quantity=None if figure.is_text else figure,
+        )
+    return columns
+
+
+COLUMNS = _named_columns()
 
 # the columns of facts that an option sets, by that option
 OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
 
 # the columns that distinguish runs in a table
-FACTS = [of for of in COLUMNS.values() if of.group in _FACTS and of.place is Place.TABLE]
+FACTS = [column for column in COLUMNS.values() if column.group in _FACTS and column.place is Place.TABLE]
 
 # the facts that distinguish runs if no option was swept, options first
-COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option is None)
+COMPARED = sorted((fact for fact in FACTS if fact.compared), key=lambda fact: fact.option is None)
 
 
 def figures(place: Place) -> list[Column]:
     """Return the figures that are shown at ``place`` or earlier, in the registry's order."""
-    return [of for of in COLUMNS.values() if of.quantity is not None and of.place <= place]
+    return [column for column in COLUMNS.values() if column.quantity is not None and column.place <= place]
 
 
 def peak_memory(entries: Sequence[Entry]) -> Column:
     """Return the column of the peak allocated on the device, or of the peak resident where no device reports it."""
-    allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
-    return allocated if any(allocated.get(entry) is not None for entry in entries) else resident
+    allocated = COLUMNS[MEMORY["allocated_peak"].name]
+    resident = COLUMNS[MEMORY["resident_peak"].name]
+    is_reported = any(allocated.get(entry) is not None for entry in entries)
+    return allocated if is_reported else resident
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
-    """Return the columns called ``names``: facts, figures, or options of ``entries``."""
+    """Return the columns called ``names``: facts, figures, or options of ``entries``.
+
+    Raises:
+        UsageError: a name is none of these.
+    """
     columns = [column(name) for name in names]
-    asked = [of.name for of in columns if of.name not in COLUMNS]
-    known = {path for entry in entries for path in _paths(entry)} if asked else set()
-    for name in (name for name in asked if name not in known):
-        near = difflib.get_close_matches(name, [*COLUMNS, *sorted(known)], n=1)
-        remedy = f"; did you mean {near[0]}?" if near else ""
-        expected = "a name such as step_s, or an option that these runs have"
-        raise UsageError(f"column: expected {expected}, given {name!r}{remedy}")
+    options = [found.name for found in columns if found.name not in COLUMNS]
+    if not options:
+        return columns
+    existing: set[str] = set()
+    for entry in entries:
+        existing.update(_option_paths(entry))
+    for name in options:
+        if name not in existing:
+            similar = difflib.get_close_matches(name, [*COLUMNS, *sorted(existing)], n=1)
+            remedy = f"; did you mean {similar[0]}?" if similar else ""
+            expected = "a name such as step_s, or an option that these runs have"
+            raise UsageError(f"column: expected {expected}, given {name!r}{remedy}")
     return columns
 
 
-def every_column() -> list[Table]:
-    """Return a table for each group of columns: their names, units in files for programs, and meanings."""
-    groups: dict[str, list[tuple[str, str, str]]] = {}
-    for fact in (of for of in COLUMNS.values() if of.group not in GROUPS):
-        option = f" (--{fact.option})" if fact.option else ""
-        groups.setdefault(fact.group, []).append((fact.name, "", fact.meaning + option))
-    facts = {name for group in groups.values() for name, *_ in group}
-    for title, group in overview().items():
-        groups[title] = [(of.name, of.unit, of.meaning) for of in group if of.name not in facts]
-    tables = [text_table(("column", "unit", "meaning"), rows, left=3, title=title) for title, rows in groups.items()]
-    names = [f"PART is one of {', '.join(TIMES)}", "any option of the runs is one too, such as data.batch_size"]
-    return [*tables, Table(below=names, title="Names of columns")]
-
-
-def _paths(entry: Entry) -> Iterator[str]:
+def _option_paths(entry: Entry) -> Iterator[str]:
+    """Yield the paths of the options of ``entry``, and of the sections that hold them: ``model`` of ``model.size``."""
     yield from entry.overrides
     for path in flat(entry.config or {}):
         yield from itertools.accumulate(path.split("."), "{}.{}".format)
+
+
+def column_tables() -> list[Table]:
+    """Return a table for each group of columns: their names, units in files for programs, and meanings."""
+    rows_by_group: dict[str, list[tuple[str, str, str]]] = {}
+    fact_names = set()
+    for fact in COLUMNS.values():
+        if fact.group in GROUPS:
+            continue
+        fact_names.add(fact.name)
+        meaning = fact.meaning
+        if fact.option:
+            meaning += f" (--{fact.option})"
+        rows_by_group.setdefault(fact.group, []).append((fact.name, "", meaning))
+    for group, quantities in overview().items():
+        rows = [(quantity.name, quantity.unit, quantity.meaning) for quantity in quantities]
+        rows_by_group[group] = [row for row in rows if row[0] not in fact_names]
+
+    tables = []
+    for group, rows in rows_by_group.items():
+        tables.append(text_table(("column", "unit", "meaning"), rows, left=3, title=group))
+    explanations = [
+        f"PART is one of {', '.join(TIMES)}",
+        "any option of the runs is one too, such as data.batch_size",
+    ]
+    return [*tables, Table(below=explanations, title="Names of columns")]
