@@ -7,8 +7,8 @@ from collections.abc import Iterable
 INPUT_PHASES = ("data", "transfer")  # the batch causes all work and waiting in these
 PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer")
 WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
-# the parts of a step, which add up to it: the phases, and ``other`` for time outside of phases
-PARTS = (*PHASES, "other")
+NO_PHASE = "other"  # time outside of phases
+PARTS = (*PHASES, NO_PHASE)  # the parts of a step, which add up to it
 BETWEEN_STEPS = "between steps"  # time outside of steps, such as a validation
 
 TIMED = (*PARTS, "step")  # the times that ``steps.csv`` has of each step

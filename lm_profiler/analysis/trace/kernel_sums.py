@@ -14,7 +14,6 @@ import numpy as np
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND
 from lm_profiler.analysis.trace.packed_trace import Range
 from lm_profiler.analysis.trace.pieces import (
-    NO_PHASE,
     Piece,
     Times,
     TracedWork,
@@ -25,7 +24,7 @@ from lm_profiler.analysis.trace.pieces import (
     union_of,
 )
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
-from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.parts import NO_PHASE, PARTS
 
 LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
 

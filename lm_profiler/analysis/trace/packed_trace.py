@@ -23,7 +23,7 @@ from lm_profiler.analysis.trace.range_names import (
     phase_in,
 )
 from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
-from lm_profiler.record.parts import BETWEEN_STEPS
+from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE
 
 Rows = NDArray[np.int64]
 
@@ -170,13 +170,43 @@ class PackedTrace:
 
 
 def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
-    """Return the ranges that are phases of the instruments, by their start, with the phases' names."""
+    """Return when which phase of the instruments ran, by the start, with the phases' names."""
     phases = []
     for annotation in ranges:
         phase = phase_in(annotation.name, is_marked)
         if phase is not None:
             phases.append(Range(annotation.start, annotation.end, phase))
-    return sorted(phases)
+    return [piece for piece in _innermost(phases) if piece.name != NO_PHASE]
+
+
+def _innermost(ranges: Iterable[Range]) -> list[Range]:
+    """Return the pieces of ``ranges`` in which no other one runs: the time belongs to the innermost range."""
+    pieces: list[Range] = []
+    open_ranges: list[Range] = []
+    reached = 0  # the moment up to which the pieces are complete
+
+    def add_piece(end: int, name: str) -> None:
+        nonlocal reached
+        if end > reached:
+            pieces.append(Range(reached, end, name))
+            reached = end
+
+    for started in sorted(ranges, key=_outer_first):
+        while open_ranges and open_ranges[-1].end <= started.start:
+            ended = open_ranges.pop()
+            add_piece(ended.end, ended.name)
+        if open_ranges:
+            add_piece(started.start, open_ranges[-1].name)
+        open_ranges.append(started)
+        reached = started.start
+    while open_ranges:
+        ended = open_ranges.pop()
+        add_piece(ended.end, ended.name)
+    return pieces
+
+
+def _outer_first(started: Range) -> tuple[int, int]:
+    return started.start, -started.end
 
 
 def _begins_within(starts: Sequence[int], step: Range) -> bool:

@@ -21,11 +21,10 @@ from lm_profiler.analysis.trace.packed_trace import NONE, Inputs, PackedTrace, R
 from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.analysis.trace.walk import DriverCall, OperatorCalls, walk
 from lm_profiler.record.kernels import Kind
-from lm_profiler.record.parts import INPUT_PHASES
+from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 
 Times = NDArray[np.int64]
 
-NO_PHASE = "other"  # the phase of what lies in none
 
 # What a device's time is used for. ``dispatch``, on the CPU alone: an operator that only calls others.
 Use = Literal["products", "memory", "communication", "input", "dispatch"]

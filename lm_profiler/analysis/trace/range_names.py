@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from lm_profiler.record.parts import BETWEEN_STEPS, PHASES
+from lm_profiler.record.parts import BETWEEN_STEPS, PARTS
 
 STEP_PREFIX = "ProfilerStep#"  # torch.profiler's own
 
@@ -20,8 +20,8 @@ _MODULE = "lm_profiler module: "
 _UNMARKED_PHASE = "phase: "
 _UNMARKED_MODULE = "module: "
 
-# the parts of a run that have a range
-_PARTS_WITH_RANGE = frozenset({*PHASES, BETWEEN_STEPS})
+# the parts of a run that may have a range
+_PARTS_WITH_RANGE = frozenset({*PARTS, BETWEEN_STEPS})
 
 _PATH_AND_TYPE = re.compile(r"(?P<path>.*?)(?: \((?P<type>\w+)\))?")
 
@@ -36,7 +36,7 @@ class ModuleName(NamedTuple):
 
 
 def phase_range_name(part: str) -> str:
-    """Return the name of the range of a phase, or of the time between steps."""
+    """Return the name of the range of a part of the step, or of the time between steps."""
     return _PHASE + part
 
 

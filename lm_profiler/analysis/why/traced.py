@@ -14,7 +14,6 @@ from typing import NamedTuple, get_args
 
 from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
 from lm_profiler.analysis.trace.pieces import (
-    NO_PHASE,
     Piece,
     TracedWork,
     Use,
@@ -24,7 +23,7 @@ from lm_profiler.analysis.trace.pieces import (
     shared_out,
 )
 from lm_profiler.analysis.trace.walk import DriverCall
-from lm_profiler.record.parts import INPUT_PHASES
+from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 
 # calls that make the host wait for the device; a copy from or to pageable memory waits, whatever its name
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
@@ -31,7 +33,7 @@ from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
-from lm_profiler.record.parts import BETWEEN_STEPS, PHASES
+from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE, PHASES
 from lm_profiler.record.quantities import counted
 from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 
@@ -41,23 +43,75 @@ TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 # matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 
-
 # Work between steps, such as a validation, has a range too, so that it does not count as a step's work.
 _RANGES = {**dict(enumerate(PHASES)), OUTSIDE: BETWEEN_STEPS}
 
 
+@dataclass(frozen=True)
+class _OpenPhase:
+    """A range that is open, and in how many optimizer steps it was opened."""
+
+    code: int
+    depth: int
+
+
 class PhaseRanges:
-    """Observer of marks that puts each phase into a range. It may run in timed steps: no context managers."""
+    """Observer of marks that puts each phase into a range. It may run in timed steps: no context managers.
+
+    Torch has a range of its own around every optimizer step, and ranges must nest. ``enter_optimizer_step`` and
+    ``leave_optimizer_step`` say when it opens and closes, if they are called. A range that is open when it opens stays
+    open until it has closed, and has the ranges of what runs meanwhile inside it, also that of no phase.
+    """
 
     def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
-        self._push, self._pop, self._open = push, pop, False
+        self._push = push
+        self._pop = pop
+        self._open: list[_OpenPhase] = []
+        self._depth = 0  # the optimizer steps that are running: an optimizer may call another one
+        self._thread = get_ident()  # an optimizer may run in another thread too, which has no phases
 
     def __call__(self, code: int) -> None:
-        if self._open:
-            self._pop()
-        self._open = code in _RANGES
-        if self._open:
+        self._close_those_opened_in(self._depth)
+        is_inside_another = len(self._open) > 0
+        if is_inside_another and self._open[-1].code == code:
+            return
+        if code in _RANGES:
             self._push(_RANGES[code])
+        elif is_inside_another:
+            self._push(NO_PHASE)
+        else:
+            return
+        self._open.append(_OpenPhase(code, self._depth))
+
+    def enter_optimizer_step(self, *hook_arguments: Any) -> None:
+        if get_ident() == self._thread:
+            self._depth += 1
+
+    def leave_optimizer_step(self, *hook_arguments: Any) -> None:
+        if get_ident() == self._thread:
+            self._close_those_opened_in(self._depth)
+            self._depth -= 1
+
+    def _close_those_opened_in(self, depth: int) -> None:
+        while self._open and self._open[-1].depth >= depth:
+            self._open.pop()
+            self._pop()
+
+
+class TraceRanges:
+    """Opens and closes the ranges of phases in a trace."""
+
+    def __init__(self) -> None:
+        self._open: list[record_function] = []
+
+    def push(self, part: str) -> None:
+        trace_range = record_function(phase_range_name(part))
+        trace_range.__enter__()
+        self._open.append(trace_range)
+
+    def pop(self) -> None:
+        trace_range = self._open.pop()
+        trace_range.__exit__(None, None, None)
 
 
 class _OpenRanges(threading.local):
@@ -182,13 +236,20 @@ class Tracer(Instrument):
                 tracing.profiler.experimental_config.trace_only = not self.options.with_stack
         self._undo.callback(tracing.stop)
         self._profile = tracing
-        opened = ExitStack()
-        name_phase = lambda part: opened.enter_context(record_function(phase_range_name(part)))  # noqa: E731
-        self.observe(self.timeline, PhaseRanges(name_phase, opened.close))
+        self._open_ranges_of_phases()
         modules = ModuleRanges(self.part)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
         self._give_way_to_others()
+
+    def _open_ranges_of_phases(self) -> None:
+        trace_ranges = TraceRanges()
+        phases = PhaseRanges(trace_ranges.push, trace_ranges.pop)
+        before_step = register_optimizer_step_pre_hook(self.part.guard(phases.enter_optimizer_step))
+        self._undo.callback(before_step.remove)
+        after_step = register_optimizer_step_post_hook(self.part.guard(phases.leave_optimizer_step))
+        self._undo.callback(after_step.remove)
+        self.observe(self.timeline, phases)
 
     def _give_way_to_others(self) -> None:
         """Stop before another session starts, such as one of the user's callbacks: two sessions end the process.

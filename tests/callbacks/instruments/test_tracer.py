@@ -17,7 +17,9 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
+from torch.optim import optimizer as optimizer_module
 
+from lm_profiler.analysis.trace.pieces import work_of
 from lm_profiler.analysis.trace.range_names import phase_range_name
 from lm_profiler.analysis.trace.trace_file import OperatorEvents, trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
@@ -227,6 +229,117 @@ def test_the_profilers_range_spans_the_measured_steps(tmp_path: Path, monkeypatc
         profiler._options = replace(profiler._options, trace=TraceOptions(steps=0, cuda_profiler_range=True))
     trainer_with([Steps(), profiler], tmp_path).fit(BoringModel())
     assert seen == ["step"] * 2 + ["wait", "start"] + ["step"] * 3 + ["stop"] + ["step"]
+
+
+# -- ranges nest: Perfetto drops one that overlaps another -------------------------------------------------------------
+
+
+class Perturbs(torch.optim.SGD):
+    """Like SAM: it works before its closure, and steps twice."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.mul_(1.001)
+        loss = closure()
+        super().step()
+        return loss
+
+
+class HandsItsClosureOn(torch.optim.SGD):
+    """It works before another optimizer calls the closure, as Lookahead does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.inner = torch.optim.SGD(*args, **kwargs)
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.mul_(0.999)
+        return self.inner.step(closure)
+
+
+class Steps(BoringModel):
+    """The same work under automatic and manual optimization, with and without a closure."""
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer], way: str) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+        self._way = way
+        self.automatic_optimization = way == "automatic"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self._way == "automatic":
+            return super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        if self._way == "manual with a closure":
+            optimizer.step(lambda: self.gradients(batch))
+        else:
+            self.gradients(batch)
+            optimizer.step()
+        return None
+
+    def gradients(self, batch: Any) -> torch.Tensor:
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        optimizer.zero_grad()
+        loss = self.loss(self.layer(batch))
+        self.manual_backward(loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return self._optimizer([*self.layer.parameters()], lr=0.1)
+
+
+def overlaps(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Names of every two ranges of which neither lies in the other, nor before it."""
+    complete = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("user_annotation", "cpu_op")]
+    nanoseconds = [(round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3), e["name"], e["tid"]) for e in complete]
+    found = []
+    for start, end, name, thread in nanoseconds:
+        for other_start, other_end, other_name, other_thread in nanoseconds:
+            if thread == other_thread and start < other_start < end < other_end:
+                found.append((name, other_name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "optimizer, way",
+    [
+        (torch.optim.SGD, "automatic"),
+        (torch.optim.SGD, "manual"),
+        (torch.optim.SGD, "manual with a closure"),
+        (Perturbs, "automatic"),
+        (Perturbs, "manual with a closure"),
+        (HandsItsClosureOn, "automatic"),
+        (HandsItsClosureOn, "manual with a closure"),
+    ],
+)
+def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.Optimizer], way: str) -> None:
+    profiler = instruments(1, 2, trace=2)
+    trainer_with([profiler], tmp_path, gradient_clip_val=None).fit(Steps(optimizer, way))
+    trace = profiler.folder / "trace" / "rank0.pt.trace.json.gz"
+    with gzip.open(trace, "rt") as file:
+        traced = json.load(file)["traceEvents"]
+    assert any(e["name"].startswith("Optimizer.step#") for e in traced)
+    assert overlaps(traced) == []
+    work = work_of(trace)
+    assert work is not None
+    seen = {(piece.name, piece.phase) for piece in work.pieces}
+    assert {phase for name, phase in seen if name == "aten::mse_loss"} == {"forward"}
+    assert {phase for name, phase in seen if name == "aten::mse_loss_backward"} == {"backward"}
+    assert ("aten::add_", "optimizer") in seen
+    if optimizer is not torch.optim.SGD:
+        assert {phase for name, phase in seen if name == "aten::mul_"} == {"optimizer"}
+
+
+def test_no_hook_of_an_optimizer_stays_behind(tmp_path: Path) -> None:
+    before = len(optimizer_module._global_optimizer_pre_hooks), len(optimizer_module._global_optimizer_post_hooks)
+    trainer_with([instruments(1, 2, trace=2)], tmp_path).fit(BoringModel())
+    after = len(optimizer_module._global_optimizer_pre_hooks), len(optimizer_module._global_optimizer_post_hooks)
+    assert after == before
 
 
 # -- somebody's own session of torch.profiler --------------------------------------------------------------------------
