@@ -94,7 +94,7 @@ class Look:
 
     def __init__(self, of: Rehearsal) -> None:
         self._of, forward, live, module = of, ForwardTraffic(), of.world.live, of.trainer.lightning_module
-        live.perhaps, self.notes = 0, live.take_notes()
+        live.convolution_bytes, self.notes = 0, live.take_notes()
         live.site = self._sites = CallSites(module)
         for bucket in of.buckets:
             self.notes.learn(seen_tensors("rest", "DDP's bucket", bucket))
@@ -158,7 +158,7 @@ class Rehearsal(Callback):
                 self.buckets = buckets(pl_module)
                 self.bucket_bytes = sum(each.nbytes for each in self.buckets)
         held = holdings(pl_module, trainer.optimizers, META)
-        self._set_up = {**held._asdict(), "rest": self.world.live.now - held.total}
+        self._set_up = {**held._asdict(), "rest": self.world.live.held_bytes - held.total}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.failed = self.failed or exception
@@ -221,7 +221,7 @@ class RehearsedSizes(Rehearsal):
     def _seen(self, look: Look) -> Planned:
         facts = look.end()
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
-        if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
+        if self.world.gpu is None and self.world.live.convolution_bytes > _SURE * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work is unknown")
         work, sent, module = None, Counter(look.link.by_phase), self.trainer.lightning_module
         with suppress(UncountableError):

@@ -227,7 +227,7 @@ def copy_rate(
 _AGREED = "agreed_at"  # the key of the time at which two readings agreed, in seconds since 1970
 
 
-class _Rates(NamedTuple):
+class _RateReadings(NamedTuple):
     """The rate measured now, and the best rate of earlier runs; None is unknown."""
 
     current: float | None
@@ -292,7 +292,7 @@ def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder
     return KeptFigures(kind, dependencies, folder)
 
 
-def _read_rates(file: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float) -> _Rates:
+def _read_rates(file: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float) -> _RateReadings:
     """Return the current and the stored rate; store the better of them, and the time if they agree."""
     figures = file.read()
     stored = figures.get(key) or None
@@ -301,18 +301,18 @@ def _read_rates(file: KeptFigures, key: str, probe: Callable[[], float | None], 
         # A time in the future means that the clock was set back: measure again.
         is_fresh = 0.0 <= now_s - agreed_s < FRESH_S
         if is_fresh:
-            return _Rates(current=stored, stored=stored)
+            return _RateReadings(current=stored, stored=stored)
 
     current = probe()
     if current is None:
-        return _Rates(current=None, stored=stored)
+        return _RateReadings(current=None, stored=stored)
     if stored is None:
         file.keep({key: current})
     elif _agree(current, stored):
         file.keep({key: max(current, stored), _AGREED: now_s})
     elif current > stored:
         file.keep({key: current})
-    return _Rates(current, stored)
+    return _RateReadings(current, stored)
 
 
 def _agree(rate: float, other_rate: float) -> bool:

@@ -26,7 +26,8 @@ _HOPPER = (9, 0)
 # Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on
 # (ATen/cuda/CublasHandlePool.cpp of torch 2.11). Not imitated: it still gives Blackwell the smaller one,
 # CUBLAS_WORKSPACE_CONFIG may say otherwise, and cuBLASLt has a MiB.
-_CUBLAS = ((8 << 20) + (128 << 10), 32 << 20)
+_CUBLAS_BYTES = (8 << 20) + (128 << 10)
+_CUBLAS_HOPPER_BYTES = 32 << 20
 
 
 class Uncounted(Exception):
@@ -50,20 +51,21 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}
-        self._blocks = None if gpu is None else Blocks()
+        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}  # by the storage's identity
+        self._allocator = None if gpu is None else CachingAllocator()
         self._workspaces: dict[bool, int] = {}  # bytes by thread: True is backward's
-        self.now = self._peak = 0
+        self.held_bytes = 0
+        self._peak_bytes = 0
         # bytes of storages whose size was changed, as FSDP does to gather and to free
         self._gathered: dict[int, int] = {}
         self.most_gathered = 0  # the most of these bytes at one time
-        self.notes: StorageNotes | None = None  # hears of every storage while set
-        # returns where an operator is called from; asked only for notes
-        self.site: Callable[[Any], Site] = lambda func: Site(str(func))
+        self.notes: StorageNotes | None = None  # gets every storage while set
+        # returns where an operator is called from; called only for notes
+        self.site: Callable[[Any], Site] = _operator_alone
         self._site = NOWHERE
         # Upper bound of bytes held during a convolution: on the CPU it copies its inputs and its result
         # into its own padded layouts.
-        self.perhaps = 0
+        self.convolution_bytes = 0
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -73,41 +75,49 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         if self._gpu is not None and func in _MATMULS:
-            self._workspace(_CUBLAS[self._gpu >= _HOPPER])
-        if self.notes is not None and getattr(func, "namespace", "") != "prim":  # ``prim`` only queries tensors
+            has_large_workspace = self._gpu >= _HOPPER
+            self._take_workspace(_CUBLAS_HOPPER_BYTES if has_large_workspace else _CUBLAS_BYTES)
+        only_queries = getattr(func, "namespace", "") == "prim"
+        if self.notes is not None and not only_queries:
             self._site = self.site(func)
-        made = func(*args, **(kwargs or {}))
-        self.see(made)
+        result = func(*args, **(kwargs or {}))
+        self.see(result)
         self._site = NOWHERE
         if func in _CONVOLUTIONS:
-            given = sum(leaf.nbytes for leaf in tree_leaves((args, made)) if isinstance(leaf, Tensor))
-            self.perhaps = max(self.perhaps, self.now + 2 * given)
-        return made
+            tensors = [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)]
+            copied_bytes = 2 * sum(tensor.nbytes for tensor in tensors)
+            self.convolution_bytes = max(self.convolution_bytes, self.held_bytes + copied_bytes)
+        return result
 
     def begin(self) -> None:
         """Start counting a run. A device starts empty, for modules are made on the host."""
-        if self._blocks is not None:
-            self._held, self._blocks, self.now = {}, Blocks(), 0
+        if self._allocator is not None:
+            self._held = {}
+            self._allocator = CachingAllocator()
+            self.held_bytes = 0
 
     def take_notes(self) -> StorageNotes:
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
-        sizes = {key: block.size for key, (_, block) in self._held.items()}
-        self.notes = StorageNotes(sizes, self.now - sum(sizes.values()))
+        sizes = {storage_id: block.size for storage_id, (_, block) in self._held.items()}
+        self.notes = StorageNotes(sizes, workspaces=self.held_bytes - sum(sizes.values()))
         self.most_gathered = sum(self._gathered.values())
         return self.notes
 
     def give_back_unused(self) -> None:
         """Empty the allocator's cache; nothing to do where it has none."""
-        if self._blocks is not None:
-            self._blocks.give_back_unused()
+        if self._allocator is not None:
+            self._allocator.give_back_unused()
 
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         for leaf in tree_leaves(value):
+            if not isinstance(leaf, Tensor):
+                continue
             # A DTensor uses a plain meta tensor to infer the shape of all shards together.
-            if isinstance(leaf, Tensor) and not (type(leaf) is Tensor and leaf.is_meta):
+            infers_a_shape = type(leaf) is Tensor and leaf.is_meta
+            if not infers_a_shape:
                 for piece in pieces(leaf):
-                    self._add(piece.untyped_storage(), piece)
+                    self._start_counting(piece.untyped_storage(), piece)
 
     def follow_resizes(self) -> None:
         """Count storages again when their size changes: FSDP gathers and frees its parameters that way.
@@ -116,69 +126,81 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         """
         resize = torch.UntypedStorage.resize_
 
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            made = resize(storage, size)
-            if id(storage) in self._held:
-                self._give_back(id(storage))
-            self._gathered[id(storage)] = size
+        def counting_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            storage_id = id(storage)
+            if storage_id in self._held:
+                self._stop_counting(storage_id)
+            self._gathered[storage_id] = size
             self.most_gathered = max(self.most_gathered, sum(self._gathered.values()))
             self._site = Site("gathered weights")
-            self._add(storage)
+            self._start_counting(storage)
             self._site = NOWHERE
-            return made
+            return result
 
-        setattr(torch.UntypedStorage, resize.__name__, resized)
+        setattr(torch.UntypedStorage, resize.__name__, counting_resize)
 
-    def _add(self, storage: torch.UntypedStorage, tensor: Tensor | None = None) -> None:
-        key = id(storage)
-        if key in self._held or not storage.nbytes():
+    def _start_counting(self, storage: torch.UntypedStorage, tensor: Tensor | None = None) -> None:
+        """Count a storage until it is freed or resized, unless it is empty or counted already."""
+        storage_id = id(storage)
+        if storage_id in self._held or not storage.nbytes():
             return
         block = self._take(storage.nbytes())
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[key] = ref(storage, lambda _: self._give_back(key)), block
+        self._held[storage_id] = ref(storage, lambda _: self._stop_counting(storage_id)), block
         if self.notes is not None:
-            self.notes.note_made(key, block.size, self._site, tensor)
+            self.notes.note_made(storage_id, block.size, self._site, tensor)
 
     def _take(self, size: int) -> MemoryBlock:
-        block = MemoryBlock(size) if self._blocks is None else self._blocks.take(size)
-        self.now += block.size
-        self._peak = max(self._peak, self.now)
+        block = MemoryBlock(size) if self._allocator is None else self._allocator.take(size)
+        self.held_bytes += block.size
+        self._peak_bytes = max(self._peak_bytes, self.held_bytes)
         return block
 
-    def _give_back(self, key: int) -> None:
-        _, block = self._held.pop(key)
-        self.now -= block.size
-        if self._blocks is not None:
-            self._blocks.give_back(block)
+    def _stop_counting(self, storage_id: int) -> None:
+        """Stop counting a storage that is freed or resized."""
+        _, block = self._held.pop(storage_id)
+        self.held_bytes -= block.size
+        if self._allocator is not None:
+            self._allocator.give_back(block)
         if self.notes is not None:
-            self.notes.note_freed(key)
+            self.notes.note_freed(storage_id)
 
-    def _workspace(self, size: int) -> None:
+    def _take_workspace(self, size: int) -> None:
         """Allocate a workspace for this thread, unless it has one."""
         # On a GPU backward runs in autograd's own thread; on these fake CPU tensors it runs in the caller's.
-        thread = GRAPH_TASK.find()() != -1
-        if thread not in self._workspaces:
-            self._workspaces[thread] = size
-            self._take(size)
-            if self.notes is not None:
-                self.notes.note_made(-1 - thread, size, cause="workspaces")
+        is_backward = GRAPH_TASK.find()() != -1
+        if is_backward in self._workspaces:
+            return
+        self._workspaces[is_backward] = size
+        self._take(size)
+        if self.notes is not None:
+            identity = -2 if is_backward else -1  # no storage has a negative one
+            self.notes.note_made(identity, size, cause="workspaces")
 
     @property
     def workspaces(self) -> int | None:
         """Bytes of workspaces that libraries hold for good; None if none come from the allocator."""
-        return None if self._gpu is None else sum(self._workspaces.values())
+        if self._gpu is None:
+            return None
+        return sum(self._workspaces.values())
 
     def reset(self) -> None:
         """Restart the peak at the bytes held now."""
-        self._peak = self.now
+        self._peak_bytes = self.held_bytes
 
     def peaks(self) -> Peaks:
         """Return the peak since the last reset, and what a GPU's allocator has reserved."""
-        return self._peak, None if self._blocks is None else self._blocks.reserved, None
+        reserved_bytes = None if self._allocator is None else self._allocator.reserved_bytes
+        return self._peak_bytes, reserved_bytes, None
 
     def held(self) -> int | None:
         """Return the bytes that tensors hold; None on the CPU, whose allocator does not report them."""
-        return None if self._gpu is None else self.now
+        return None if self._gpu is None else self.held_bytes
+
+
+def _operator_alone(func: Any) -> Site:
+    return Site(str(func))
 
 
 # -- CUDA's caching allocator ------------------------------------------------------------------------------------------
@@ -187,78 +209,97 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 # ``PYTORCH_ALLOC_CONF``. What it reserves is up to 1.36 times what it gives out, where activations are recomputed.
 
 MIN_BLOCK = 512  # ``kMinBlockSize``, in bytes: sizes are rounded up to a multiple of it
-_SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20  # ``kSmallSize``, ``kSmallBuffer``
-# ``kLargeBuffer``, ``kMinLargeAlloc``, ``kRoundLarge``
-_LARGE_SEGMENT, _LEAST_OWN_SEGMENT, _ROUND_SEGMENT = 20 << 20, 10 << 20, 2 << 20
+_SMALL_SIZE = 1 << 20  # ``kSmallSize``: the largest request of the pool of small blocks
+_SMALL_SEGMENT = 2 << 20  # ``kSmallBuffer``
+_LARGE_SEGMENT = 20 << 20  # ``kLargeBuffer``
+_LEAST_OWN_SEGMENT = 10 << 20  # ``kMinLargeAlloc``: a request of this size has a segment of its own
+_ROUND_SEGMENT = 2 << 20  # ``kRoundLarge``
 
 
 class MemoryBlock(NamedTuple):
     size: int
     address: int = 0  # among free blocks of equal size the one with the lowest address is taken
-    small: bool = False
+    is_small: bool = False
 
 
-class Blocks:
-    """The blocks of one device: ``given`` are the bytes in use, ``reserved`` those of all segments."""
+class CachingAllocator:
+    """The blocks of one device, those in use and those that are free."""
 
     def __init__(self) -> None:
-        self.given = self.reserved = 0
+        self.used_bytes = 0
+        self.reserved_bytes = 0  # of all segments
         # the free blocks, the smallest first. Small and large requests have separate pools: a small one never
         # splits a large block.
         self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
-        self._begins: dict[int, MemoryBlock] = {}  # the free blocks by the address at which they begin,
-        self._ends: dict[int, MemoryBlock] = {}  # and by the address at which they end
+        self._free_by_begin: dict[int, MemoryBlock] = {}  # by the address at which they begin
+        self._free_by_end: dict[int, MemoryBlock] = {}  # by the address at which they end
         self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
     def take(self, size: int) -> MemoryBlock:
         """Take the smallest free block that is large enough, or a new segment, and split off the rest."""
         size = _rounded_up(max(size, 1), MIN_BLOCK)
-        small = size <= _SMALL
-        free = self._free[small]
-        at = bisect_left(free, (size,))
-        block = self._without(free[at]) if at < len(free) else self._segment(size, small)
-        left = block.size - size
-        if left >= MIN_BLOCK if small else left > _SMALL:  # ``should_split``
-            self._put(MemoryBlock(left, block.address + size, small))
+        is_small = size <= _SMALL_SIZE
+        free_blocks = self._free[is_small]
+        index = bisect_left(free_blocks, (size,))
+        if index < len(free_blocks):
+            block = free_blocks[index]
+            self._remove_free(block)
+        else:
+            block = self._new_segment(size, is_small)
+        rest_bytes = block.size - size
+        should_split = rest_bytes >= MIN_BLOCK if is_small else rest_bytes > _SMALL_SIZE
+        if should_split:
+            self._add_free(MemoryBlock(rest_bytes, block.address + size, is_small))
             block = block._replace(size=size)
-        self.given += block.size
+        self.used_bytes += block.size
         return block
 
     def give_back(self, block: MemoryBlock) -> None:
-        self.given -= block.size
-        if (before := self._ends.get(block.address)) is not None:
-            self._without(before)
-            block = block._replace(address=before.address, size=before.size + block.size)
-        if (after := self._begins.get(block.address + block.size)) is not None:
-            self._without(after)
-            block = block._replace(size=block.size + after.size)
-        self._put(block)
+        """Free ``block``, merged with the free blocks beside it."""
+        self.used_bytes -= block.size
+        lower = self._free_by_end.get(block.address)
+        if lower is not None:
+            self._remove_free(lower)
+            block = block._replace(address=lower.address, size=lower.size + block.size)
+        upper = self._free_by_begin.get(block.address + block.size)
+        if upper is not None:
+            self._remove_free(upper)
+            block = block._replace(size=block.size + upper.size)
+        self._add_free(block)
 
     def give_back_unused(self) -> None:
         """Return unused segments to the device, as ``torch.cuda.empty_cache`` does."""
-        for block in list(self._begins.values()):
-            if self._segments.get(block.address) == block.size:
-                self._without(block)
-                self.reserved -= self._segments.pop(block.address)
+        for block in list(self._free_by_begin.values()):
+            is_whole_segment = self._segments.get(block.address) == block.size
+            if is_whole_segment:
+                self._remove_free(block)
+                self.reserved_bytes -= self._segments.pop(block.address)
 
-    def _segment(self, size: int, small: bool) -> MemoryBlock:
-        least = _SMALL_SEGMENT if small else _LARGE_SEGMENT
-        whole = least if small or size < _LEAST_OWN_SEGMENT else _rounded_up(size, _ROUND_SEGMENT)
-        self.reserved += whole
-        address = next(self._numbers) << 40  # leaves room for a TiB: segments never touch
-        self._segments[address] = whole
-        return MemoryBlock(whole, address, small)
+    def _new_segment(self, size: int, is_small: bool) -> MemoryBlock:
+        """Reserve a segment for a request of ``size`` bytes, and return it as one block."""
+        if is_small:
+            segment_bytes = _SMALL_SEGMENT
+        elif size < _LEAST_OWN_SEGMENT:
+            segment_bytes = _LARGE_SEGMENT
+        else:
+            segment_bytes = _rounded_up(size, _ROUND_SEGMENT)
+        self.reserved_bytes += segment_bytes
+        address = next(self._numbers) << 40  # leaves space for a TiB: segments never touch
+        self._segments[address] = segment_bytes
+        return MemoryBlock(segment_bytes, address, is_small)
 
-    def _put(self, block: MemoryBlock) -> None:
-        insort(self._free[block.small], block)
-        self._begins[block.address] = self._ends[block.address + block.size] = block
+    def _add_free(self, block: MemoryBlock) -> None:
+        insort(self._free[block.is_small], block)
+        self._free_by_begin[block.address] = block
+        self._free_by_end[block.address + block.size] = block
 
-    def _without(self, block: MemoryBlock) -> MemoryBlock:
-        free = self._free[block.small]
-        del free[bisect_left(free, block)], self._begins[block.address], self._ends[block.address + block.size]
-        return block
+    def _remove_free(self, block: MemoryBlock) -> None:
+        free_blocks = self._free[block.is_small]
+        del free_blocks[bisect_left(free_blocks, block)]
+        del self._free_by_begin[block.address]
+        del self._free_by_end[block.address + block.size]
 
 
-def _rounded_up(size: int, to: int) -> int:
-    return size + -size % to
+def _rounded_up(size: int, multiple: int) -> int:
+    return size + -size % multiple

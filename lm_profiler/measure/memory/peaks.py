@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from resource import RUSAGE_SELF, getrusage
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -64,8 +64,9 @@ class DeviceProbe(Probe):
                 return 0, 0, None
             self.counts = stats["num_alloc_retries"], stats["num_device_alloc"]
             return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
-        allocator = torch.accelerator
-        return allocator.max_memory_allocated(self.device), allocator.max_memory_reserved(self.device), None
+        allocated_bytes = torch.accelerator.max_memory_allocated(self.device)
+        reserved_bytes = torch.accelerator.max_memory_reserved(self.device)
+        return allocated_bytes, reserved_bytes, None
 
     def held(self) -> int | None:
         return torch.accelerator.memory_allocated(self.device)
@@ -85,26 +86,33 @@ class ProcessProbe(Probe):
 
     def __init__(self) -> None:
         self._usage: Any = None
-        own = self._own_peak()
-        # Both count pages at slightly different times: 1 MiB of difference is no inherited peak.
-        self._inherits = own is not None and getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT > own + 2**20
+        self._inherits_peak = False
+        peak_bytes = self._status_peak()
+        if peak_bytes is not None:
+            reported_bytes = getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+            # Both count pages at slightly different times: 1 MiB of difference is no inherited peak.
+            self._inherits_peak = reported_bytes > peak_bytes + 2**20
 
     def usage(self) -> Any:
         """Return the resource usage of the process; the reading of the last ``peaks`` is returned once."""
-        usage, self._usage = self._usage, None  # within training a system call costs several microseconds
-        return getrusage(RUSAGE_SELF) if usage is None else usage
+        usage = self._usage
+        self._usage = None
+        if usage is None:
+            return getrusage(RUSAGE_SELF)
+        return usage  # within training a system call costs several microseconds
 
     def reset(self) -> None:
         """Discard the last reading; the peak cannot be reset."""
         self._usage = None
 
     def peaks(self) -> Peaks:
-        if self._inherits:
-            return None, None, self._own_peak()
-        usage = self._usage = getrusage(RUSAGE_SELF)
-        return None, None, usage.ru_maxrss * _RSS_UNIT
+        if self._inherits_peak:
+            return None, None, self._status_peak()
+        self._usage = getrusage(RUSAGE_SELF)
+        return None, None, self._usage.ru_maxrss * _RSS_UNIT
 
-    def _own_peak(self) -> int | None:
+    def _status_peak(self) -> int | None:
+        """Return the process's own peak in bytes, as the kernel's file of its status has it."""
         if not self._STATUS.exists():  # not Linux
             return None
         for line in self._STATUS.read_text().splitlines():
@@ -135,24 +143,28 @@ class PartPeaks:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._peaks: dict[int, Peaks] = {}
-        self._part: int | None = None
-        self._whole = self._before = UNKNOWN
+        self._part: int | None = None  # the current part; None before a step's first mark
+        self._step_peaks = UNKNOWN
+        self._peaks_at_begin = UNKNOWN  # those when the current part began, if peaks cannot be reset
 
     def __call__(self, code: int) -> None:
         if self._part is not None and self._part != OUTSIDE:
             peaks = self._probe.peaks()
-            self._whole = largest((self._whole, peaks))
-            if self._probe.resettable or peaks != self._before:
+            self._step_peaks = largest((self._step_peaks, peaks))
+            is_of_this_part = self._probe.resettable or peaks != self._peaks_at_begin
+            if is_of_this_part:
                 self._peaks[self._part] = largest((self._peaks.get(self._part, UNKNOWN), peaks))
         self._part = code
         self._probe.reset()
         if not self._probe.resettable:
-            self._before = self._probe.peaks()
+            self._peaks_at_begin = self._probe.peaks()
 
     def take_step(self) -> Peaks:
         """Return the peaks of the step that has just ended."""
-        whole, self._whole, self._part = self._whole, UNKNOWN, None
-        return whole
+        step_peaks = self._step_peaks
+        self._step_peaks = UNKNOWN
+        self._part = None
+        return step_peaks
 
     def by_part(self) -> dict[str, Peaks]:
         """Return the peaks of each part whose peak is known, over all observed steps."""
@@ -162,10 +174,13 @@ class PartPeaks:
 def available_bytes(device: torch.device) -> int | None:
     """Return the bytes that a run could take on ``device`` now; on the CPU within the limits of this process."""
     if device.type != "cpu":
-        known = free_and_total(device)
-        return None if known is None else known[0]
-    available, left = int(psutil.virtual_memory().available), left_bytes()
-    return available if left is None else min(available, left)
+        memory = free_and_total(device)
+        return None if memory is None else memory[0]
+    available = int(psutil.virtual_memory().available)
+    within_limits = left_bytes()
+    if within_limits is None:
+        return available
+    return min(available, within_limits)
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
@@ -177,40 +192,60 @@ def free_and_total(device: torch.device) -> tuple[int, int] | None:
     return free, total
 
 
-_MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# per version of control groups: folder, files of the limit and of the usage, prefix in ``memory.stat``
-_V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-_V2 = ("", "memory.max", "memory.current", "")
+_MOUNTED = Path("/sys/fs/cgroup")
+_GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
+
+
+class _GroupVersion(NamedTuple):
+    """Where a version of control groups has the memory of a group."""
+
+    folder: str
+    limit: str  # name of a file, as is ``usage``
+    usage: str
+    prefix: str  # of names in ``memory.stat``
+
+
+_V1 = _GroupVersion("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = _GroupVersion("", "memory.max", "memory.current", "")
 # names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory
-_GIVEN_BACK = ("active_file", "inactive_file")
+_RECLAIMED = ("active_file", "inactive_file")
 
 
-def left_bytes(mounted: Path = _MOUNTED, own: Path = _OWN) -> int | None:
+def left_bytes(mounted: Path = _MOUNTED, groups_file: Path = _GROUPS_OF_PROCESS) -> int | None:
     """Return the bytes that the strictest limit (control groups, ``ulimit -v``) leaves; None without a limit."""
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    addresses = None if most == resource.RLIM_INFINITY else max(most - int(psutil.Process().memory_info().vms), 0)
-    return min((left for left in (*_groups(mounted, own), addresses) if left is not None), default=None)
+    bytes_left = list(_bytes_left_in_groups(mounted, groups_file))
+    address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_limit != resource.RLIM_INFINITY:
+        used_addresses = int(psutil.Process().memory_info().vms)
+        bytes_left.append(max(address_limit - used_addresses, 0))
+    return min(bytes_left, default=None)
 
 
-def _groups(mounted: Path, own: Path) -> Iterator[int | None]:
-    """Yield what is left in this process's control group and in each one above it (cgroups(7))."""
+def _bytes_left_in_groups(mounted: Path, groups_file: Path) -> Iterator[int]:
+    """Yield what each limit leaves in this process's control group and in those above it (cgroups(7))."""
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in groups_file.read_text().splitlines()]
     except OSError:  # no Linux
         return
     # A scheduler nests its jobs several groups deep, and may set the limit at any level.
     for number, controllers, path in lines:
-        if number == "0" or "memory" in controllers.split(","):
-            kind = _V2 if number == "0" else _V1
-            innermost = PurePosixPath(path.lstrip("/"))
-            for group in (innermost, *innermost.parents):  # a container sees only the part that is mounted
-                yield _left(mounted / kind[0] / group, *kind[1:])
+        is_v2 = number == "0"
+        if not is_v2 and "memory" not in controllers.split(","):
+            continue
+        version = _V2 if is_v2 else _V1
+        innermost = PurePosixPath(path.lstrip("/"))
+        for group in (innermost, *innermost.parents):  # a container sees only the part that is mounted
+            bytes_left = _bytes_left_in_group(mounted / version.folder / group, version)
+            if bytes_left is not None:
+                yield bytes_left
 
 
-def _left(group: Path, limit: str, used: str, prefix: str) -> int | None:
+def _bytes_left_in_group(group: Path, version: _GroupVersion) -> int | None:
     try:
-        most, now = (int((group / name).read_text()) for name in (limit, used))
+        limit_bytes = int((group / version.limit).read_text())
+        used_bytes = int((group / version.usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no such file, or "max"
         return None
-    return max(most - now + sum(int(stat.get(prefix + kind, 0)) for kind in _GIVEN_BACK), 0)
+    reclaimable_bytes = sum(int(stat.get(version.prefix + name, 0)) for name in _RECLAIMED)
+    return max(limit_bytes - used_bytes + reclaimable_bytes, 0)

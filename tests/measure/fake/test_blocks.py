@@ -1,4 +1,4 @@
-"""Blocks as torch's allocator on CUDA gives them out: by hand, and against itself."""
+"""CachingAllocator as torch's allocator on CUDA gives them out: by hand, and against itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from lm_profiler.measure.fake.live import Blocks, MemoryBlock
+from lm_profiler.measure.fake.live import CachingAllocator, MemoryBlock
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -28,49 +28,49 @@ KIB, MIB = 1 << 10, 1 << 20
 def test_a_block_is_what_was_asked_for_rounded_up_and_what_is_left_if_it_is_not_worth_splitting_off(
     asked: int, given: int, reserved: int
 ) -> None:
-    blocks = Blocks()
+    blocks = CachingAllocator()
     blocks.take(asked)
-    assert (blocks.given, blocks.reserved) == (given, reserved)
+    assert (blocks.used_bytes, blocks.reserved_bytes) == (given, reserved)
 
 
 def test_what_is_given_back_is_given_out_again_and_grows_together_with_what_is_free_beside_it() -> None:
-    blocks = Blocks()
+    blocks = CachingAllocator()
     a, b, c = (blocks.take(5 * MIB) for _ in range(3))
-    assert blocks.reserved == 20 * MIB
+    assert blocks.reserved_bytes == 20 * MIB
     for block in (a, c, b):
         blocks.give_back(block)
-    assert blocks.given == 0
+    assert blocks.used_bytes == 0
     assert blocks.take(20 * MIB).size == 20 * MIB
-    assert blocks.reserved == 20 * MIB
+    assert blocks.reserved_bytes == 20 * MIB
 
 
 def test_the_smallest_that_is_large_enough_is_taken_whole_if_little_would_be_left() -> None:
-    blocks = Blocks()
+    blocks = CachingAllocator()
     large, small = blocks.take(30 * MIB), blocks.take(12 * MIB)
     for block in (large, small):
         blocks.give_back(block)
     assert blocks.take(11 * MIB).size == 12 * MIB
     assert blocks.take(11 * MIB).size == 11 * MIB
-    assert (blocks.given, blocks.reserved) == (23 * MIB, 42 * MIB)
+    assert (blocks.used_bytes, blocks.reserved_bytes) == (23 * MIB, 42 * MIB)
 
 
 def test_segments_of_which_nothing_is_used_go_back() -> None:
-    blocks = Blocks()
+    blocks = CachingAllocator()
     a, b, c = blocks.take(30 * MIB), blocks.take(5 * MIB), blocks.take(5 * MIB)
     blocks.give_back(a)
     blocks.give_back(c)
     blocks.give_back_unused()
-    assert (blocks.given, blocks.reserved) == (5 * MIB, 20 * MIB)
+    assert (blocks.used_bytes, blocks.reserved_bytes) == (5 * MIB, 20 * MIB)
     assert blocks.take(15 * MIB).size == 15 * MIB
     blocks.give_back(b)
-    assert blocks.reserved == 20 * MIB
+    assert blocks.reserved_bytes == 20 * MIB
 
 
 @pytest.mark.gpu
 def test_as_torch_has_it() -> None:
     """Sizes are drawn, and hardly two are alike: which of equal blocks torch takes, their addresses decide."""
     given, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    drawn, blocks, pool = random.Random(0), Blocks(), torch.cuda.MemPool()
+    drawn, blocks, pool = random.Random(0), CachingAllocator(), torch.cuda.MemPool()
     held: list[tuple[MemoryBlock, torch.Tensor]] = []
     with torch.cuda.use_mem_pool(pool):
         for _ in range(500):
@@ -79,5 +79,5 @@ def test_as_torch_has_it() -> None:
             else:
                 size = int(2 ** drawn.uniform(8, 26))
                 held.append((blocks.take(size), torch.empty(size, dtype=torch.uint8, device="cuda")))
-            assert torch.cuda.memory_allocated() - given == pytest.approx(blocks.given, rel=0.01)
-            assert torch.cuda.memory_reserved() - reserved == pytest.approx(blocks.reserved, rel=0.05)
+            assert torch.cuda.memory_allocated() - given == pytest.approx(blocks.used_bytes, rel=0.01)
+            assert torch.cuda.memory_reserved() - reserved == pytest.approx(blocks.reserved_bytes, rel=0.05)

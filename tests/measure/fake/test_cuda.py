@@ -35,7 +35,7 @@ def added(make: Callable[[], Any], work: Callable[[Any], Tensor], gpu: bool = Tr
 
 
 def _held(world: FakeWorld) -> int:
-    return world.live.now
+    return world.live.held_bytes
 
 
 def given(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -30,7 +30,7 @@ def test_storages_count_from_their_making_to_their_end(fake: bool) -> None:
     else:
         with live:
             work()
-    assert live.now == 0
+    assert live.held_bytes == 0
     assert live.peaks() == (3 * MIB, None, None)
     live.reset()
     assert live.peaks() == (0, None, None)
@@ -39,9 +39,9 @@ def test_storages_count_from_their_making_to_their_end(fake: bool) -> None:
 def test_what_was_there_before_counts_once_it_is_seen() -> None:
     before, live = torch.empty(MIB, dtype=torch.uint8), LiveBytes()
     live.see([before, before.view(2, -1)])
-    assert live.now == MIB
+    assert live.held_bytes == MIB
     del before
-    assert live.now == 0
+    assert live.held_bytes == 0
 
 
 def test_gradients_and_what_autograd_saved_count() -> None:
@@ -51,6 +51,6 @@ def test_gradients_and_what_autograd_saved_count() -> None:
         y = x.exp()  # saves its result
         loss = y.sum()
         del y
-        assert live.now == 2 * MIB + 4
+        assert live.held_bytes == 2 * MIB + 4
         loss.backward()
-        assert live.now == 2 * MIB + 4  # x, its gradient and the loss
+        assert live.held_bytes == 2 * MIB + 4  # x, its gradient and the loss
