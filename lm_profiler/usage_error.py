@@ -14,25 +14,30 @@ class UsageError(ValueError):
     """A wrong option or call; one or two lines name the subject, what was expected and given, and a remedy."""
 
 
-def expect(holds: bool, subject: str, expected: str, given: object) -> None:
-    """Raise UsageError unless ``holds``, which means that the ``given`` value of ``subject`` is as ``expected``."""
-    if not holds:
-        raise UsageError(f"{subject}: expected {expected}, given {'none' if given is None else repr(given)}")
+def expect(is_valid: bool, subject: str, expected: str, value: object) -> None:
+    """Raise UsageError unless ``is_valid``, which means that the ``value`` of ``subject`` is as ``expected``."""
+    if not is_valid:
+        raise UsageError(f"{subject}: expected {expected}, given {_value_text(value)}")
 
 
-def expect_one_of(choices: Collection[object], subject: str, given: object) -> None:
-    """Raise UsageError unless the ``given`` value of ``subject`` is among the ``choices``."""
-    if given in choices:
+def expect_one_of(choices: Collection[object], subject: str, value: object) -> None:
+    """Raise UsageError unless the ``value`` of ``subject`` is among the ``choices``."""
+    if value in choices:
         return
-    expected = f"one of {', '.join(map(str, choices))}"
-    remedy = did_you_mean(str(given), choices)
-    raise UsageError(f"{subject}: expected {expected}, given {'none' if given is None else repr(given)}{remedy}")
+    choice_list = ", ".join(map(str, choices))
+    remedy = did_you_mean(str(value), choices)
+    raise UsageError(f"{subject}: expected one of {choice_list}, given {_value_text(value)}{remedy}")
 
 
-def did_you_mean(given: str, choices: Collection[object], cutoff: float = 0.6) -> str:
-    """Return the choice that resembles ``given`` most, as the end of a message; empty if none does."""
+def did_you_mean(word: str, choices: Collection[object], cutoff: float = 0.6) -> str:
+    """Return the choice that resembles ``word`` most, as the end of a message; empty if none does."""
     by_lower_case = {str(choice).lower(): str(choice) for choice in choices}
-    close = difflib.get_close_matches(given.lower(), by_lower_case, n=1, cutoff=cutoff)
-    if not close:
+    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=cutoff)
+    if not matches:
         return ""
-    return f"; did you mean {by_lower_case[close[0]]}?"
+    match = by_lower_case[matches[0]]
+    return f"; did you mean {match}?"
+
+
+def _value_text(value: object) -> str:
+    return "none" if value is None else repr(value)

@@ -6,8 +6,7 @@ So the file's section for it is left out. This module imports no torch, so that 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -16,14 +15,16 @@ from typing import Any
 import yaml
 
 from lm_profiler.cli.call_checks import check_config, check_option
-from lm_profiler.cli.options import Option, check_dashes, is_text, options_in, read_config
+from lm_profiler.cli.option_errors import check_dashes
+from lm_profiler.cli.options import Option, is_text, options_in, read_config
 from lm_profiler.record.calls import by_name, config_file
 from lm_profiler.record.text import without
 from lm_profiler.usage_error import UsageError
 
 # the classes that are used where the call names none
-OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
+DEFAULT_CLASSES = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 _SWEEP_KEYS = {"grid", "list"}  # options that only the file of a sweep has
+_RUN_FOLDER_OPTIONS = ("name", "log_dir")
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class _Config:
     content: Mapping[str, Any]
     word: str  # a path that can be read again, or the text if it came through a pipe
 
-    def class_of(self, key: str) -> str | None:
-        said = self.content.get(key)
-        said = said.get("class_path") if isinstance(said, Mapping) else said
-        return said if isinstance(said, str) else None
+    def class_path(self, key: str) -> str | None:
+        """Return the class that the file names for ``key``, by its name alone or in a section with ``class_path``."""
+        section = self.content.get(key)
+        if isinstance(section, Mapping):
+            section = section.get("class_path")
+        return section if isinstance(section, str) else None
 
 
 class Call:
@@ -51,25 +54,33 @@ class Call:
         self.line: list[Option] = []
         self._configs: list[_Config] = []
         for option in options_in(arguments[1:]):
-            if not option.name:
-                check_dashes(option.value)
-                remedy = f"a file of options is --config {option.value}"
-                raise UsageError(f"expected options, given {option.value!r}; {remedy}")
-            if option.name == "config":
-                config = _config(option.value)
-                self._configs.append(config)
-                self.arguments.append(f"--config={config.word}")
-            else:
-                check_option(option)
-                self.line.append(option)
-                self.arguments += option.words
+            self._add(option)
         for config in self._configs:
-            check_config(config.node, {key: config.class_of(key) for key in OURS})
+            class_paths = {key: config.class_path(key) for key in DEFAULT_CLASSES}
+            check_config(config.node, class_paths)
+
+    def _add(self, option: Option) -> None:
+        """Add an option of the line, or read the config that it names. Raises UsageError for one that is wrong."""
+        if not option.name:
+            check_dashes(option.value)
+            remedy = f"a file of options is --config {option.value}"
+            raise UsageError(f"expected options, given {option.value!r}; {remedy}")
+        if option.name == "config":
+            config = _read(option.value)
+            self._configs.append(config)
+            self.arguments.append(f"--config={config.word}")
+            return
+        check_option(option)
+        self.line.append(option)
+        self.arguments += option.words
 
     @property
     def file(self) -> str | None:
-        """The path of the last config; None without a config, or where it was a pipe."""
-        return next((each.word for each in reversed(self._configs) if not is_text(each.word)), None)
+        """The path of the last config that is a file; None if there is none, as where the only config was a pipe."""
+        for config in reversed(self._configs):
+            if not is_text(config.word):
+                return config.word
+        return None
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -78,95 +89,158 @@ class Call:
         >>> Call(["fit", "--model.size=large", "--data.batch_size", "8"]).overrides
         {'model.size': 'large', 'data.batch_size': '8'}
         """
-        return {option.name: option.value for option in self.line if option.name not in ("name", "log_dir")}
+        return {option.name: option.value for option in self.line if option.name not in _RUN_FOLDER_OPTIONS}
 
     @property
     def content(self) -> dict[str, Any]:
         """All options of the call, nested as in a file, without those of other classes and of the run's folder."""
-        left_out = {*self._left_out(self.leaves_data_out()), "name", "log_dir"}
-        content = {key: value for each in self._configs for key, value in each.content.items() if key not in left_out}
-        for name, text in sorted(self.overrides.items(), key=lambda option: option[0] not in OURS):
-            with suppress(yaml.YAMLError):  # text that is not YAML stays text
-                text = yaml.safe_load(text)
-            _put(content, name.split("."), text)
+        ignored = {*self._replaced_sections(self.should_leave_out_data()), *_RUN_FOLDER_OPTIONS}
+        content: dict[str, Any] = {}
+        for config in self._configs:
+            content.update(config.content)
+        for key in ignored & content.keys():
+            del content[key]
+
+        overrides = self.overrides
+        for name in sorted(overrides, key=_sorts_after_classes):
+            value = _value_of(overrides[name])
+            _put(content, name.split("."), value)
         return content
 
-    def class_of(self, key: str) -> str:
+    def class_path(self, key: str) -> str:
         """Return the class of ``model`` or ``data``: the last on the line, else the last in a file, else ours."""
-        in_files = [each.class_of(key) for each in self._configs]
-        return next(filter(None, (self._named(key), *reversed(in_files))), OURS[key])
+        return self._class_on_line(key) or self._class_in_files(key)
 
-    def options_of(self, key: str) -> set[str]:
+    def option_names(self, key: str) -> set[str]:
         """Return the names of the options that the call gives to the class of ``model`` or ``data``.
 
-        >>> sorted(Call(["fit", "--model.size=large", "--model.init_args.lr", "1e-3"]).options_of("model"))
+        >>> sorted(Call(["fit", "--model.size=large", "--model.init_args.lr", "1e-3"]).option_names("model"))
         ['lr', 'size']
         """
         section = self.content.get(key)
         if not isinstance(section, Mapping):
             return set()
-        init_args = section.get("init_args") or {}
-        return ({*section} | {*init_args}) - {"class_path", "init_args"}
+        names = {*section, *(section.get("init_args") or {})}
+        return names - {"class_path", "init_args"}
 
-    def leaves_data_out(self) -> bool:
+    def should_leave_out_data(self) -> bool:
         """Whether a module that brings its own data gets no other: neither the line nor its file mentions data."""
-        on_line = any(option.name.partition(".")[0] == "data" for option in self.line)
-        theirs = self._named("model") is None and any("data" in each.content for each in self._configs)
-        return not on_line and not theirs and self.class_of("data") == OURS["data"]
+        line_mentions_data = any(option.name.partition(".")[0] == "data" for option in self.line)
+        module_is_from_file = self._class_on_line("model") is None
+        if line_mentions_data or (module_is_from_file and self._is_in_files("data")):
+            return False
+        return self.class_path("data") == DEFAULT_CLASSES["data"]
 
-    def for_parser(self, known: Container[str] = (), leave_data: bool = False) -> list[str]:
-        """Return the arguments without options of other classes, and without the class names of ``known`` keys.
+    def parser_arguments(self, default_keys: Container[str] = (), leave_out_data: bool = False) -> list[str]:
+        """Return the arguments for a parser, without options of other classes.
 
-        Files go first, then classes, then their options: the line overrides files, whatever its order.
+        Files go first, then classes, then their options: the line overrides files, whatever its order. ``default_keys``
+        are ``model`` and ``data`` where the parser has the class of this call as its default: they are not repeated.
         """
-        left_out = {*self._left_out(leave_data)}
-        texts = [without(each.node, left_out) if left_out & {*each.content} else each.word for each in self._configs]
-        options = [option for option in self.line if option.name not in known or not _is_path(option.value)]
-        options.sort(key=lambda option: option.name not in OURS)
-        return [
-            *self.arguments[:1],
-            *(f"--config={text}" for text in texts if text.strip() != "{}"),
-            *(word for option in options for word in option.words),
-            *["--data=null"] * leave_data,
-        ]
+        arguments = self.arguments[:1]
+        replaced = set(self._replaced_sections(leave_out_data))
+        for config in self._configs:
+            has_replaced = replaced & config.content.keys()
+            text = without(config.node, replaced) if has_replaced else config.word
+            if text.strip() != "{}":
+                arguments.append(f"--config={text}")
 
-    def said_of_files(self, leave_data: bool = False) -> Iterator[str]:
-        """Yield a line for each section of the files that ``for_parser`` leaves out."""
-        for key in self._left_out(leave_data):
-            own = f"{self.class_of('model')}'s own" if key == "data" and leave_data else self.class_of(key)
-            yield f"{key}: {own} takes the place of {self.file or 'the config'}'s, whose options are left out"
+        for option in sorted(self.line, key=lambda option: _sorts_after_classes(option.name)):
+            is_default = option.name in default_keys and _is_class_path(option.value)
+            if not is_default:
+                arguments += option.words
+        if leave_out_data:
+            arguments.append("--data=null")
+        return arguments
 
-    def _left_out(self, leave_data: bool) -> Iterator[str]:
-        """Yield the sections whose class on the line is another than in the files."""
-        for key in (key for key in OURS if any(key in each.content for each in self._configs)):
-            line, files = self._named(key), [each.class_of(key) for each in self._configs]
-            theirs = next(filter(None, reversed(files)), OURS[key])
-            # compared by last name: our classes can be named by package, by module, or by class name alone
-            other = line is not None and line.rpartition(".")[2] != theirs.rpartition(".")[2]
-            if other or (key == "data" and leave_data):
-                yield key
+    def replacement_lines(self, leave_out_data: bool = False) -> list[str]:
+        """Return a line for each section of the files that ``parser_arguments`` leaves out."""
+        lines = []
+        file = self.file or "the config"
+        for key in self._replaced_sections(leave_out_data):
+            replacement = self.class_path(key)
+            if key == "data" and leave_out_data:
+                replacement = f"{self.class_path('model')}'s own"
+            lines.append(f"{key}: {replacement} takes the place of {file}'s, whose options are left out")
+        return lines
 
-    def _named(self, key: str) -> str | None:
-        """Return the class that the line names; None where it names none."""
-        said = [option.value for option in self.line if option.name in (key, f"{key}.class_path")]
-        return next((value for value in reversed(said) if _is_path(value)), None)
+    def _replaced_sections(self, leave_out_data: bool) -> list[str]:
+        """Return the sections of files whose class on the line is another than in the files."""
+        sections = []
+        for key in DEFAULT_CLASSES:
+            if not self._is_in_files(key):
+                continue
+            is_unused_data = key == "data" and leave_out_data
+            if is_unused_data or self._line_replaces_class(key):
+                sections.append(key)
+        return sections
+
+    def _line_replaces_class(self, key: str) -> bool:
+        path = self._class_on_line(key)
+        if path is None:
+            return False
+        # compared by last name: our classes can be named by package, by module, or by class name alone
+        return _last_name(path) != _last_name(self._class_in_files(key))
+
+    def _is_in_files(self, key: str) -> bool:
+        return any(key in config.content for config in self._configs)
+
+    def _class_in_files(self, key: str) -> str:
+        """Return the class that the last file names, of those that name one; else ours."""
+        for config in reversed(self._configs):
+            path = config.class_path(key)
+            if path:
+                return path
+        return DEFAULT_CLASSES[key]
+
+    def _class_on_line(self, key: str) -> str | None:
+        """Return the class that the line names last; None where it names none."""
+        for option in reversed(self.line):
+            if option.name in (key, f"{key}.class_path") and _is_class_path(option.value):
+                return option.value
+        return None
 
 
-def _is_path(value: str) -> bool:
+def _sorts_after_classes(name: str) -> bool:
+    """The key that sorts the names of classes before the options of these classes."""
+    return name not in DEFAULT_CLASSES
+
+
+def _is_class_path(value: str) -> bool:
     return value != "null" and value.replace(".", "").isidentifier()
 
 
-def _config(given: str) -> _Config:
-    path = config_file(given)
-    if path == given and given in by_name("sweeps") and not Path(given).exists():
-        raise UsageError(f"config: {given} is a sweep; run `lm_profiler sweep {given}`")
+def _last_name(class_path: str) -> str:
+    return class_path.rpartition(".")[2]
+
+
+def _value_of(text: str) -> Any:
+    """Return parsed YAML; text that is not YAML stays text."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _read(name: str) -> _Config:
+    """Read the config ``name``: a file, a name that the package knows, or the text itself.
+
+    Raises:
+        UsageError: there is none, it cannot be read, or it is the file of a sweep.
+    """
+    path = config_file(name)
+    is_sweep_name = path == name and name in by_name("sweeps") and not Path(name).exists()
+    if is_sweep_name:
+        raise UsageError(f"config: {name} is a sweep; run `lm_profiler sweep {name}`")
     node, text = read_config(path)
     content = yaml.safe_load(text)
+    short_path = path[:200]
     if _SWEEP_KEYS & content.keys():
-        raise UsageError(f"config: {path[:200]} is the file of a sweep; run `lm_profiler sweep {quote(path[:200])}`")
+        raise UsageError(f"config: {short_path} is the file of a sweep; run `lm_profiler sweep {quote(short_path)}`")
     if content.get("config"):
-        raise UsageError(f"config: expected no further config, given one in {path[:200]}; leave it out")
-    if not is_text(path) and Path(path).is_file():
+        raise UsageError(f"config: expected no further config, given one in {short_path}; leave it out")
+    can_be_read_again = not is_text(path) and Path(path).is_file()
+    if can_be_read_again:
         return _Config(node, content, path)
     if not is_text(text):
         text = f"{text}\n"
@@ -175,11 +249,14 @@ def _config(given: str) -> _Config:
 
 def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set an option of ``content``; where a class is named beside it, it is an option of that class."""
-    name, *below = path
-    if not below:
+    name, *rest = path
+    if not rest:
         content[name] = value
         return
-    inner = content.get(name)
-    inner = {"class_path": inner} if isinstance(inner, str) else dict(inner or {})
-    content[name] = inner
-    _put(inner, ["init_args", *below] if "class_path" in inner and below[0] != "init_args" else below, value)
+    section = content.get(name)
+    section = {"class_path": section} if isinstance(section, str) else dict(section or {})
+    content[name] = section
+    is_option_of_class = "class_path" in section and rest[0] != "init_args"
+    if is_option_of_class:
+        rest = ["init_args", *rest]
+    _put(section, rest, value)

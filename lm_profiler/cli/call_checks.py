@@ -82,7 +82,7 @@ def _check_value(name: str, value: str) -> None:
     """
     try:
         _check_yaml(value)
-        if _may_be_read(name, value):
+        if _is_file_to_read(name, value):
             _check_yaml(read_text(Path(value)))
     except YamlTextError as error:
         raise UsageError(f"{name}: expected a value, given {value[:100]!r}, which {error}") from None
@@ -94,7 +94,7 @@ def _check_yaml(text: str) -> None:
             check_size(text)
 
 
-def _may_be_read(name: str, value: str) -> bool:
+def _is_file_to_read(name: str, value: str) -> bool:
     """Whether ``value`` is a file that jsonargparse may read: it does so if an option takes a class."""
     takes_class = name in _CLASSES or name.startswith("trainer.")
     if not takes_class and not value.endswith((".yaml", ".yml", ".json")):

@@ -20,14 +20,15 @@ def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> I
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+    changed_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    former_handlers = {number: signal.getsignal(number) for number in changed_signals}
     for number, handler in handlers.items():
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, was in before.items():
-            signal.signal(number, was)
+        for number, former_handler in former_handlers.items():
+            signal.signal(number, former_handler)
 
 
 def interrupting(stop: Callable[[], None]) -> AbstractContextManager[None]:

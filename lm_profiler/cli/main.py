@@ -54,13 +54,15 @@ for example: lm_profiler fit --config demo"""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 for a failed run, 2 for a wrong call, 130 for an interrupt."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv = sys.argv[1:]
+    arguments = list(argv)
     replace_unprintable()
     if sys.platform == "win32":
         print(NEEDS_POSIX, file=sys.stderr)
         return WRONG_CALL
     try:
-        code = _run(arguments)
+        code = _exit_code(arguments)
     except (UsageError, MissingExtra) as error:
         say(str(error))
         code = WRONG_CALL
@@ -68,42 +70,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = OK
     except OSError as error:  # a full disk, a removed folder
         mute()
-        say(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        message = error.strerror or str(error)
+        if error.filename:
+            message += f": {error.filename}"
+        say(message)
         code = FAILED
-    return code if all_printed() else code or FAILED
+    if not all_printed() and code == OK:
+        return FAILED
+    return code
 
 
-def _run(arguments: list[str]) -> int:
-    first = arguments[0] if arguments else None
-    if first in ("-h", "--help"):
-        verbs = "\n".join(f"  {verb:<11} {does}" for verb, does in VERBS.items())
-        print(_HELP.format(verbs=verbs))
+def _exit_code(arguments: list[str]) -> int:
+    """Run the verb that ``arguments`` begin with, or print what an option in its place asks for."""
+    word = arguments[0] if arguments else ""
+    if word in ("-h", "--help"):
+        lines = [f"  {verb:<11} {summary}" for verb, summary in VERBS.items()]
+        print(_HELP.format(verbs="\n".join(lines)))
         return OK
-    if first == "--version":
+    if word == "--version":
         from lm_profiler import __version__
 
         print(f"lm_profiler {__version__}")
         return OK
-    if first in VERBS:
-        try:
-            with handled({signal.SIGTERM: terminate}):
-                return _run_trainer(arguments) if first in TRAINER_VERBS else _run_command(first, arguments[1:])
-        except KeyboardInterrupt:
-            say("interrupted before the run began" if first in TRAINER_VERBS else "interrupted")
-            return INTERRUPTED
-    given = "none" if first is None else repr(first[:100])
-    raise UsageError(f"expected a verb ({', '.join(VERBS)}), given {given}; see --help")
+    if word in VERBS:
+        return _run_verb(word, arguments)
+    shown_word = repr(word[:100]) if arguments else "none"
+    raise UsageError(f"expected a verb ({', '.join(VERBS)}), given {shown_word}; see --help")
+
+
+def _run_verb(verb: str, arguments: list[str]) -> int:
+    is_run = verb in TRAINER_VERBS
+    try:
+        with handled({signal.SIGTERM: terminate}):
+            if is_run:
+                return _run_trainer(arguments)
+            return _run_command(verb, arguments[1:])
+    except KeyboardInterrupt:
+        message = "interrupted before the run began" if is_run else "interrupted"
+        say(message)
+        return INTERRUPTED
 
 
 def _run_command(verb: str, arguments: list[str]) -> int:
     from lm_profiler.cli.options import OptionsReader
 
-    kind, examples, run = _module_of(_SHARED.get(verb, verb)).VERBS[verb]
-    reader = OptionsReader(verb, kind)
-    if {"-h", "--help"} & {*arguments[: [*arguments, "--"].index("--")]}:
+    module = _import_verb(_SHARED.get(verb, verb))
+    options_class, examples, run = module.VERBS[verb]
+    reader = OptionsReader(verb, options_class)
+    if _asks_for_help(arguments):
         print(reader.help(examples))
         return OK
     return int(run(reader.read(arguments)))
+
+
+def _asks_for_help(arguments: list[str]) -> bool:
+    """Whether ``--help`` stands before ``--``, after which it would be an option of the user's program."""
+    for word in arguments:
+        if word == "--":
+            return False
+        if word in ("-h", "--help"):
+            return True
+    return False
 
 
 def _run_trainer(arguments: list[str]) -> int:
@@ -119,13 +146,13 @@ def _run_trainer(arguments: list[str]) -> int:
     if sys.argv[1:] == arguments:
         # Lightning starts the other ranks with sys.argv; they cannot read this process's pipes again.
         sys.argv[1:] = call.arguments
-    return int(_module_of("trainer").run(call))
+    return int(_import_verb("trainer").run(call))
 
 
-def _module_of(verb: str) -> ModuleType:
+def _import_verb(verb: str) -> ModuleType:
     """Import the module of ``verb``; Ctrl-C waits, because a package whose import is cut short fails in many ways."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return import_module(f"lm_profiler.cli.verbs.{verb}")
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)

@@ -9,13 +9,11 @@ unchanged to its cells.
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 import sys
-from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from argparse import Action, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
@@ -24,17 +22,19 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, cast, get
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 
+from lm_profiler.cli.option_errors import check_dashes, explain, nearest, unknown_option
 from lm_profiler.record.calls import by_name, command_line, config_file
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, without
 from lm_profiler.usage_error import UsageError, expect
 
-MANY = sys.maxsize  # the number of values of an option that takes any number of them
-_MOST_VALUES = 1000  # most values of one option of a sweep or a search
+UNLIMITED = sys.maxsize  # the number of values of an option that takes any number of them
+_MAX_VALUES = 1000  # of one option of a sweep or a search
 
-_REST, _PROGRAM, _COMMAND = "options", "program", "command"
+_FIT_OPTIONS, _PROGRAM, _COMMAND = "options", "program", "command"  # the fields that are not options
 _EXPECTED = "config: expected a YAML file of options"
-_FILES = (".yaml", ".yml", ".json")
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+_SHORT_OPTIONS = {"-c": "--config", "-h": "--help"}
 
 T = TypeVar("T")
 
@@ -52,28 +52,37 @@ class Option(NamedTuple):
         return self.values[0] if self.values else ""
 
 
-def options_in(arguments: Sequence[str], takes: Callable[[str], int] = lambda name: 1) -> Iterator[Option]:
-    """Yield the options in ``arguments``; ``takes`` returns how many values an option may have.
+def options_in(arguments: Sequence[str], max_values: Callable[[str], int] = lambda name: 1) -> Iterator[Option]:
+    """Yield the options in ``arguments``; ``max_values`` returns how many values the option of a name may have.
 
     >>> [option[:2] for option in options_in(["fit", "--config", "a.yaml", "--model.size=large"])]
     [('', ['fit']), ('config', ['a.yaml']), ('model.size', ['large'])]
     """
-    left = list(arguments)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        name = {"-c": "--config", "-h": "--help"}.get(name, name)
-        if not name.startswith("--") or name == "--":
+    words_left = list(arguments)
+    while words_left:
+        word = words_left.pop(0)
+        option, has_value, value = word.partition("=")
+        option = _SHORT_OPTIONS.get(option, option)
+        name = option[2:]
+        if not option.startswith("--") or not name:
             yield Option("", [word], [word])
-            continue
-        values = [value] if equals else []
-        most = takes(name[2:])
-        while not equals and left and len(values) < most and not left[0].startswith("--"):
-            values.append(left.pop(0))
+        elif has_value:
+            yield Option(name, [value], [word])
+        else:
+            values = _take_values(words_left, max_values(name))
+            yield Option(name, values, [word, *values])
+
+
+def _take_values(words_left: list[str], max_values: int) -> list[str]:
+    """Remove the values of an option from the words after it, and return them."""
+    if max_values == 0:
         # A flag takes a boolean that follows it: no positional argument is called "true".
-        if not most and not equals and left and left[0].lower() in ("true", "false"):
-            values.append(left.pop(0))
-        yield Option(name[2:], values, [word] if equals else [word, *values])
+        boolean_follows = bool(words_left) and words_left[0].lower() in ("true", "false")
+        return [words_left.pop(0)] if boolean_follows else []
+    values: list[str] = []
+    while words_left and len(values) < max_values and not words_left[0].startswith("--"):
+        values.append(words_left.pop(0))
+    return values
 
 
 def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
@@ -83,18 +92,27 @@ def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
     """
     if not path:
         raise UsageError(f"{_EXPECTED}, given none")
+    short_path = path[:200]
     try:
         text = path if is_text(path) else read_text(Path(config_file(path, shipped)))
         node = compose(text)
     except OSError as error:
-        close = nearest(path, known := by_name(shipped)) or f"one of {', '.join(known)}"
-        remedy = "" if "/" in path or path.endswith(_FILES) else f"; did you mean {close}?"
-        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror}){remedy}") from None
+        remedy = _similar_config(path, shipped)
+        raise UsageError(f"{_EXPECTED}, given {short_path} ({error.strerror}){remedy}") from None
     except YamlTextError as error:
-        raise UsageError(f"{_EXPECTED}, given {path[:200]}, which {error}") from None
+        raise UsageError(f"{_EXPECTED}, given {short_path}, which {error}") from None
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{_EXPECTED}, given {path[:200]}; write for example `model: {{size: small}}`")
+        raise UsageError(f"{_EXPECTED}, given {short_path}; write for example `model: {{size: small}}`")
     return node, text
+
+
+def _similar_config(path: str, shipped: str) -> str:
+    """Return a remedy for a config that is not there: the names of shipped ones, unless it is clearly a file."""
+    if "/" in path or path.endswith(_CONFIG_SUFFIXES):
+        return ""
+    names = by_name(shipped)
+    proposal = nearest(path, names) or f"one of {', '.join(names)}"
+    return f"; did you mean {proposal}?"
 
 
 def is_text(path: str) -> bool:
@@ -102,128 +120,222 @@ def is_text(path: str) -> bool:
     return "\n" in path or path.startswith("{")
 
 
+@dataclass
+class _Line:
+    """The words of a line, by what becomes of them."""
+
+    file: str | None = None  # of options
+    parser_words: list[str] = field(default_factory=list)  # one word for each option of the verb
+    mappings: dict[str, dict[str, Any]] = field(default_factory=dict)  # values by key, by option
+    positional: list[str] = field(default_factory=list)
+    fit_options: list[str] = field(default_factory=list)
+
+
 class OptionsReader(Generic[T]):
-    """Reads the options of one ``verb``, the fields of the dataclass ``kind``, which all have defaults.
+    """Reads the options of one ``verb``, the fields of the dataclass ``options_class``, which all have defaults.
 
     The class may have ``WORDS``, the field that takes positional arguments; ``FILE``, the field that names a file of
-    options (``config`` if not given); ``SHIPPED``, the folder of such files in the package; and ``AFTER``, an example
-    of the words after --.
+    options (``config`` if not given); ``SHIPPED``, the folder of such files in the package; and ``PROGRAM_EXAMPLE``,
+    an example of the words after --.
     """
 
-    def __init__(self, verb: str, kind: Callable[..., T]) -> None:
-        self._verb, self._kind = verb, kind
-        self._words, self._shipped = (str(getattr(kind, name, "")) for name in ("WORDS", "SHIPPED"))
-        self._file = str(getattr(kind, "FILE", "config"))
-        self._after = str(getattr(kind, "AFTER", "python train.py"))
-        hints = get_type_hints(kind)
-        names = [field.name for field in fields(cast(Any, kind))]
-        self._has = {name for name in (_REST, _PROGRAM, _COMMAND) if name in names}
-        self._named = {name.removesuffix("_"): name for name in names if name not in self._has}  # `try` is a keyword
-        kinds = {option: hints[name] for option, name in self._named.items()}  # an optional type loses its None
-        self._fields = {of: get_args(k)[0] if get_origin(k) in (Union, UnionType) else k for of, k in kinds.items()}
+    def __init__(self, verb: str, options_class: Callable[..., T]) -> None:
+        self._verb = verb
+        self._options_class = options_class
+        self._positional_option = _class_constant(options_class, "WORDS", "")
+        self._file_option = _class_constant(options_class, "FILE", "config")
+        self._shipped = _class_constant(options_class, "SHIPPED", "")
+        self._program_example = _class_constant(options_class, "PROGRAM_EXAMPLE", "python train.py")
+        self._special_fields: set[str] = set()
+        self._field_names: dict[str, str] = {}
+        self._types: dict[str, Any] = {}
+        hints = get_type_hints(options_class)
+        for field_ in fields(cast(Any, options_class)):
+            if field_.name in (_FIT_OPTIONS, _PROGRAM, _COMMAND):
+                self._special_fields.add(field_.name)
+                continue
+            option = field_.name.removesuffix("_")  # `try` is a keyword
+            self._field_names[option] = field_.name
+            self._types[option] = _strip_none(hints[field_.name])
 
     def read(self, arguments: Sequence[str]) -> T:
         """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
-        line, program = list(arguments), list[str]()
-        if _PROGRAM in self._has:
-            at = [*arguments, "--"].index("--")
-            line, program = line[:at], line[at + 1 :]
-            if not program:
-                example = f"`lm_profiler {self._verb} -- {self._after}`"
-                raise UsageError(f"{self._verb}: expected -- and what to run, such as {example}, given none")
-        words, file, rest = self._prepared(line)
-        given = vars(self._parser().parse_args(words))
-        given = {name: file if name == self._file else given[name] for name in self._named.values()}
-        given = {name: value for name, value in given.items() if value is not None}  # a key without a value in a file
-        aside = {_REST: rest, _PROGRAM: program, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
-        return self._kind(**given, **{name: aside[name] for name in self._has})
+        arguments_of_verb, program = self._split_at_program(arguments)
+        line = self._sort_words(arguments_of_verb)
+        parsed = vars(self._parser().parse_args(self._all_parser_words(line)))
+        values: dict[str, Any] = {}
+        for field_name in self._field_names.values():
+            value = line.file if field_name == self._file_option else parsed[field_name]
+            if value is not None:  # a file may have a key without a value
+                values[field_name] = value
+        special_values = {
+            _FIT_OPTIONS: line.fit_options,
+            _PROGRAM: program,
+            _COMMAND: command_line(masked_line((self._verb, *arguments))),
+        }
+        for field_name in self._special_fields:
+            values[field_name] = special_values[field_name]
+        return self._options_class(**values)
 
     def help(self, examples: str) -> str:
         """Return the text that ``--help`` prints."""
+        usage = [f"lm_profiler {self._verb}"]
+        if self._positional_option:
+            usage.append(f"[{self._positional_option.upper()}]")
+        usage.append("[options]")
+        if _FIT_OPTIONS in self._special_fields:
+            usage.append("[options of fit]")
+        if _PROGRAM in self._special_fields:
+            usage.append(f"-- {self._program_example}")
+        docstring = cleandoc(self._options_class.__doc__ or "")
         parser = self._parser()
-        parser.usage = (
-            f"lm_profiler {self._verb}{f' [{self._words.upper()}]' * bool(self._words)} [options]"
-            f"{' [options of fit]' * (_REST in self._has)}{f' -- {self._after}' * (_PROGRAM in self._has)}"
-        )
-        parser.description = cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0].partition("\n\nRaises:")[0]
+        parser.usage = " ".join(usage)
+        parser.description = docstring.partition("\n\nArgs:")[0].partition("\n\nRaises:")[0]
         parser.epilog = examples
         return str(parser.format_help())
 
     def _parser(self) -> _OptionsParser:
-        set_loader("texts", _texts, exceptions=(YamlTextError,))
-        keeps_lines = type("Formatter", (DefaultHelpFormatter, RawDescriptionHelpFormatter), {})  # of the examples
-        parser = _OptionsParser(parser_mode="texts", allow_abbrev=False, print_config=None, formatter_class=keeps_lines)
-        if self._file in self._fields:
-            parser.add_argument(f"--{self._file}", action="config", help="A YAML file of these options.")
-        parser.add_class_arguments(self._kind, as_group=False, skip={*self._has, self._file})
-        # jsonargparse describes its own syntax, and calls `--try` by its field's name, `try_`.
+        set_loader("texts", _parse_texts, exceptions=(YamlTextError,))
+        parser = _OptionsParser(
+            parser_mode="texts",
+            allow_abbrev=False,
+            print_config=None,
+            formatter_class=_HelpFormatter,
+        )
+        if self._file_option in self._types:
+            parser.add_argument(f"--{self._file_option}", action="config", help="A YAML file of these options.")
+        skipped = {*self._special_fields, self._file_option}
+        parser.add_class_arguments(self._options_class, as_group=False, skip=skipped)
         for action in parser._actions:
-            option = action.dest.removesuffix("_")
-            if (kind := self._fields.get(option)) is not None:
-                action.option_strings = [f"--{option}" + ".KEY" * _is(kind, Mapping)]
-                if _is(kind, Sequence) or _is(kind, Mapping):
-                    action.metavar = "VALUE" + " ..." * _is(kind, Sequence)
-                parser._option_string_actions[f"--{option}"] = action
+            self._rename(action, parser)
         return parser
 
-    def _kind_of(self, name: str) -> Any:
+    def _rename(self, action: Action, parser: _OptionsParser) -> None:
+        """Have the help name an option and its values as a user writes them.
+
+        jsonargparse describes its own syntax, and calls ``--try`` by its field's name, ``try_``.
+        """
+        option = action.dest.removesuffix("_")
+        type_hint = self._types.get(option)
+        if type_hint is None:
+            return
+        action.option_strings = [f"--{option}"]
+        if _is_container(type_hint, Mapping):
+            action.option_strings = [f"--{option}.KEY"]
+            action.metavar = "VALUE"
+        elif _is_container(type_hint, Sequence):
+            action.metavar = "VALUE ..."
+        parser._option_string_actions[f"--{option}"] = action
+
+    def _type_hint(self, name: str) -> Any:
         """Return the type of the option ``name``'s value; None where there is no such option."""
-        head, dot, key = name.partition(".")
-        kind = self._fields.get(head)
-        if _is(kind, Mapping) and key:
-            return get_args(kind)[1]
-        return None if dot else kind
+        option, dot, key = name.partition(".")
+        type_hint = self._types.get(option)
+        if _is_container(type_hint, Mapping) and key:
+            return get_args(type_hint)[1]
+        return None if dot else type_hint
 
-    def _takes(self, name: str) -> int:
-        kind = self._kind_of(name)
-        if _is(kind, tuple):
-            return len(get_args(kind))
+    def _max_values(self, name: str) -> int:
+        type_hint = self._type_hint(name)
+        if type_hint is bool:
+            return 0
+        if _is_container(type_hint, tuple):
+            return len(get_args(type_hint))
+        if not _is_container(type_hint, Sequence):
+            return 1
         # A text could be a positional argument of the verb, if it takes any.
-        several = _is(kind, Sequence) and (get_args(kind)[0] in (int, Path) or not self._words)
-        return 0 if kind is bool else MANY if several else 1
+        is_never_positional = get_args(type_hint)[0] in (int, Path) or not self._positional_option
+        return UNLIMITED if is_never_positional else 1
 
-    def _prepared(self, arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-        """Return a word for the parser for each option, the path of the file, and the words that are options of fit."""
-        own, words, rest, file = list[str](), list[str](), list[str](), None
-        mappings: dict[str, dict[str, Any]] = {}
-        for option in options_in(arguments, self._takes):
-            name, kind = option.name, self._kind_of(option.name)
-            if not name:
-                words.append(option.value)
-            elif name == self._file and kind is not None:
-                file = option.value
-            elif kind is not None and "." in name:
-                head, _, key = name.partition(".")
-                mappings.setdefault(head, {})[key] = _value(name, kind, option.values)
-            elif kind is not None:
-                own.append(f"--{name}={_word(name, kind, option.values)}")
+    def _split_at_program(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the arguments of the verb, and the words after ``--`` if the verb takes a program."""
+        if _PROGRAM not in self._special_fields:
+            return arguments, []
+        index = [*arguments, "--"].index("--")
+        program = list(arguments[index + 1 :])
+        if not program:
+            example = f"`lm_profiler {self._verb} -- {self._program_example}`"
+            raise UsageError(f"{self._verb}: expected -- and what to run, such as {example}, given none")
+        return arguments[:index], program
+
+    def _sort_words(self, arguments: Sequence[str]) -> _Line:
+        """Sort ``arguments`` by what becomes of them, and check them as far as that is possible without the parser."""
+        line = _Line()
+        for option in options_in(arguments, self._max_values):
+            self._sort(option, line)
+        self._check_positional(line.positional)
+        if line.positional and self._positional_option == self._file_option:
+            line.file = line.positional[0]
+        elif line.positional:
+            type_hint = self._types[self._positional_option]
+            word = _word(self._positional_option, type_hint, line.positional)
+            line.parser_words.append(f"--{self._positional_option}={word}")
+        return line
+
+    def _sort(self, option: Option, line: _Line) -> None:
+        """Put an option where it belongs in ``line``; raise UsageError for one that does not exist."""
+        name = option.name
+        if not name:
+            line.positional.append(option.value)
+            return
+        type_hint = self._type_hint(name)
+        if type_hint is None:
             # A dotted name is an option of fit. A name without a dot may be a misspelt one of ours.
-            elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
-                rest.append("=".join(option.words))
-            else:
-                raise unknown_option(name, self._fields)
+            may_be_of_fit = "." in name or nearest(name, self._types) is None
+            if _FIT_OPTIONS not in self._special_fields or not may_be_of_fit:
+                raise unknown_option(name, self._types)
+            line.fit_options.append("=".join(option.words))
+        elif name == self._file_option:
+            line.file = option.value
+        elif "." in name:
+            mapping_option, _, key = name.partition(".")
+            values = line.mappings.setdefault(mapping_option, {})
+            values[key] = _mapping_value(name, type_hint, option.values)
+        else:
+            line.parser_words.append(f"--{name}={_word(name, type_hint, option.values)}")
+
+    def _check_positional(self, words: Sequence[str]) -> None:
         for word in words:
             check_dashes(word)
-        if words and (not self._words or (len(words) > 1 and not _is(self._fields[self._words], Sequence))):
+        if not words:
+            return
+        takes_any = bool(self._positional_option)
+        takes_several = takes_any and _is_container(self._types[self._positional_option], Sequence)
+        if not takes_any or (len(words) > 1 and not takes_several):
             raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
-        if words and self._words == self._file:
-            file = words[0]
-        elif words:
-            own.append(f"--{self._words}={_word(self._words, self._fields[self._words], words)}")
-        config = [] if file is None else self._file_words(file, mappings)
-        merged = [f"--{head}={json.dumps(values, ensure_ascii=False)}" for head, values in mappings.items()]
-        return [*config, *own, *merged], file, rest
+
+    def _all_parser_words(self, line: _Line) -> list[str]:
+        """Return a word for the parser for the file's text, for each option, and for each mapping."""
+        words = []
+        if line.file is not None:
+            words += self._file_words(line.file, line.mappings)
+        words += line.parser_words
+        for option, values in line.mappings.items():
+            words.append(f"--{option}={json.dumps(values, ensure_ascii=False)}")
+        return words
 
     def _file_words(self, path: str, mappings: dict[str, dict[str, Any]]) -> list[str]:
         """Return the file's text as a word, and put its mappings below those of the line: jsonargparse has no merge."""
         node, _ = read_config(path, self._shipped)
-        for key, value in node.value:
-            if _is(self._fields.get(key.value), Mapping) and isinstance(value, yaml.MappingNode):
-                mappings[key.value] = {**_built(value), **mappings.get(key.value, {})}
-                if empty := [name for name, values in mappings[key.value].items() if not values]:
-                    raise UsageError(f"{key.value}.{empty[0]}: expected a value, given none")
-        rest = without(node, {*mappings})
-        return [f"--{self._file}={rest}"] * (rest.strip() != "{}")
+        for key_node, value_node in node.value:
+            option = key_node.value
+            is_mapping_option = _is_container(self._types.get(option), Mapping)
+            if not is_mapping_option or not isinstance(value_node, yaml.MappingNode):
+                continue
+            values = _texts_in(value_node)
+            values.update(mappings.get(option, {}))
+            for key, value in values.items():
+                if not value:
+                    raise UsageError(f"{option}.{key}: expected a value, given none")
+            mappings[option] = values
+        text = without(node, {*mappings})
+        if text.strip() == "{}":
+            return []
+        return [f"--{self._file_option}={text}"]
+
+
+class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Keeps the lines of the examples."""
 
 
 class _OptionsParser(ArgumentParser):
@@ -233,170 +345,70 @@ class _OptionsParser(ArgumentParser):
         raise explain(message, [action.dest.removesuffix("_") for action in self._actions])
 
 
-def _is(kind: Any, origin: type) -> bool:
-    container = get_origin(kind)
-    return isinstance(container, type) and issubclass(container, origin)
+def _class_constant(options_class: Any, name: str, default: str) -> str:
+    return str(getattr(options_class, name, default))
 
 
-def _word(name: str, kind: Any, values: Sequence[str]) -> str:
+def _strip_none(type_hint: Any) -> Any:
+    """Return the type of an optional value without its None, and any other as it is."""
+    is_union = get_origin(type_hint) in (Union, UnionType)
+    return get_args(type_hint)[0] if is_union else type_hint
+
+
+def _is_container(type_hint: Any, container: type) -> bool:
+    """Whether ``type_hint`` is a ``container`` of something, as ``Sequence[str]`` is a Sequence."""
+    origin = get_origin(type_hint)
+    return isinstance(origin, type) and issubclass(origin, container)
+
+
+def _word(name: str, type_hint: Any, values: Sequence[str]) -> str:
     """Return the values written for an option as one word that jsonargparse reads."""
-    if kind is bool and not values:
+    if type_hint is bool and not values:
         return "true"
     if not any(values):
         raise UsageError(f"{name}: expected a value, given none")
-    if not _is(kind, Sequence) or _is(get_args(kind)[0], Mapping):
+    if not _is_container(type_hint, Sequence):
         return values[0]
-    as_written = _is(kind, tuple) or get_args(kind)[0] is Path
-    return json.dumps(values, ensure_ascii=False) if as_written else f"[{','.join(values)}]"
+    item_type = get_args(type_hint)[0]
+    if _is_container(item_type, Mapping):
+        return values[0]
+    may_contain_commas = _is_container(type_hint, tuple) or item_type is Path
+    if may_contain_commas:
+        return json.dumps(values, ensure_ascii=False)
+    return f"[{','.join(values)}]"
 
 
-def _value(name: str, kind: Any, values: Sequence[str]) -> Any:
+def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
     """Return the values written for an option of a mapping: a text, or a list of texts."""
-    word = _word(name, kind, values)
+    word = _word(name, type_hint, values)
+    if type_hint is str:
+        return word
     try:
-        value = word if kind is str else _texts(word)
+        value = _parse_texts(word)
     except YamlTextError as error:
         raise UsageError(f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}") from None
     if isinstance(value, list):  # the parser copies the list for each value: 20,000 values take minutes
-        expect(len(value) <= _MOST_VALUES, name, f"at most {_MOST_VALUES:,} values", len(value))
+        expect(len(value) <= _MAX_VALUES, name, f"at most {_MAX_VALUES:,} values", len(value))
     return value
 
 
-def _texts(text: str) -> Any:
+def _parse_texts(text: str) -> Any:
     """Return parsed YAML with all scalars as they were written: the loader for jsonargparse."""
     node = compose(text)
-    return None if node is None else _built(node)
+    return None if node is None else _texts_in(node)
 
 
-def _built(node: yaml.Node) -> Any:
+def _texts_in(node: yaml.Node) -> Any:
+    """Return a mapping or list of texts, or one text; None for ``null``. What is in a list in a list is one text."""
     if isinstance(node, yaml.MappingNode):
-        return {key.value: _built(value) for key, value in node.value}
+        return {key_node.value: _texts_in(value_node) for key_node, value_node in node.value}
     if isinstance(node, yaml.SequenceNode):
-        return [
-            {key.value: text_of(value) for key, value in each.value}
-            if isinstance(each, yaml.MappingNode)
-            else text_of(each)
-            for each in node.value
-        ]
-    return None if (text := text_of(node)) == "null" else text
+        return [_item_in(item_node) for item_node in node.value]
+    text = text_of(node)
+    return None if text == "null" else text
 
 
-# -- what is wrong with a call, in a line or two: subject, expected, given, remedy -------------------------------------
-
-UNKNOWN = "unknown option --"  # the beginning of the message about an option that does not exist
-
-
-def unknown_option(option: str, known: Iterable[str]) -> UsageError:
-    """Return the error about an option that does not exist; a close one of those ``known`` is the remedy."""
-    close = nearest(option, known)
-    remedy = f"did you mean --{close}?" if close else "see --help"
-    return UsageError(f"{UNKNOWN}{option}; {remedy}")
-
-
-def check_dashes(word: str) -> None:
-    """Raise UsageError if a ``word`` that belongs to no option looks like one: it has a single dash."""
-    if word.startswith("-") and word != "-":
-        raise UsageError(f"{word[:100]}: expected two dashes before an option; write -{word[:100]}")
-
-
-def nearest(given: str, known: Iterable[str]) -> str | None:
-    """Return the known option closest to ``given`` as a whole, else in its last part, else in its first; or None."""
-    # Reversed, so that of several options with the same last part the first in the alphabet stays.
-    names = sorted({*known} - {""}, reverse=True)
-    (head, dot, _), end = given.partition("."), given.rpartition(".")[2]
-    heads = {name.partition(".")[0]: name.partition(".")[0] for name in names if dot}
-    ends = {name.rpartition(".")[2]: name for name in names}
-    alike = ((given, {name: name for name in names}), (end, ends), (head, heads if head not in heads else {}))
-    for word, words in alike:
-        for close in difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.7):
-            return words[close]
-    return None
-
-
-def told_in(output: str) -> str:
-    """Return the message of a wrong call from the ``output`` of its process."""
-    return output.rpartition("lm_profiler: ")[2].strip()
-
-
-# -- jsonargparse's sentences ------------------------------------------------------------------------------------------
-
-_KEY = re.compile(r'Parser key "([^"]+)"')
-_UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)")
-_NO_VALUE = re.compile(r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument")
-_GIVEN = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
-_TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
-_SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
-# lines of a message that do not help the user: for a union of types, only what each expected helps
-_NOISE = (
-    "Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot",
-    "Subclass types expect", "a class path (str)", "a dict with", "a dict without",
-)  # fmt: skip
-_MOST_GIVEN = 200  # the most characters of a value, and of a message in the words of others, that are shown
-_MOST_WORDS = 300
-
-
-def wrong_call(error: Exception, prefix: str = "") -> UsageError:
-    """Return ``error`` as UsageError; the message of the parser is explained."""
-    if isinstance(error, UsageError):
-        return error
-    return explain(str(error) or repr(error), prefix=prefix)
-
-
-def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
-    """Return jsonargparse's ``message``, often a tree of many lines, as subject, expected and given.
-
-    ``known`` are the options that exist; ``prefix`` is the subject where the message names none.
-    """
-    message = re.sub(r'^Parser key "\w+": ', "", message)  # names the option of the file, before its error
-    key = _subject(message, prefix)
-    without_value = _NO_VALUE.search(message)
-    if without_value is not None:
-        return UsageError(f"{without_value[1]}: expected a value, given none")
-    unknown = _UNKNOWN.search(message)
-    if unknown is not None:
-        within, option = unknown[1], unknown[1] or unknown[2]
-        if within and key:
-            option = f"{key}.{option}"
-        return unknown_option(option, known)
-
-    lines = _telling_lines(message)
-    others = [line for line in lines if not line.startswith("Expected a")]
-    ours = [line for line in others if re.match(r"[\w.]+: expected ", line)]
-    if ours:
-        is_complete = not key or ours[0].startswith(f"{key}.")
-        return UsageError(ours[0] if is_complete else f"{key}.{ours[0]}")
-    if others or not lines:
-        words = " ".join(others)[:_MOST_WORDS]
-        return UsageError(f"{key}: {words}" if key else words)
-    return UsageError(f"{key}: {_expected_and_given(lines, message)}")
-
-
-def _subject(message: str, prefix: str) -> str:
-    """Return the option that a message of jsonargparse is about, as a user writes it."""
-    match = _KEY.search(message)
-    if match is None:
-        return prefix
-    return match[1].replace("init_args.", "").removesuffix("_")
-
-
-def _telling_lines(message: str) -> list[str]:
-    """Return the lines of a message that say what is wrong, with short names of types."""
-    lines = []
-    for line in message.splitlines():
-        line = line.partition(". Got value")[0].strip().removeprefix("- ")
-        line = _SUBCLASS.sub(r"Expected a class path of \1", _TYPE.sub(r"\1\2", line))
-        if line and not line.startswith(_NOISE):
-            lines.append(line)
-    return lines
-
-
-def _expected_and_given(lines: Sequence[str], message: str) -> str:
-    """Return the types that ``lines`` expect, and the value that the ``message`` names."""
-    types = dict.fromkeys(re.sub(r"^Expected an? ", "", line).replace("NoneType", "null") for line in lines)
-    match = _GIVEN.search(message)
-    given = match[1].strip()[:_MOST_GIVEN] if match else ""
-    takes_class_alone = any(name.startswith("class path") for name in types) and not any(
-        name in types for name in ("list", "Iterable", "Sequence")
-    )
-    remedy = "; leave out the list around it" if takes_class_alone and given.startswith("[{") else ""
-    return f"expected {' or '.join(types)}, given {given!r}{remedy}"
+def _item_in(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {key_node.value: text_of(value_node) for key_node, value_node in node.value}
+    return text_of(node)

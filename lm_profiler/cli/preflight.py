@@ -51,7 +51,7 @@ def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
     if line is None:
         return None
     where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
-    cli.context.launched(planned=PlannedMemory(unknown="too large without activations", available=available))
+    cli.context.add_launch_facts(planned=PlannedMemory(unknown="too large without activations", available=available))
     cli.context.refuse(line, (), where(), None)
     return f"{line}\n`lm_profiler plan` prints what would fit; --check_memory=false to run anyway"
 
@@ -60,7 +60,7 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     """Return in two lines why the run is refused, None if it is not. The record gets the plan, and the refusal."""
     where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
     planned, plan = _planned(cli)
-    cli.context.launched(planned=plan)
+    cli.context.add_launch_facts(planned=plan)
     folder, timeline = cli.context.folder, None if planned is None else planned.timeline
     if folder is not None and timeline is not None:
         Guard("the planned memory timeline", say, outcome="unknown").run(write_timeline, timeline, folder)

@@ -51,7 +51,7 @@ from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
 _LEAVING_S = 5.0  # seconds for ranks to end by themselves once this process's run is over
-_ASKED_S = 20.0  # seconds for ranks to write their progress once they were asked to end
+_WRITING_S = 20.0  # seconds for ranks to write their progress once they were asked to end
 
 
 def local_rank() -> int:
@@ -69,7 +69,7 @@ class RunContext:
         self.rank: int | None = None
         self.folder: Path | None = None  # claimed by rank 0 alone
         self._parent = Path(log_dir, launch.name)
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
 
     def begin(self, rank: int) -> None:
         """Claim the run's folder if ``rank``, among all processes of the run, is 0.
@@ -80,12 +80,13 @@ class RunContext:
         self.rank = rank
         if rank > 0:
             return
-        above = (self._parent, *self._parent.parents)
-        self._made = [folder for folder in above if not os.path.exists(folder)]  # noqa: PTH110 - Path's raises for some
+        for folder in (self._parent, *self._parent.parents):
+            if not os.path.exists(folder):  # noqa: PTH110 - Path's raises for some
+                self._new_folders.append(folder)
         try:
             self.folder = claim_run_dir(self._parent)
         except OSError as error:
-            self._remove_made()
+            self._remove_new_folders()
             raise UsageError(
                 f"log_dir: expected a folder that can be written to, given {self._parent} ({error.strerror}); "
                 "name another with --log_dir"
@@ -93,9 +94,12 @@ class RunContext:
 
     def _begin_without_trainer(self) -> None:
         """Claim the folder if no Trainer could be built; the launcher's variables give the rank."""
-        if self.rank is None:
-            with suppress(UsageError):
-                self.begin(getattr(rank_zero_only, "rank", 0) or int(os.environ.get("NODE_RANK", 0)))
+        if self.rank is not None:
+            return
+        rank_on_node = getattr(rank_zero_only, "rank", 0)
+        node_rank = int(os.environ.get("NODE_RANK", 0))
+        with suppress(UsageError):
+            self.begin(rank_on_node or node_rank)
 
     def discard(self) -> None:
         """Remove the folder of a run that never began; a recorded run keeps its folder."""
@@ -104,77 +108,95 @@ class RunContext:
         # The folder was claimed as a new one, so it holds only what this call has written.
         shutil.rmtree(self.folder)  # then the parents that this call made, if they are empty
         self.folder = None
-        self._remove_made()
+        self._remove_new_folders()
 
-    def _remove_made(self) -> None:
-        for made in self._made:
+    def _remove_new_folders(self) -> None:
+        for folder in self._new_folders:
             with suppress(OSError):  # the folder was not made, or another run has begun in it
-                made.rmdir()
+                folder.rmdir()
 
     @property
     def record(self) -> RunRecord | None:
         """The record that the instruments wrote, here or in a process started for rank 0; None before they did."""
-        own = None if self.profiler is None else self.profiler.record
-        if own is not None or self.folder is None or not _has_final_record(self.folder):
-            return own
+        if self.profiler is not None and self.profiler.record is not None:
+            return self.profiler.record
+        if self.folder is None or not _has_final_record(self.folder):
+            return None
         return if_readable(read_run, self.folder)
 
-    def launched(self, **known: Any) -> None:
+    def add_launch_facts(self, **facts: Any) -> None:
         """Add newly known facts about the start of the run: fields of its ``Launch``."""
-        self.launch = replace(self.launch, **known)
+        self.launch = replace(self.launch, **facts)
         if self.profiler is not None:
-            self.profiler.launched(**known)
+            self.profiler.launched(**facts)
 
-    def refuse(self, why: str, remedies: tuple[str, ...], where: Environment, model: ModelFacts | None) -> None:
-        """Record that the run was refused, why, on which machine, and for which module."""
-        failure = Failure(phase="setup", step=None, type="Refused", message=why, remedies=remedies)
-        self._record("refused", failure, environment=where, model=model)
+    def refuse(self, reason: str, remedies: tuple[str, ...], machine: Environment, model: ModelFacts | None) -> None:
+        """Record that the run was refused, the reason, on which machine, and for which module."""
+        failure = Failure(phase="setup", step=None, type="Refused", message=reason, remedies=remedies)
+        self._record("refused", failure, environment=machine, model=model)
 
     def is_refusal(self, error: BaseException) -> bool:
         """Whether ``error``, ours or Lightning's, came before the first step, which means a wrong call."""
         record = self.record
-        begun = record is not None and record.status != "refused"
-        return not begun and isinstance(error, (UsageError, MisconfigurationException))
+        has_begun = record is not None and record.status != "refused"
+        return not has_begun and isinstance(error, (UsageError, MisconfigurationException))
 
-    def ended(self, error: BaseException) -> int:
+    def on_exit(self, error: BaseException) -> int:
         """Return the exit code of a run that a signal or ``sys.exit`` ended; an interrupt is recorded."""
         record = self.record
         self._begin_without_trainer()
-        # Lightning turns KeyboardInterrupt into `exit(1)`, at whatever point.
-        interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
-        if isinstance(interrupt, KeyboardInterrupt):
+        interrupt = interrupt_in(error)
+        if interrupt is not None:
             if record is None and not self.rank:
-                self._record("interrupted", _failure(interrupt))
-                where = f"; written to {from_here(self.folder)}" if self.folder is not None else ""
-                say(f"interrupted before the first step{where}")
+                self._record_early_interrupt(interrupt)
             return INTERRUPTED
-        code = error.code if isinstance(error, SystemExit) else FAILED
-        return code if isinstance(code, int) else OK if code is None else FAILED
+        if not isinstance(error, SystemExit):
+            return FAILED
+        if error.code is None:
+            return OK
+        return error.code if isinstance(error.code, int) else FAILED
 
-    def failed(self, error: Exception) -> int:
+    def _record_early_interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        self._record("interrupted", _failure(interrupt))
+        message = "interrupted before the first step"
+        if self.folder is not None:
+            message += f"; written to {from_here(self.folder)}"
+        say(message)
+
+    def on_failure(self, error: Exception) -> int:
         """Write the traceback, and a record if there is none yet; return the exit code."""
         self._begin_without_trainer()
-        rank = self.rank
+        rank = self.rank or 0
         if isinstance(error, ProcessException):  # from a forked or spawned rank
-            rank = (rank or 0) + error.error_index
+            rank += error.error_index
             if getattr(error, "exit_code", None) == INTERRUPTED:
-                return self.ended(KeyboardInterrupt())
-            self._rank_ended(rank, error)
+                return self.on_exit(KeyboardInterrupt())
+            self._record_rank_failure(rank, error)
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
         if record is None or record.failure is None:  # otherwise the table at the run's end has printed it
-            who = f"rank {rank} failed" if rank else "failed" if record is not None else "failed in setup"
-            say(f"{who}: {said(error)}")
-        folder = getattr(self.profiler, "folder", None) or self.folder
-        if folder is not None and folder.is_dir():  # a node without a shared disk may have none
-            path = folder / (f"traceback.rank{rank}.txt" if rank else "traceback.txt")
-            text = masked_text("".join(traceback.format_exception(error)))
-            path.write_text(well_formed(text), encoding="utf-8")
-            say(f"traceback in {from_here(path)}")
-        return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
+            if rank:
+                say(f"rank {rank} failed: {said(error)}")
+            elif record is None:
+                say(f"failed in setup: {said(error)}")
+            else:
+                say(f"failed: {said(error)}")
+        self._write_traceback(error, rank)
+        was_interrupted = record is not None and record.status == "interrupted"
+        return INTERRUPTED if was_interrupted else FAILED
 
-    def _rank_ended(self, rank: int, error: ProcessException) -> None:
+    def _write_traceback(self, error: Exception, rank: int) -> None:
+        folder = getattr(self.profiler, "folder", None) or self.folder
+        if folder is None or not folder.is_dir():  # a node without a shared disk may have none
+            return
+        file_name = f"traceback.rank{rank}.txt" if rank else "traceback.txt"
+        text = masked_text("".join(traceback.format_exception(error)))
+        path = folder / file_name
+        path.write_text(well_formed(text), encoding="utf-8")
+        say(f"traceback in {from_here(path)}")
+
+    def _record_rank_failure(self, rank: int, error: ProcessException) -> None:
         """Record that ``rank``, which this process has started, has ended badly.
 
         A rank that left no end was killed, and the other ranks ended because of that: also by the signal that torch
@@ -183,30 +205,36 @@ class RunContext:
         folder = self.folder
         if folder is None:
             return
-        ends, failure = read_ends(folder), _failure(error).model_copy(update={"rank": rank, "host": platform.node()})
+        ends = read_ends(folder)
+        failure = _failure(error).model_copy(update={"rank": rank, "host": platform.node()})
         if not isinstance(error, ProcessExitedException):  # the rank raised, perhaps before it knew the folder
             ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
         elif not ends:
             ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
-        cause = first_end(ends, [rank], {rank: getattr(error, "exit_code", 1)}) or ends[min(ends)]
-        if (record := self.record) is None:
+        exit_codes = {rank: getattr(error, "exit_code", 1)}
+        cause = first_end(ends, [rank], exit_codes) or ends[min(ends)]
+        record = self.record
+        if record is None:
             self._record(cause.status, cause.failure)
         else:
-            record.model_copy(update={"status": cause.status, "failure": cause.failure}).write(folder / "run.json")
-        if (record := self.record) is not None:
+            record = record.model_copy(update={"status": cause.status, "failure": cause.failure})
+            record.write(folder / "run.json")
+        record = self.record
+        if record is not None:
             say(f"{failure_lines(record)[0]}; written to {from_here(folder)}")
 
-    def _record(self, status: Status, failure: Failure, **known: Any) -> None:
+    def _record(self, status: Status, failure: Failure, **facts: Any) -> None:
+        """Write the record of the run, with further ``facts``, unless there is one of how it ended."""
         folder, launch = self.folder, self.launch
         if folder is None or _has_final_record(folder):
             return
         if (folder / "run.json").exists():  # a rank began the record, and none could complete it
-            begun = read_run(folder).model_copy(update={"status": status, "failure": failure})
-            record = as_far_as_it_came(begun, read_rows(folder, growing=True))
+            unfinished = read_run(folder).model_copy(update={"status": status, "failure": failure})
+            record = as_far_as_it_came(unfinished, read_rows(folder, growing=True))
         else:
             if launch.config_yaml is not None:
                 write_whole(folder / "config.yaml", launch.config_yaml)
-            record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **known)
+            record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **facts)
         record.write(folder / "run.json")
         # The record is complete without HPARAMS, so a failure here is a note.
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])
@@ -215,14 +243,23 @@ class RunContext:
 def _has_final_record(folder: Path) -> bool:
     """Whether the folder holds a record of how the run ended; an ``unfinished`` one is not."""
     record = if_readable(read_run, folder)
-    return (folder / "run.json").exists() if record is None else record.status != "unfinished"
+    if record is None:
+        return (folder / "run.json").exists()
+    return record.status != "unfinished"
+
+
+def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that ``error`` is, or that Lightning turned into ``exit(1)``; None if there was none."""
+    interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
+    return interrupt if isinstance(interrupt, KeyboardInterrupt) else None
 
 
 def _failure(error: BaseException) -> Failure:
-    kind, message = type(error).__name__, first_line(error)
+    type_name, message = type(error).__name__, first_line(error)
     if isinstance(error, ProcessRaisedException):  # its text is the rank's traceback
-        kind, _, message = masked_text(str(error)).rstrip().splitlines()[-1].partition(": ")
-    return Failure(phase="setup", step=None, type=kind.rpartition(".")[2], message=message)
+        last_line = masked_text(str(error)).rstrip().splitlines()[-1]
+        type_name, _, message = last_line.partition(": ")
+    return Failure(phase="setup", step=None, type=type_name.rpartition(".")[2], message=message)
 
 
 class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
@@ -238,9 +275,9 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
             except BaseException as error:
                 for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending already
                     signal.signal(number, signal.SIG_IGN)
-                for each in getattr(trainer, "callbacks", ()):
-                    if trainer is not None and isinstance(each, TrainingProfiler):
-                        each.on_exception(trainer, trainer.lightning_module, error)
+                for callback in getattr(trainer, "callbacks", ()):
+                    if trainer is not None and isinstance(callback, TrainingProfiler):
+                        callback.on_exception(trainer, trainer.lightning_module, error)
                 if isinstance(error, KeyboardInterrupt):
                     sys.exit(INTERRUPTED)  # torch would end the rank as if it had succeeded
                 raise
@@ -248,12 +285,14 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
                 leave_group()
 
 
-def take_over(trainer: Trainer) -> None:
+def replace_launcher(trainer: Trainer) -> None:
     """Replace ``trainer``'s multiprocessing launcher, if it has one, by ``RankLauncher``."""
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
-    method = START_METHOD.of_or(launcher)
-    if type(launcher) is LAUNCHER.find_or(None) and method is not None and RUNS_RANK.of_or(launcher) is not None:
-        setattr(strategy, LAUNCHED_BY.name, RankLauncher(strategy, method))
+    if type(launcher) is not LAUNCHER.find_or(None):
+        return
+    start_method = START_METHOD.of_or(launcher)
+    if start_method is not None and RUNS_RANK.of_or(launcher) is not None:
+        setattr(strategy, LAUNCHED_BY.name, RankLauncher(strategy, start_method))
 
 
 def leave_group() -> None:
@@ -262,20 +301,27 @@ def leave_group() -> None:
         distributed.destroy_process_group()
 
 
-def end_ranks(trainer: Trainer | None, ask: bool = False, leaving_s: float = _LEAVING_S) -> None:
-    """Wait for the ranks that Lightning started, asking them to end if ``ask``; kill those that do not end."""
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "gloo":
+def end_ranks(trainer: Trainer | None, terminate_first: bool = False, leaving_s: float = _LEAVING_S) -> None:
+    """Wait for the ranks that Lightning started, and kill those that do not end.
+
+    ``terminate_first`` asks them to end, by SIGTERM, and gives them the time to write their progress.
+    """
+    has_group = distributed.is_available() and distributed.is_initialized()
+    if has_group and distributed.get_backend() == "gloo":
         leave_group()  # ranks that wait for this one see that it has gone; NCCL would wait for the others
     launcher = trainer.strategy.launcher if trainer is not None else None
     processes = getattr(launcher, "procs", [])
     children = list(processes)
     processes.clear()  # otherwise Lightning's observer kills this process too once one of them fails
-    until = time.monotonic() + (_ASKED_S if ask else leaving_s)
+    limit_s = _WRITING_S if terminate_first else leaving_s
+    deadline = time.monotonic() + limit_s
     try:
-        for child in children if ask else ():
-            child.terminate()
+        if terminate_first:
+            for child in children:
+                child.terminate()
         for child in children:
-            _wait(child, max(until - time.monotonic(), 0.0))
+            seconds_left = max(deadline - time.monotonic(), 0.0)
+            _wait(child, seconds_left)
     finally:
         for child in children:
             child.kill()
@@ -284,4 +330,7 @@ def end_ranks(trainer: Trainer | None, ask: bool = False, leaving_s: float = _LE
 
 def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
     with suppress(subprocess.TimeoutExpired):
-        child.join(timeout) if isinstance(child, BaseProcess) else child.wait(timeout)
+        if isinstance(child, BaseProcess):
+            child.join(timeout)
+        else:
+            child.wait(timeout)

@@ -63,9 +63,9 @@ def mute() -> None:
 def check_variables() -> None:
     """Raise UsageError for a rank that is not a number: importing Lightning would end in a traceback."""
     for name in _RANKS:
-        given = os.environ.get(name, "0")
-        if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", given) is None:
-            raise UsageError(f"{name}: expected a number in this variable, given {given[:100]!r}; unset it")
+        value = os.environ.get(name, "0")
+        if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value) is None:
+            raise UsageError(f"{name}: expected a number in this variable, given {value[:100]!r}; unset it")
 
 
 def quiet_libraries() -> None:
@@ -83,7 +83,7 @@ def quiet() -> Iterator[None]:
     from lightning.fabric.utilities.warnings import PossibleUserWarning
 
     loggers = {logging.getLogger(name): level for name, level in _LEVELS.items()}
-    before = {logger: logger.level for logger in loggers}
+    former_levels = {logger: logger.level for logger in loggers}
     with warnings.catch_warnings():
         for category in (PossibleUserWarning, DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", category=category, module=r"lightning\.")
@@ -94,22 +94,24 @@ def quiet() -> Iterator[None]:
                 logger.setLevel(level)
             yield
         finally:
-            for logger, level in before.items():
+            for logger, level in former_levels.items():
                 logger.setLevel(level)
 
 
 def check_port() -> int:
     """Return MASTER_PORT, 0 if it is not set; raise UsageError if it is not a port, or taken."""
-    given = os.environ.get("MASTER_PORT", "0")
-    expect(given.isdecimal() and int(given) < 1 << 16, "MASTER_PORT", "a port", given)
+    text = os.environ.get("MASTER_PORT", "0")
+    is_port = text.isdecimal() and int(text) < 1 << 16
+    expect(is_port, "MASTER_PORT", "a port", text)
+    port = int(text)
     try:
-        socket.create_server(("", int(given))).close()
+        socket.create_server(("", port)).close()
     except OSError:
-        raise UsageError(f"MASTER_PORT: expected a free port, given {given}, which is taken; unset it") from None
-    return int(given)
+        raise UsageError(f"MASTER_PORT: expected a free port, given {text}, which is taken; unset it") from None
+    return port
 
 
-def say_who_shares(processes: int, cores: int, what: str) -> None:
+def warn_of_shared_cores(processes: int, cores: int, activity: str) -> None:
     """Print a line if there are more ``processes`` computing on the CPU than ``cores``."""
     if processes > cores:
-        say(f"{processes} processes share {cores} cores: they take turns, which counts as time of {what}")
+        say(f"{processes} processes share {cores} cores: they take turns, which counts as time of {activity}")

@@ -26,10 +26,10 @@ from torch.nn import Module
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.instruments.profiling_options import Launch
-from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.options import wrong_call
-from lm_profiler.cli.run_context import RunContext, take_over
-from lm_profiler.cli.surroundings import check_port, quiet, say_who_shares
+from lm_profiler.cli.call import DEFAULT_CLASSES, Call
+from lm_profiler.cli.option_errors import wrong_call
+from lm_profiler.cli.run_context import RunContext, replace_launcher
+from lm_profiler.cli.surroundings import check_port, quiet, warn_of_shared_cores
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import cpu_cores
@@ -43,15 +43,16 @@ from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
 # the packages whose classes run no user code
-_KNOWN = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
+_LIBRARIES = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
 
-_PASSED_ON = ("ckpt_path", "weights_only")  # options of the Trainer's methods rather than of its constructor
+_METHOD_OPTIONS = ("ckpt_path", "weights_only")  # options of the Trainer's methods rather than of its constructor
 
 # what Lightning, torch and our own classes raise for wrong options
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
-_MOST_DEVICES = 1024
+_MAX_DEVICES = 1024
+_NAMED_PACKAGE = re.compile(r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:')  # in a config as JSON
 _DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -77,17 +78,16 @@ class ProfilerCLI(OptionsCLI):
         self.context = RunContext(self.verb, self._launch(), self._get(self.config, "log_dir"))
 
     def __reduce__(self) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
-        return _read, (self.call.arguments,)  # another process parses the arguments again
+        return _parse_again, (self.call.arguments,)  # another process parses the arguments again
 
     def _launch(self) -> Launch:
         """Return how the run is started, with secrets masked."""
         text = self.parser.dump(self.config, format="json", skip_unset=False, skip_validation=True)
         config = json.loads(text)[self.verb]
-        # whether module and data are ours, and all other named classes are ours, Lightning's or torch's
-        named = {one or other for one, other in re.findall(r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:', text)}
-        parts = {str(config[key]["class_path"]).partition(".")[0] for key in OURS if config[key] is not None}
-        self.is_ours = parts <= {"lm_profiler"} and named <= _KNOWN
-        name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
+        self.is_ours = _runs_only_our_code(config, text)
+        name = config["name"]
+        if not name:
+            name = Path(self.call.file).stem if self.call.file else "lm_profiler"
         check_folder_name(name, config["log_dir"])
         config = masked(config)
         return Launch(
@@ -101,8 +101,8 @@ class ProfilerCLI(OptionsCLI):
 
     def begin(self) -> None:
         """Build the Trainer, and claim the folder of the run."""
-        given = vars(self._get(self.config, "trainer"))
-        check_trainer_options(given, self.verb)
+        options = vars(self._get(self.config, "trainer"))
+        check_trainer_options(options, self.verb)
         try:
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             trainer = self.instantiate_trainer()
@@ -110,14 +110,20 @@ class ProfilerCLI(OptionsCLI):
         except (*OPTION_ERRORS, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "SLURM" not in str(error):
                 raise  # Lightning raises RuntimeError for wrong SLURM variables, others are the user's
-            raise trainer_error(_cause(error), given) from error
+            raise trainer_error(_cause(error), options) from error
         self.trainer = trainer
         skip_teardown(trainer)
-        model = self._get(self.config, "model")
-        if model is not None and str(model.class_path).startswith("lm_profiler.") and trainer.is_global_zero:
-            for line in size_lines(model.init_args, named="model.size" in self.call.overrides):
-                say(line)
+        if trainer.is_global_zero:
+            self._print_size()
         self._claim_folder(trainer)
+
+    def _print_size(self) -> None:
+        """Print what the size of our own model means, if that is not clear from its name."""
+        model = self._get(self.config, "model")
+        if model is None or not str(model.class_path).startswith("lm_profiler."):
+            return
+        for line in size_lines(model.init_args, named="model.size" in self.call.overrides):
+            say(line)
 
     @property
     def check_memory(self) -> bool | None:
@@ -136,24 +142,26 @@ class ProfilerCLI(OptionsCLI):
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         check_attention_of(self.model, self.trainer, self.verb)
         transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
-        given = vars(self.config_init[self.verb])
-        arguments = {key: given[key] for key in _PASSED_ON if key in given}
+        options = vars(self.config_init[self.verb])
+        arguments = {key: options[key] for key in _METHOD_OPTIONS if key in options}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
             arguments["return_predictions"] = False  # stored predictions would fill the memory
-        self.context.launched(called_ns=time.perf_counter_ns())
+        self.context.add_launch_facts(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
     def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run; the Trainer knows this process's rank, however the ranks were started."""
-        context, config = self.context, self._get(self.config, "trainer")
-        take_over(trainer)
+        context = self.context
+        replace_launcher(trainer)
         context.begin(trainer.global_rank)
         if context.folder is not None and context.profiler is not None:
             context.profiler.launched(folder=context.folder)
-        if self._logs_by_default(config):
+        if self._logs_by_default(self._get(self.config, "trainer")):
             log_dir = self._get(self.config, "log_dir")
-            version = None if context.folder is None else int(context.folder.name.rpartition("_")[2])
+            version = None
+            if context.folder is not None:
+                version = int(context.folder.name.rpartition("_")[2])
             # With a default metric TensorBoard would show no other HPARAMS.
             trainer.logger = EventsLogger(log_dir, context.launch.name, version, default_hp_metric=False)
 
@@ -163,7 +171,7 @@ class ProfilerCLI(OptionsCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Return the Trainer with the instruments; ``_claim_folder`` adds the TensorBoard logger."""
-        config, context = self._get(self.config_init, "trainer"), self.context
+        config = self._get(self.config_init, "trainer")
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
             kwargs["logger"] = False  # the logger needs the folder, which is not claimed yet
@@ -171,22 +179,39 @@ class ProfilerCLI(OptionsCLI):
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
             kwargs["limit_val_batches"] = 0
-        peak = self._get(self.config, "peak_tflops")
-        expect(peak is None or 0 < peak < math.inf, "peak_tflops", "a positive number of TFLOP/s", peak)
-        context.profiler = TrainingProfiler(
-            launch=context.launch,
-            peak_flops_per_s=None if peak is None else peak * 1e12,
+        profiler = self._profiler(log_dir)
+        self.context.profiler = profiler
+
+        callbacks = config["callbacks"] or []
+        if not isinstance(callbacks, list):
+            callbacks = [callbacks]
+        callbacks = [*callbacks, profiler]
+        losses = self._get(self.config_init, "numerics").losses
+        if losses:
+            callbacks.append(KeptLosses(losses))
+
+        arguments = dict(config)
+        arguments.update(kwargs)
+        arguments["callbacks"] = callbacks
+        return Trainer(**arguments)
+
+    def _profiler(self, log_dir: str) -> TrainingProfiler:
+        peak_flops_per_s = None
+        peak_tflops = self._get(self.config, "peak_tflops")
+        if peak_tflops is not None:
+            is_valid = 0 < peak_tflops < math.inf
+            expect(is_valid, "peak_tflops", "a positive number of TFLOP/s", peak_tflops)
+            peak_flops_per_s = peak_tflops * 1e12
+        instruments = {key: self._get(self.config_init, key) for key in INSTRUMENTS}
+        return TrainingProfiler(
+            launch=self.context.launch,
+            peak_flops_per_s=peak_flops_per_s,
             verbose=self._get(self.config, "verbose"),
             verb=self.verb,
             log_dir=log_dir,
-            **{key: self._get(self.config_init, key) for key in INSTRUMENTS},
             watch=self._get(self.config_init, "watch"),
+            **instruments,
         )
-        losses = self._get(self.config_init, "numerics").losses
-        theirs = config["callbacks"] or []
-        callbacks = [*(theirs if isinstance(theirs, list) else [theirs]), context.profiler]
-        callbacks += [KeptLosses(losses)] * bool(losses)
-        return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 
     def build(self, key: str) -> Any:
         """Build the ``model`` or the ``data``. An exception of the user's own code is raised unchanged."""
@@ -205,6 +230,24 @@ class ProfilerCLI(OptionsCLI):
         return self.parser.instantiate(config)
 
 
+def _runs_only_our_code(config: Mapping[str, Any], text: str) -> bool:
+    """Whether module and data are ours, and all other classes that the config names are ours, Lightning's or torch's.
+
+    ``text`` is the config as JSON.
+    """
+    for key in DEFAULT_CLASSES:
+        if config[key] is not None and not _is_in_package(config[key]["class_path"], "lm_profiler"):
+            return False
+    for class_package, attention_package in _NAMED_PACKAGE.findall(text):
+        if (class_package or attention_package) not in _LIBRARIES:
+            return False
+    return True
+
+
+def _is_in_package(class_path: object, package: str) -> bool:
+    return str(class_path).partition(".")[0] == package
+
+
 def skip_teardown(trainer: Trainer) -> None:
     """Keep ``trainer``'s teardown from copying optimizer states and gradients to the host (``Strategy.teardown``).
 
@@ -215,16 +258,18 @@ def skip_teardown(trainer: Trainer) -> None:
 
 
 def _tear_down(strategy: Strategy) -> None:
-    optimizers, strategy.optimizers = strategy.optimizers, []
+    optimizers = strategy.optimizers
+    strategy.optimizers = []
     try:
-        if (module := strategy.lightning_module) is not None:
+        module = strategy.lightning_module
+        if module is not None:
             Module.zero_grad(module)  # not a user's override, which expects to be called in a step
         type(strategy).teardown(strategy)
     finally:
         strategy.optimizers = optimizers
 
 
-def _read(arguments: Sequence[str]) -> ProfilerCLI:
+def _parse_again(arguments: Sequence[str]) -> ProfilerCLI:
     with quiet():
         return ProfilerCLI(Call(arguments))
 
@@ -248,17 +293,27 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     batches = options["accumulate_grad_batches"]
     expect(batches >= 1, "trainer.accumulate_grad_batches", "1 or more", batches)
     devices = str(options["devices"])
-    if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MOST_DEVICES):
-        raise UsageError(f"trainer.devices: expected at most {_MOST_DEVICES:,}, given {devices[:30]}")
-    ends = ("max_steps", "max_epochs") if verb == "fit" else ()
-    for name in (*ends, f"limit_{LOOPS[verb]}_batches"):
+    if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MAX_DEVICES):
+        raise UsageError(f"trainer.devices: expected at most {_MAX_DEVICES:,}, given {devices[:30]}")
+    limits = [f"limit_{LOOPS[verb]}_batches"]
+    if verb == "fit":
+        limits = ["max_steps", "max_epochs", *limits]
+    for name in limits:
         if options[name] == 0:
             raise UsageError(f"trainer.{name}: expected something to run, given 0; leave it out")
     accelerator = options["accelerator"]
-    if not isinstance(accelerator, str) or accelerator == "auto":
+    if isinstance(accelerator, str):
+        _check_accelerator(accelerator)
+
+
+def _check_accelerator(accelerator: str) -> None:
+    if accelerator == "auto":
         return
-    here = [name for name in AcceleratorRegistry if AcceleratorRegistry[name]["accelerator"].is_available()]
-    usable = {*here, "auto", *(["gpu"] if {"cuda", "mps"} & set(here) else [])}
+    usable = {name for name in AcceleratorRegistry if AcceleratorRegistry[name]["accelerator"].is_available()}
+    has_gpu = not usable.isdisjoint({"cuda", "mps"})
+    usable.add("auto")
+    if has_gpu:
+        usable.add("gpu")
     names = ", ".join(sorted(usable))
     expect(accelerator in usable, "trainer.accelerator", f"one that this machine has ({names})", accelerator)
 
@@ -269,9 +324,15 @@ def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
     if isinstance(error, UsageError) or "\n  " in message:  # ours, or the parser's
         return wrong_call(error, prefix="trainer")
     message = " ".join(message.split())
-    named = [name for name in options if re.search(rf"\b{name}\b", message)]
-    given = ", ".join(f"{name}={options[name]!r}" for name in named if name != "logger")
-    return UsageError(f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else ""))
+    values = []
+    for name, value in options.items():
+        is_named = re.search(rf"\b{name}\b", message) is not None
+        if is_named and name != "logger":
+            values.append(f"{name}={value!r}")
+    line = f"trainer: {message[:300].rstrip('.')}"
+    if values:
+        line += f"; given {', '.join(values)}"
+    return UsageError(line)
 
 
 def check_launch(trainer: Trainer) -> None:
@@ -283,21 +344,26 @@ def check_launch(trainer: Trainer) -> None:
     if environment is None and TorchElasticEnvironment.detect():
         environment = TorchElasticEnvironment()
     if isinstance(environment, TorchElasticEnvironment):
-        started, devices, nodes = environment.world_size(), trainer.num_devices, trainer.num_nodes
-        if started != devices * nodes:
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
-            remedy = f"add --trainer.devices={here} --trainer.num_nodes={started // here}"
-            expected = f"the {started} processes that torchrun started"
-            raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
+        _check_torchrun(environment, trainer)
     elif environment is not None:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
         if type(environment) is LightningEnvironment and not environment.creates_processes_externally:
             check_port()  # torch would report it only in a traceback
             if trainer.strategy.root_device.type == "cpu":
-                say_who_shares(trainer.num_devices, cpu_cores(), "the step")
+                warn_of_shared_cores(trainer.num_devices, cpu_cores(), "the step")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
         tasks = os.environ["SLURM_NTASKS"]
         say(f"SLURM has {tasks} tasks: each is a separate run, as --trainer.devices and --trainer.num_nodes are 1")
+
+
+def _check_torchrun(environment: TorchElasticEnvironment, trainer: Trainer) -> None:
+    processes, devices, nodes = environment.world_size(), trainer.num_devices, trainer.num_nodes
+    if processes == devices * nodes:
+        return
+    on_this_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    expected = f"the {processes} processes that torchrun started"
+    remedy = f"add --trainer.devices={on_this_node} --trainer.num_nodes={processes // on_this_node}"
+    raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
@@ -320,11 +386,13 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
         name, width = model.attention, model.d_model
     else:
         return
-    kind, _, how = str(trainer.precision).partition("-")
-    kept = how == "mixed" and isinstance(model, AttentionAlone)  # its Q, K and V are parameters
-    dtype = torch.float32 if kept else _DTYPES.get(kind, torch.float32)
+    bits, _, mode = str(trainer.precision).partition("-")
+    dtype = _DTYPES.get(bits, torch.float32)
+    if mode == "mixed" and isinstance(model, AttentionAlone):  # its Q, K and V are parameters, which stay as they are
+        dtype = torch.float32
+    device = trainer.strategy.root_device
+    is_causal = getattr(model, "is_causal", True)
     try:
-        where, is_causal = trainer.strategy.root_device, getattr(model, "is_causal", True)
-        check_attention(name, width, dtype, where, backward=verb == "fit", is_causal=is_causal)
+        check_attention(name, width, dtype, device, backward=verb == "fit", is_causal=is_causal)
     except UsageError as error:
         raise UsageError(f"model.{error}") from error.__cause__

@@ -26,8 +26,8 @@ from lm_profiler.callbacks import (
     TraceOptions,
     WatchOptions,
 )
-from lm_profiler.cli.call import OURS, Call
-from lm_profiler.cli.options import explain
+from lm_profiler.cli.call import DEFAULT_CLASSES, Call
+from lm_profiler.cli.option_errors import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.trainer_help import FIRST_OPTIONS
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
@@ -65,10 +65,14 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         # For an option in a config file jsonargparse calls the outer parser's error(), which lacks the verb's options.
-        verbs = self._subcommands_action.choices.values() if self._subcommands_action is not None else ()
-        defaults = [parser.get_defaults(skip_validation=True) for parser in (self, *verbs)]
-        known = [key for options in defaults for key in options.keys(branches=True)]
-        raise explain(message, [key.replace(".init_args", "") for key in known])
+        parsers: list[Any] = [self]
+        if self._subcommands_action is not None:
+            parsers += self._subcommands_action.choices.values()
+        names: list[str] = []
+        for parser in parsers:
+            options = parser.get_defaults(skip_validation=True)
+            names += [key.replace(".init_args", "") for key in options.keys(branches=True)]
+        raise explain(message, names)
 
 
 class _Help(Action):
@@ -82,10 +86,11 @@ class _Help(Action):
         if values is None:
             print(FIRST_OPTIONS.format(verb=parser.usage.split()[1]), end="")
         else:
-            own = ArgumentParser(add_help=False, usage=SUPPRESS)  # jsonargparse shows these for `--model.help CLASS`
-            own.add_class_arguments(LanguageModel, "model")
-            own.add_class_arguments(FakeTokens, "data")
-            print(parser.format_help() + own.format_help())
+            # jsonargparse shows the options of model and data only for `--model.help CLASS`
+            class_parser = ArgumentParser(add_help=False, usage=SUPPRESS)
+            class_parser.add_class_arguments(LanguageModel, "model")
+            class_parser.add_class_arguments(FakeTokens, "data")
+            print(parser.format_help() + class_parser.format_help())
         parser.exit()
 
 
@@ -116,11 +121,13 @@ class OptionsCLI(LightningCLI):
         if RUN_VERB.of_or(LightningCLI) is None:
             raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}")
         verb = cast(Verb, call.arguments[0])
-        classes = {key: _class_at(call.class_of(key), key) for key in OURS}
-        self._classes = {key: path for key in OURS if classes[key] is not None and (path := call.class_of(key))}
-        loader = LOADERS[verb]
-        own_data = getattr(classes["model"], loader, None) not in (None, getattr(LightningModule, loader))
-        leave_data = own_data and call.leaves_data_out()
+        classes: dict[str, type] = {}
+        for key in DEFAULT_CLASSES:
+            found_class = _import_class(call.class_path(key), key)
+            if found_class is not None:
+                classes[key] = found_class
+        self._class_paths = {key: call.class_path(key) for key in classes}
+        leave_out_data = _brings_data(classes.get("model"), LOADERS[verb]) and call.should_leave_out_data()
         super().__init__(
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
             trainer_defaults={
@@ -136,12 +143,12 @@ class OptionsCLI(LightningCLI):
             parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
-            args=call.for_parser(self._classes, leave_data),
+            args=call.parser_arguments(self._class_paths, leave_out_data),
         )
         self.verb = verb
-        self._check_required({key: cls for key, cls in classes.items() if cls is not None})
+        self._check_required(classes)
         if local_rank() == 0:
-            for line in call.said_of_files(leave_data):
+            for line in call.replacement_lines(leave_out_data):
                 say(line)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here
@@ -157,38 +164,43 @@ class OptionsCLI(LightningCLI):
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all that is known at the end, as lm_profiler report of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
-        for key, kind in (INSTRUMENTS | _OFFERED).items():
-            parser.add_class_arguments(kind, key)
+        for key, options_class in (INSTRUMENTS | _OFFERED).items():
+            parser.add_class_arguments(options_class, key)
         text = (
             "Keep the marks until training ends, and tell when and why it gets slower; --watch.signal=true and so on."
         )
         parser.add_argument("--watch", type=bool | WatchOptions, default=False, help=text)
         super().add_core_arguments_to_parser(parser)
-        for key, ours in OURS.items():
+        groups = parser.groups or {}
+        for key, our_class in DEFAULT_CLASSES.items():
             # set first: if the class changes later, jsonargparse keeps the values of options that both classes have
-            parser.set_defaults({key: {"class_path": self._classes.get(key, ours)}})
-            (parser.groups or {})[key].title = f"The {key}; the options of {ours} are at the end"
+            parser.set_defaults({key: {"class_path": self._class_paths.get(key, our_class)}})
+            groups[key].title = f"The {key}; the options of {our_class} are at the end"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args`` instead of ``sys.argv``."""
         self.config = parser.parse_args(args)
+        options = self.config[self.config["subcommand"]]
         for key in (*INSTRUMENTS, *_OFFERED, "trainer"):  # jsonargparse accepts any value for a whole section of a file
-            if not isinstance(given := self.config[self.config["subcommand"]].get(key), Namespace):
-                raise UsageError(f"{key}: expected options, given {given!r}; leave it out")
+            section = options.get(key)
+            if not isinstance(section, Namespace):
+                raise UsageError(f"{key}: expected options, given {section!r}; leave it out")
 
     def _check_required(self, classes: Mapping[str, type]) -> None:
         """Raise UsageError where the call gives no value to a parameter of model or data that has no default.
 
         jsonargparse would pass None, because the class is the default of its option.
         """
+        options = self.config[self.config["subcommand"]]
         for key, cls in classes.items():
-            section = self.config[self.config["subcommand"]].get(key)
-            init_args = {} if section is None else dict(section.get("init_args") or {})
-            given = self.call.options_of(key)
+            section = options.get(key) or {}
+            init_args = dict(section.get("init_args") or {})
+            names_in_call = self.call.option_names(key)
             for name in required_parameters(cls):
-                if name in init_args and init_args[name] is None and name not in given:
-                    needs = f"{cls.__name__}.__init__ has no default for it"
-                    raise UsageError(f"{key}.{name}: expected a value, because {needs}, given none; add --{key}.{name}")
+                is_missing = name in init_args and init_args[name] is None and name not in names_in_call
+                if is_missing:
+                    reason = f"because {cls.__name__}.__init__ has no default for it"
+                    raise UsageError(f"{key}.{name}: expected a value, {reason}, given none; add --{key}.{name}")
 
     def _get(self, config: Any, key: str, default: Any = None) -> Any:
         """Return the value of the verb's option ``key``. This overrides Lightning's method of the same name."""
@@ -201,8 +213,10 @@ class OptionsCLI(LightningCLI):
         """Run nothing; LightningCLI's constructor calls this."""
 
     def _parse_ckpt_path(self) -> None:
-        path = str(self.config[self.config["subcommand"]].get("ckpt_path") or "best")
-        if path not in _CHECKPOINT_WORDS and ":" not in path and not Path(path).exists():
+        options = self.config[self.config["subcommand"]]
+        path = str(options.get("ckpt_path") or "best")
+        is_local_file = path not in _CHECKPOINT_WORDS and ":" not in path
+        if is_local_file and not Path(path).exists():
             raise UsageError(f"ckpt_path: expected a checkpoint, given {path[:200]}, which is not there")
         try:
             super()._parse_ckpt_path()
@@ -223,33 +237,45 @@ def required_parameters(cls: type) -> list[str]:
         for parameter in parameters:
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 required.setdefault(parameter.name, parameter.default is parameter.empty)
-        passes_others_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        if not passes_others_on:
+        has_keywords_for_base = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        if not has_keywords_for_base:
             break
     return [name for name, is_required in required.items() if is_required]
 
 
-def _class_at(path: str, key: str) -> type | None:
+def _brings_data(module_class: type | None, loader: str) -> bool:
+    """Whether a LightningModule defines the hook ``loader`` itself."""
+    hook = getattr(module_class, loader, None)
+    return hook is not None and hook is not getattr(LightningModule, loader)
+
+
+def _import_class(path: str, key: str) -> type | None:
     """Return the class at the import path ``path``; None for anything else, which the parser reports."""
-    module, _, name = path.rpartition(".")
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        return None
     try:
-        named = getattr(import_module(module), name, None) if module else None
+        module = import_module(module_name)
+        found = getattr(module, name, None)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        is_no_module = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        if is_no_module:
             return None
         raise UsageError(
             f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
             f"{_place(error)}: {said(error)}"
         ) from error
-    return named if isinstance(named, type) and issubclass(named, _BASES[key]) else None
+    is_right_class = isinstance(found, type) and issubclass(found, _BASES[key])
+    return found if is_right_class else None
 
 
 def _place(error: BaseException) -> str:
     """Return the file and line at which the user's own code failed."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
-    at = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
     # The fault is in the innermost file of the user, not in the installed packages that it calls.
-    others = ("<frozen", __file__, sys.prefix, sys.base_prefix)
-    last = ([frame for frame in at if not frame.filename.startswith(others)] or at)[-1]
-    return f"{last.filename}:{last.lineno}"
+    not_of_user = ("<frozen", __file__, sys.prefix, sys.base_prefix)
+    user_frames = [frame for frame in frames if not frame.filename.startswith(not_of_user)]
+    innermost = user_frames[-1] if user_frames else frames[-1]
+    return f"{innermost.filename}:{innermost.lineno}"

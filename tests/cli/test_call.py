@@ -105,9 +105,9 @@ def test_a_pipe_is_read_once_and_its_text_stands_in_the_call(tmp_path: Path) -> 
     call = Call(["fit", "--config", str(pipe), "--name=x"])
     writer.join()
     assert call.arguments == ["fit", "--config=trainer: {max_steps: 3}\n", "--name=x"]
-    assert call.for_parser() == call.arguments
+    assert call.parser_arguments() == call.arguments
     assert call.file is None
-    assert Call(call.arguments).for_parser() == call.arguments  # so another rank is started
+    assert Call(call.arguments).parser_arguments() == call.arguments  # so another rank is started
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------
@@ -123,11 +123,11 @@ def config(tmp_path: Path) -> str:
 def test_what_a_file_says_of_one_class_is_not_given_to_another_on_the_line(config: str) -> None:
     for line in ([config, "--model=my.M", "--model.lr=2"], ["--model.lr=2", "--model", "my.M", config]):
         call = Call(["fit", *line])
-        assert call.class_of("model") == "my.M"
-        first, *rest = call.for_parser()[1:]
+        assert call.class_path("model") == "my.M"
+        first, *rest = call.parser_arguments()[1:]
         assert first.splitlines() == ["--config=data: {batch_size: 010}", "trainer: {precision: 32}"]
         assert " ".join(rest).replace(" my", "=my") == "--model=my.M --model.lr=2"
-        (told,) = call.said_of_files()
+        (told,) = call.replacement_lines()
         assert told.startswith("model: my.M")
         assert call.content == {
             "trainer": {"precision": 32},
@@ -142,16 +142,16 @@ def test_what_a_file_says_of_one_class_is_not_given_to_another_on_the_line(confi
 )  # fmt: skip
 def test_what_a_file_says_of_the_same_class_stays(line: list[str], config: str) -> None:
     call = Call(["fit", config, *line])
-    assert call.for_parser() == ["fit", config, *line]
-    assert not list(call.said_of_files())
+    assert call.parser_arguments() == ["fit", config, *line]
+    assert not list(call.replacement_lines())
 
 
 def test_a_class_that_a_file_names_takes_what_that_file_says_of_it(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("model: {class_path: my.M, init_args: {size: 3}}\n")
     call = Call(["fit", "--model.size=4", f"--config={own}", "--model=my.M"])
-    assert call.for_parser() == ["fit", f"--config={own}", "--model=my.M", "--model.size=4"]
-    assert call.for_parser({"model"}) == ["fit", f"--config={own}", "--model.size=4"]
+    assert call.parser_arguments() == ["fit", f"--config={own}", "--model=my.M", "--model.size=4"]
+    assert call.parser_arguments({"model"}) == ["fit", f"--config={own}", "--model.size=4"]
     assert call.content == {"model": {"class_path": "my.M", "init_args": {"size": 4}}}
 
 
@@ -181,10 +181,10 @@ def test_data_is_left_out_where_only_the_file_of_another_module_says_something_o
     own.write_text("model: my.M\ndata: {batch_size: 3}\n")
     words = {"CONFIG": config, "OWN": f"--config={own}"}
     call = Call(["fit", *(words.get(word, word) for word in line)])
-    assert call.leaves_data_out() == left_out
+    assert call.should_leave_out_data() == left_out
     if left_out:
-        assert call.for_parser(leave_data=True)[-1] == "--data=null"
-        assert "batch_size" not in " ".join(call.for_parser(leave_data=True))
+        assert call.parser_arguments(leave_out_data=True)[-1] == "--data=null"
+        assert "batch_size" not in " ".join(call.parser_arguments(leave_out_data=True))
 
 
 # -- words that are no options, and values that cannot be read -----------------------------------------------------

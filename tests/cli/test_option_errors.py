@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stored_texts import assert_stored
 
-from lm_profiler.cli.options import explain
+from lm_profiler.cli.option_errors import explain
 
 OPTIONS = ["model", "model.size", "trainer", "trainer.precision", "stages", "stages.warmup_steps", "name"]
 UNION = """\

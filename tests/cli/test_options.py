@@ -12,7 +12,7 @@ from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
-from lm_profiler.cli.options import MANY, OptionsReader, options_in
+from lm_profiler.cli.options import UNLIMITED, OptionsReader, options_in
 from lm_profiler.usage_error import UsageError
 
 
@@ -100,7 +100,7 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_is_told_in_a_line_as_stored() -> None:
+def test_a_wrong_call_is_message_in_a_line_as_stored() -> None:
     said = {}
     for arguments in REFUSED:
         with pytest.raises(UsageError) as error:
@@ -119,7 +119,7 @@ def test_help_comes_from_the_dataclass() -> None:
 
 
 def test_one_reader_of_the_line() -> None:
-    takes = {"many": MANY, "two": 2, "flag": 0}
+    takes = {"many": UNLIMITED, "two": 2, "flag": 0}
     line = ["a", "-c", "f.yaml", "--many", "1", "-2", "--two", "3", "4", "5", "--flag", "6", "--x=-7", "--", "-h"]
     found = [option[:2] for option in options_in(line, lambda name: takes.get(name, 1))]
     assert found == [

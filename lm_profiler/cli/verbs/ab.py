@@ -60,7 +60,7 @@ class Options(ComparisonOptions):
         log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 if logs/ab exists already.
     """
 
-    AFTER: ClassVar[str] = "fit --config demo"
+    PROGRAM_EXAMPLE: ClassVar[str] = "fit --config demo"
 
     a: str = "."
     b: str = "."

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from lm_profiler.cli.surroundings import check_port, say_who_shares
+from lm_profiler.cli.surroundings import check_port, warn_of_shared_cores
 from lm_profiler.cli.verbs.plan import size_bytes
 from lm_profiler.cli.verbs.shared import format_of, writable, write
 from lm_profiler.measure.boundary import say
@@ -113,7 +113,7 @@ def _measured(options: Options) -> Iterator[LinkFigures]:
     store = TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
     sizes = [size_bytes(size, "sizes", "64MB") for size in options.sizes]
     for at, (backend, count) in enumerate(groups):
-        say_who_shares(count, cpu_cores(), "the collectives")
+        warn_of_shared_cores(count, cpu_cores(), "the collectives")
         asked = LinkRequest(backend, count, store.port, str(at), options.ops, sizes, options.repeats, options.budget_s)
         say(f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}")
         for row in rank_messages(partial(time_links, asked), count):

@@ -17,7 +17,7 @@ import numpy as np
 
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
-from lm_profiler.cli.options import told_in
+from lm_profiler.cli.option_errors import message_in
 from lm_profiler.cli.verbs.shared import ForWhom, format_of_answer, write, write_json
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.entry import Collection
@@ -129,7 +129,7 @@ def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
     call = (sys.executable, "-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     if done.returncode == WRONG_CALL:
-        raise UsageError(told_in(done.stderr))
+        raise UsageError(message_in(done.stderr))
     done.check_returncode()
     return read_run(folder / name / "version_0")
 

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.cli.endings import interrupting
-from lm_profiler.cli.options import read_config, told_in
+from lm_profiler.cli.option_errors import message_in
+from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import write
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import check_size_name, other_meanings
@@ -138,7 +139,7 @@ def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | No
                 return
             printed = file.read_text(encoding="utf-8", errors="replace")
             if code == WRONG_CALL:
-                raise UsageError(told_in(printed))
+                raise UsageError(message_in(printed))
             if code == OK:
                 _check_config(yaml.safe_load(printed), cell)
 

@@ -6,13 +6,22 @@ import sys
 from pathlib import Path
 
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.options import wrong_call
+from lm_profiler.cli.option_errors import wrong_call
 from lm_profiler.cli.preflight import plan_ahead
-from lm_profiler.cli.run_context import end_ranks, leave_group, local_rank
+from lm_profiler.cli.run_context import end_ranks, interrupt_in, leave_group, local_rank
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
+from lm_profiler.record.run_record import RunRecord
 from lm_profiler.torch_names import NameMissing
+
+
+def _code_of_record(record: RunRecord | None) -> int:
+    """Return the exit code of a run that ended by itself: its record may hold a failure of the instruments."""
+    if record is None or record.failure is None:
+        return OK
+    is_name_missing = record.failure.type == NameMissing.__name__
+    return WRONG_CALL if is_name_missing else FAILED
 
 
 def run(call: Call) -> int:
@@ -30,17 +39,14 @@ def run(call: Call) -> int:
             plan_ahead(cli)
             cli.run_verb()
             leave_group()
-            record = cli.context.record  # it may hold only a failure of the instruments
-            failure = None if record is None else record.failure
-            if failure is not None:
-                return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED
-            return OK
+            return _code_of_record(cli.context.record)
         except (KeyboardInterrupt, SystemExit) as error:
-            end_ranks(getattr(cli, "trainer", None), ask=isinstance(error.__context__ or error, KeyboardInterrupt))
-            return cli.context.ended(error)
+            was_interrupted = interrupt_in(error) is not None
+            end_ranks(getattr(cli, "trainer", None), terminate_first=was_interrupted)
+            return cli.context.on_exit(error)
         except Exception as error:
             if not cli.context.is_refusal(error):
-                return cli.context.failed(error)
+                return cli.context.on_failure(error)
             cli.context.discard()
             if local_rank() > 0:  # the process that started this rank prints the message
                 return WRONG_CALL

@@ -8,7 +8,7 @@ import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
-from lm_profiler.cli.surroundings import say_who_shares
+from lm_profiler.cli.surroundings import warn_of_shared_cores
 
 
 def test_every_collective_is_timed_checked_and_drawn(tmp_path: Path) -> None:
@@ -60,6 +60,6 @@ def test_a_port_that_is_taken_is_refused_in_a_line(
 
 def test_more_processes_than_cores_are_told_and_no_others(capfd: pytest.CaptureFixture[str]) -> None:
     for count in (2, 3):
-        say_who_shares(count, 2, "the step")
+        warn_of_shared_cores(count, 2, "the step")
     (line,) = capfd.readouterr().err.splitlines()
     assert_stored("cli/ranks: cores", {"3 of 2": line})

@@ -1,0 +1,165 @@
+"""Report what is wrong with the options of a call in a line or two: subject, expected, given, remedy.
+
+jsonargparse has the option, the value and the type only in its sentences: patterns take them out of these. A sentence
+that no pattern matches is shown whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from lm_profiler.usage_error import UsageError
+
+_UNKNOWN_OPTION = "unknown option --"  # the beginning of the message about an option that does not exist
+
+_LIKENESS = 0.7  # at least so alike are a misspelt name and the one that is proposed, by ``difflib``'s ratio
+
+
+def unknown_option(option: str, names: Iterable[str]) -> UsageError:
+    """Return the error about an option that does not exist; the closest of the ``names`` that exist is the remedy."""
+    closest = nearest(option, names)
+    remedy = f"did you mean --{closest}?" if closest else "see --help"
+    return UsageError(f"{_UNKNOWN_OPTION}{option}; {remedy}")
+
+
+def check_dashes(word: str) -> None:
+    """Raise UsageError if a ``word`` that belongs to no option looks like an option: it has a single dash."""
+    if word.startswith("-") and word != "-":
+        raise UsageError(f"{word[:100]}: expected two dashes before an option; write -{word[:100]}")
+
+
+def nearest(option: str, names: Iterable[str]) -> str | None:
+    """Return the name closest to ``option`` as a whole, or else in its last part, or else in its first; or None.
+
+    >>> options = ["model.size", "data.batch_size", "name"]
+    >>> nearest("nme", options), nearest("size", options), nearest("modle.width", options)
+    ('name', 'model.size', 'model')
+    """
+    # Reversed, so that of several options with the same last part the first in the alphabet stays.
+    names = sorted({*names} - {""}, reverse=True)
+    closest = _closest(option, names)
+    if closest is not None:
+        return closest
+
+    by_last_part = {name.rpartition(".")[2]: name for name in names}
+    last_part = option.rpartition(".")[2]
+    closest = _closest(last_part, by_last_part)
+    if closest is not None:
+        return by_last_part[closest]
+
+    first_part, dot, _ = option.partition(".")
+    first_parts = {name.partition(".")[0] for name in names}
+    if not dot or first_part in first_parts:
+        return None
+    return _closest(first_part, first_parts)
+
+
+def _closest(word: str, candidates: Iterable[str]) -> str | None:
+    matches = difflib.get_close_matches(word, sorted(candidates), n=1, cutoff=_LIKENESS)
+    return matches[0] if matches else None
+
+
+def message_in(output: str) -> str:
+    """Return the message of a wrong call from the ``output`` of its process."""
+    return output.rpartition("lm_profiler: ")[2].strip()
+
+
+# -- jsonargparse's sentences ------------------------------------------------------------------------------------------
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)")
+_NO_VALUE = re.compile(r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument")
+_VALUE = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
+_TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
+_SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
+_OWN_MESSAGE = re.compile(r"[\w.]+: expected ")  # what our own classes raise
+# lines of a message that do not help the user: for a union of types, only what each expected helps
+_NOISE = (
+    "Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot",
+    "Subclass types expect", "a class path (str)", "a dict with", "a dict without",
+)  # fmt: skip
+_SEQUENCE_TYPES = {"list", "Iterable", "Sequence"}
+_MAX_VALUE_CHARACTERS = 200
+_MAX_MESSAGE_CHARACTERS = 300  # of a message in the words of others
+
+
+def wrong_call(error: Exception, prefix: str = "") -> UsageError:
+    """Return ``error`` as UsageError; the message of the parser is explained."""
+    if isinstance(error, UsageError):
+        return error
+    return explain(str(error) or repr(error), prefix=prefix)
+
+
+def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageError:
+    """Return jsonargparse's ``message``, often a tree of many lines, as subject, expected and given.
+
+    ``names`` are the options that exist; ``prefix`` is the subject where the message names none.
+    """
+    message = re.sub(r'^Parser key "\w+": ', "", message)  # names the option of the file, before its error
+    subject = _subject(message, prefix)
+    without_value = _NO_VALUE.search(message)
+    if without_value is not None:
+        return UsageError(f"{without_value[1]}: expected a value, given none")
+    unknown = _UNKNOWN.search(message)
+    if unknown is not None:
+        option_of_class, option = unknown.groups()
+        if option_of_class:
+            option = option_of_class
+        if option_of_class and subject:
+            option = f"{subject}.{option}"
+        return unknown_option(option, names)
+
+    lines = _useful_lines(message)
+    reasons = [line for line in lines if not line.startswith("Expected a")]
+    for reason in reasons:
+        if not _OWN_MESSAGE.match(reason):
+            continue
+        names_subject = not subject or reason.startswith(f"{subject}.")
+        if not names_subject:
+            reason = f"{subject}.{reason}"
+        return UsageError(reason)
+    if reasons or not lines:
+        text = " ".join(reasons)[:_MAX_MESSAGE_CHARACTERS]
+        if subject:
+            text = f"{subject}: {text}"
+        return UsageError(text)
+    return UsageError(f"{subject}: {_expected_and_given(lines, message)}")
+
+
+def _subject(message: str, prefix: str) -> str:
+    """Return the option that a message of jsonargparse is about, as a user writes it."""
+    match = _KEY.search(message)
+    if match is None:
+        return prefix
+    return match[1].replace("init_args.", "").removesuffix("_")
+
+
+def _useful_lines(message: str) -> list[str]:
+    """Return the lines of a message that state what is wrong, with short names of types."""
+    lines = []
+    for line in message.splitlines():
+        line = line.partition(". Got value")[0].strip().removeprefix("- ")
+        line = _TYPE.sub(r"\1\2", line)
+        line = _SUBCLASS.sub(r"Expected a class path of \1", line)
+        if line and not line.startswith(_NOISE):
+            lines.append(line)
+    return lines
+
+
+def _expected_and_given(lines: Sequence[str], message: str) -> str:
+    """Return the types that ``lines`` expect, and the value that the ``message`` names."""
+    types: list[str] = []
+    for line in lines:
+        expected_type = re.sub(r"^Expected an? ", "", line).replace("NoneType", "null")
+        if expected_type not in types:
+            types.append(expected_type)
+    match = _VALUE.search(message)
+    value = match[1].strip()[:_MAX_VALUE_CHARACTERS] if match else ""
+    takes_class = any(name.startswith("class path") for name in types)
+    takes_list = not _SEQUENCE_TYPES.isdisjoint(types)
+    remedy = ""
+    if takes_class and not takes_list and value.startswith("[{"):
+        remedy = "; leave out the list around it"
+    return f"expected {' or '.join(types)}, given {value!r}{remedy}"
