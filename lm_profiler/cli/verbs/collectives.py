@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from lm_profiler.cli.surroundings import check_port, warn_of_shared_cores
 from lm_profiler.cli.verbs.plan import size_bytes
-from lm_profiler.cli.verbs.shared import format_of, writable, write
+from lm_profiler.cli.verbs.shared import choose_format, writable, write
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.rank_group import RankFailed, rank_messages
 from lm_profiler.record.calls import FAILED, OK
@@ -68,7 +68,7 @@ class Options:
         expect(0 < self.budget_s < float("inf"), "budget_s", "seconds above 0", self.budget_s)
         if self.format is not None:
             expect_one_of(_FORMATS, "format", self.format)
-        object.__setattr__(self, "format", format_of(self.format, self.output))
+        object.__setattr__(self, "format", choose_format(self.format, self.output))
         expect(self.format != "html", "output", f"a table ({', '.join(_FORMATS)})", str(self.output))
         if self.plot is not None:
             check_picture(self.plot)

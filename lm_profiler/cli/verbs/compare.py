@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, cast, get_args
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import SAME_WITHIN
-from lm_profiler.cli.verbs.shared import runs_below, tell_github, write_text
+from lm_profiler.cli.verbs.shared import runs_below, write_for_github, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry
@@ -82,7 +82,7 @@ def write_comparison(comparison: Comparison, options: ComparisonOptions, verb: s
         text = render([comparison_table(comparison)], options.format, stream)
     write_text(text, options.format, options.output)
     fails = comparison.verdict in _FAILING[options.fail_on]
-    if tell_github(options.github, partial(github_summary, comparison), github_outputs(comparison)):
+    if write_for_github(options.github, partial(github_summary, comparison), github_outputs(comparison)):
         # GitHub reads both streams; output for programs stays clean
         is_for_people = options.format == "terminal" or options.output is not None
         stream = sys.stdout if is_for_people else sys.stderr

@@ -18,7 +18,7 @@ from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.options import read_config
-from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
+from lm_profiler.cli.verbs.shared import AnswerFormat, show, write_json
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import ImproveRequest, open_candidates, refuse_small, requested_candidates
 from lm_profiler.improve.cells import CellCalls, Cells, FinishedCell, Interrupted, NoSteps
@@ -136,7 +136,7 @@ def _changes(request: ImproveRequest, baseline: FinishedCell, first: RunRecord) 
     return [*asked, *refuse_small(ours, first.time["step"].mean, MARGIN)]
 
 
-def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str], kind: ForWhom = "terminal") -> int:
+def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str], kind: AnswerFormat = "terminal") -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
     if record.options:

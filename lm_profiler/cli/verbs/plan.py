@@ -24,7 +24,7 @@ from lm_profiler.analysis.plan.planned import (
 from lm_profiler.analysis.remedies.catalogue import combined_remedies, remedies
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
-from lm_profiler.cli.verbs.shared import format_of_answer, show, writable, write, write_json
+from lm_profiler.cli.verbs.shared import choose_answer_format, show, writable, write, write_json
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import FAILED, OK
@@ -87,7 +87,7 @@ class Options:
         expect(known, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
         expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
         tables_to = self.output if self.plot is None else None
-        object.__setattr__(self, "format", format_of_answer(self.format, tables_to))
+        object.__setattr__(self, "format", choose_answer_format(self.format, tables_to))
         if self.plot is not None:
             if self.output is None:
                 raise UsageError(f"plot: expected --output FILE too, given none; end FILE with {', '.join(SUFFIXES)}")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
-from lm_profiler.cli.verbs.shared import format_of, runs_below, tell_github, writable, write, write_text
+from lm_profiler.cli.verbs.shared import choose_format, runs_below, writable, write, write_for_github, write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
@@ -120,7 +120,7 @@ class Options:
         if self.plot is not None:
             expect_one_of((*KINDS, TIMELINE), "plot", self.plot)
         else:
-            object.__setattr__(self, "format", format_of(self.format, self.output))
+            object.__setattr__(self, "format", choose_format(self.format, self.output))
         if not self.runs and self.columns != ["help"]:
             raise UsageError("RUNS: expected folders of runs, given none; `report logs`, say")
         self._check_together()
@@ -193,7 +193,7 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple
             runs.problems.extend(unreadable(entries))
         write(runs, tables, kind, options.output)
         again = partial(_tables, entries, options, "markdown", plain)  # the chosen format may be for programs
-        tell_github(options.github, lambda: formats.render(tables if kind in _PEOPLE else again()[0], "markdown"))
+        write_for_github(options.github, lambda: formats.render(tables if kind in _PEOPLE else again()[0], "markdown"))
     return problems, bool(tables)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.cli.option_errors import message_in
-from lm_profiler.cli.verbs.shared import ForWhom, format_of_answer, write, write_json
+from lm_profiler.cli.verbs.shared import AnswerFormat, choose_answer_format, write, write_json
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
@@ -51,7 +51,7 @@ class Options:
         options: Options of fit; without any, a small model.
     """
 
-    format: ForWhom = "terminal"
+    format: AnswerFormat = "terminal"
     options: Sequence[str] = ()
 
 
@@ -156,7 +156,7 @@ class SumsOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "format", format_of_answer(self.format, self.output))
+        object.__setattr__(self, "format", choose_answer_format(self.format, self.output))
 
 
 def run_numerics(options: SumsOptions) -> int:

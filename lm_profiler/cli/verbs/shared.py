@@ -21,9 +21,11 @@ from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
 
 FORMATS = ("terminal", "markdown", "latex", "typst", "json")  # for a verb with one answer
-ForWhom = Literal["terminal", "json"]  # for a verb whose answer is not a table
+AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a table
 
-_NEEDS = {"html": "plotly", "parquet": "pyarrow"}  # the formats that need a file, each with the package that writes it
+# the formats that need a file, each with the package that writes it
+_PACKAGES = {"html": "plotly", "parquet": "pyarrow"}
+_CUT_MARK = "\n\n(cut: too long)\n"
 
 
 def runs_below(paths: Sequence[Path], label: str) -> Collection:
@@ -33,31 +35,41 @@ def runs_below(paths: Sequence[Path], label: str) -> Collection:
     except FileNotFoundError as error:
         raise UsageError(f"{label}: expected folders, given {error}, which is not a folder") from None
     if not (runs.entries or runs.searches or runs.problems):
-        searched = ", ".join(map(str, paths))
-        raise UsageError(f"{label}: expected runs, found none at or below {searched}; `lm_profiler fit` makes one")
+        folders = ", ".join(map(str, paths))
+        raise UsageError(f"{label}: expected runs, found none at or below {folders}; `lm_profiler fit` makes one")
     return runs
 
 
-def format_of(given: str | None, output: Path | None) -> str | None:
-    """Return the given format, else the one of ``output``'s suffix; None without either."""
-    asked = "output" if given is None else "format"
-    if given is None and output is not None:
-        given = formats.SUFFIXES.get(output.suffix.lower())
-        if given is None:
-            known = ", ".join(formats.SUFFIXES)
-            raise UsageError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
-    if given in _NEEDS:
-        if output is None:
-            raise UsageError(f"format: expected --output FILE for {given}, given none")
-        require(_NEEDS[given], asked)
-    return given
+def choose_format(format_option: str | None, output: Path | None) -> str | None:
+    """Return the format of the option, or else the one of ``output``'s suffix; None without either.
+
+    Raises:
+        UsageError: the suffix names no format, or the format needs a file and there is none.
+        MissingExtra: the package that writes the format is not installed.
+    """
+    format_name = format_option
+    if format_name is None and output is not None:
+        format_name = formats.SUFFIXES.get(output.suffix.lower())
+        if format_name is None:
+            suffixes = ", ".join(formats.SUFFIXES)
+            raise UsageError(f"output: expected a file ending in {suffixes}, given {output.name!r}; or give --format")
+    if format_name not in _PACKAGES:
+        return format_name
+    if output is None:
+        raise UsageError(f"format: expected --output FILE for {format_name}, given none")
+    require(_PACKAGES[format_name], _deciding_option(format_option))
+    return format_name
 
 
-def format_of_answer(given: str | None, output: Path | None) -> str:
+def choose_answer_format(format_option: str | None, output: Path | None) -> str:
     """Return the same for a verb with one answer; ``terminal`` without either."""
-    kind = format_of(given, output) or "terminal"
-    expect_one_of(FORMATS, "output" if given is None else "format", kind)
-    return kind
+    format_name = choose_format(format_option, output) or "terminal"
+    expect_one_of(FORMATS, _deciding_option(format_option), format_name)
+    return format_name
+
+
+def _deciding_option(format_option: str | None) -> str:
+    return "output" if format_option is None else "format"
 
 
 def show(table: Table) -> None:
@@ -66,13 +78,15 @@ def show(table: Table) -> None:
     sys.stdout.flush()
 
 
-def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | None) -> None:
-    """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``runs`` as well."""
-    if output is None or kind not in _NEEDS:
-        write_text(formats.render(tables, kind, sys.stdout if output is None else None), kind, output)
+def write(runs: Collection, tables: Sequence[Table], format_name: str, output: Path | None) -> None:
+    """Print ``tables``, or write them to ``output``, in a format; a page shows ``runs`` as well."""
+    if output is None or format_name not in _PACKAGES:
+        stream = sys.stdout if output is None else None
+        text = formats.render(tables, format_name, stream)
+        write_text(text, format_name, output)
         return
     with writable(output):
-        if kind == "html":
+        if format_name == "html":
             from lm_profiler.report.page.page import write_page
 
             write_page(runs, output, tables[0])
@@ -85,34 +99,54 @@ def write_json(answer: Any, output: Path | None = None) -> None:
     write_text(json_of(answer, indent=1) + "\n", "json", output)
 
 
-def write_text(text: str, kind: str, output: Path | None) -> None:
-    """Print ``text``, whose format is ``kind``, or write it to ``output``."""
-    if output is None:
-        sys.stdout.write(printable(text) if sys.stdout.isatty() and kind != "terminal" else text)
+def write_text(text: str, format_name: str, output: Path | None) -> None:
+    """Print ``text``, which is in a format, or write it to ``output``."""
+    if output is not None:
+        with writable(output):
+            write_whole(output, text)
         return
-    with writable(output):
-        write_whole(output, text)
+    if sys.stdout.isatty() and format_name != "terminal":
+        text = printable(text)
+    sys.stdout.write(text)
 
 
-def tell_github(asked: bool | None, summary: Callable[[], str], outputs: Mapping[str, Any] = {}) -> bool:
-    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name, in a GitHub job or if ``asked``.
+def write_for_github(
+    github_option: bool | None, summary: Callable[[], str], outputs: Mapping[str, Any] | None = None
+) -> bool:
+    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name; return whether this was due.
 
-    Returns whether GitHub was addressed.
+    It is due if the option is true, and in a job of GitHub if the option is not given.
     """
-    if not (os.environ.get("GITHUB_STEP_SUMMARY") if asked is None else asked):
+    is_due = github_option
+    if is_due is None:
+        is_due = bool(os.environ.get("GITHUB_STEP_SUMMARY"))
+    if not is_due:
         return False
-    text = summary()
-    if len(text.encode()) > SUMMARY_BYTES:
-        text = text.encode()[: SUMMARY_BYTES - 99].decode(errors="ignore").rpartition("\n")[0] + "\n\n(cut: too long)\n"
-    texts = {"GITHUB_STEP_SUMMARY": text, "GITHUB_OUTPUT": "".join(f"{name}={of}\n" for name, of in outputs.items())}
-    for name, text in texts.items():
-        try:
-            if file := os.environ.get(name):
-                with Path(file).open("a", encoding="utf-8") as out:
-                    out.write(text)
-        except OSError as error:  # the answer is valid even without the summary
-            say(f"{error.filename} cannot be written: {error.strerror}")
+    _append_to_variable("GITHUB_STEP_SUMMARY", _cut_summary(summary()))
+    lines = [f"{name}={value}\n" for name, value in (outputs or {}).items()]
+    _append_to_variable("GITHUB_OUTPUT", "".join(lines))
     return True
+
+
+def _cut_summary(text: str) -> str:
+    """Return ``text`` as far as GitHub takes it, in whole lines."""
+    content = text.encode()
+    if len(content) <= SUMMARY_BYTES:
+        return text
+    beginning = content[: SUMMARY_BYTES - 99].decode(errors="ignore")
+    return beginning.rpartition("\n")[0] + _CUT_MARK
+
+
+def _append_to_variable(variable: str, text: str) -> None:
+    """Append ``text`` to the file that an environment variable names; nothing without it."""
+    file = os.environ.get(variable)
+    if not file:
+        return
+    try:
+        with Path(file).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:  # the answer is valid even without the summary
+        say(f"{error.filename} cannot be written: {error.strerror}")
 
 
 @contextmanager

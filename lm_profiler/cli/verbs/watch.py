@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lm_profiler.cli.verbs.shared import ForWhom, show, write_json
+from lm_profiler.cli.verbs.shared import AnswerFormat, show, write_json
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
@@ -65,7 +65,7 @@ class Options:
     WORDS: ClassVar[str] = "run"
 
     run: Path | None = None
-    format: ForWhom = "terminal"
+    format: AnswerFormat = "terminal"
 
 
 def run(options: Options) -> int:
@@ -164,7 +164,7 @@ class AskOptions:
     steps: int = 2
     rank: int = 0
     patience_s: float = 120.0
-    format: ForWhom = "terminal"
+    format: AnswerFormat = "terminal"
 
     def __post_init__(self) -> None:
         expect(0 < self.steps <= MOST_TRACED, "steps", f"1 to {MOST_TRACED}, which all stay in memory", self.steps)
@@ -204,7 +204,7 @@ def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) 
     return FAILED
 
 
-def _show(kernels: KernelTable, kind: ForWhom) -> None:
+def _show(kernels: KernelTable, kind: AnswerFormat) -> None:
     if kind == "json":
         write_json(kernels)
         return
