@@ -70,7 +70,7 @@ def made_record(
 
 def _measured(rows: list[StepRow]) -> dict[str, Any]:
     steps = [row for row in rows if row.stage == "measure"]
-    model = model_of(steps, as_they_are=True)
+    model = model_of(steps, keeps_all_steps=True)
     time, host_time = (summaries(steps, clock, model) for clock in ("device", "host"))
     flops = Flops(forward=1, backward=2, recomputation=0)
     use = Utilisation(

@@ -56,8 +56,8 @@ def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("
         "environment": ENVIRONMENT.model_copy(update={"device_type": device[0], "device_name": device[1]}),
         "model": MODEL.model_copy(update={**counts, "precision": options.get("precision", "32-true")}),
         "steps": {"warmup": len(warmup), "measure": len(measured)},
-        "time": summaries(rows, "device", model_of(rows, as_they_are=True)) if rows else {},
-        "host_time": summaries(rows, "host", model_of(rows, as_they_are=True)) if rows else {},
+        "time": summaries(rows, "device", model_of(rows, keeps_all_steps=True)) if rows else {},
+        "host_time": summaries(rows, "host", model_of(rows, keeps_all_steps=True)) if rows else {},
         "memory": None,
         "throughput": None,
     }

@@ -33,79 +33,104 @@ _FEWEST_MADE = 1
 
 
 def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
-    """One row a step: times averaged over the ranks (so that parts still add up), tokens summed, the largest peaks.
+    """Return one row per step: times averaged over the ranks (so that parts add up), tokens summed, the largest peaks.
 
-    Tokens are unknown of a step of which not all ``world`` ranks (those that there are) left a row.
+    Tokens of a step are unknown if not all ``world`` ranks (by default, those that have rows) have a row of it.
     """
     table = StepTable.of(rows)
     ranks = max(len(np.unique(table.rank)), world or 0)
     if ranks <= 1 or not len(table):
         return list(table)
-    table = StepTable.joined([table])
-    steps, first, count = np.unique(table.step, return_index=True, return_counts=True)
+    table = StepTable.joined([table])  # in the order of steps
+    steps, step_starts, row_counts = np.unique(table.step, return_index=True, return_counts=True)
+    has_all_ranks = row_counts == ranks
+    summed_tokens = np.add.reduceat(table.tokens, step_starts)
+    summed_s = np.add.reduceat(table.seconds, step_starts)
+    summed_host_s = np.add.reduceat(table.host_seconds, step_starts)
     means = StepTable(
         step=steps,
-        stage=table.stage[first],
-        seconds=np.add.reduceat(table.seconds, first) / count[:, None],
-        host_seconds=np.add.reduceat(table.host_seconds, first) / count[:, None],
-        tokens=np.where(count == ranks, np.add.reduceat(table.tokens, first), np.nan),
-        memory=np.fmax.reduceat(table.memory, first),
-        rank=table.rank[first],
+        stage=table.stage[step_starts],
+        seconds=summed_s / row_counts[:, None],
+        host_seconds=summed_host_s / row_counts[:, None],
+        tokens=np.where(has_all_ranks, summed_tokens, np.nan),
+        memory=np.fmax.reduceat(table.memory, step_starts),
+        rank=table.rank[step_starts],
     )
     return list(means)
 
 
 def world_of(record: RunRecord | None) -> int | None:
-    """Return how many ranks the run had; None where it does not say."""
-    return None if record is None or record.environment is None else record.environment.world_size
+    """Return how many ranks the run had; None if the record lacks it."""
+    if record is None or record.environment is None:
+        return None
+    return record.environment.world_size
 
 
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
-    """Median step time of each rank, in seconds."""
+    """Return the median step time of each rank, in seconds."""
     table = StepTable.of(rows)
     step_s = table.host_seconds[:, TIMED.index("step")]
-    return [float(np.median(step_s[table.rank == rank])) for rank in np.unique(table.rank)]
+    medians = []
+    for rank in np.unique(table.rank):
+        rank_step_s = step_s[table.rank == rank]
+        medians.append(float(np.median(rank_step_s)))
+    return medians
 
 
 def ideal_step_s(record: RunRecord) -> float | None:
     """Return how long a step would take at the device's peak: what MFU is a share of. None where the MFU is unknown."""
-    share = record.utilisation.mfu if record.utilisation is not None else None
     step_s = record.time["step"].mean
-    return share * step_s if share is not None and step_s is not None else None
+    if record.utilisation is None or record.utilisation.mfu is None or step_s is None:
+        return None
+    return record.utilisation.mfu * step_s
 
 
 def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
-    """The TensorBoard scalars of one measured step, which at the device's peak would take ``ideal_s``."""
-    values: list[tuple[Quantity, float | None]] = [(of, row.time(part, "host")) for part, of in HOST_TIMES.items()]
+    """Return the TensorBoard scalars of one measured step, by tag; at the device's peak it would take ``ideal_s``."""
+    values: list[tuple[Quantity, float | None]] = []
+    for part, quantity in HOST_TIMES.items():
+        values.append((quantity, row.time(part, "host")))
     values += zip(MEMORY.values(), row.memory, strict=True)
     if row.seconds is not None:
+        for part, quantity in TIMES.items():
+            values.append((quantity, row.time(part)))
         step_s = row.time("step")
-        values += [(of, row.time(part)) for part, of in TIMES.items()]
         values.append((TOKENS_PER_S, per_second(row.tokens, step_s)))
-        values.append((MFU, None if ideal_s is None else ideal_s / step_s))
-    return {str(of.tag): value * of.scale for of, value in values if value is not None}
+        if ideal_s is not None:
+            values.append((MFU, ideal_s / step_s))
+    return {str(quantity.tag): value * quantity.scale for quantity, value in values if value is not None}
 
 
-def model_of(rows: Sequence[StepRow], as_they_are: bool = False) -> StepModel:
-    """The model of the step times of ``rows``, which all have the device's; ``as_they_are``: no step is left out."""
+def model_of(rows: Sequence[StepRow], keeps_all_steps: bool = False) -> StepModel:
+    """Return the model of the step times of ``rows``, which all have the device's time.
+
+    ``keeps_all_steps`` is whether the figures use every step, and not only the longest level.
+    """
     seconds = [row.time("step") for row in rows]
-    return plain(seconds) if as_they_are else fit(seconds)
+    return plain(seconds) if keeps_all_steps else fit(seconds)
 
 
 def summaries(rows: Sequence[StepRow], clock: str, model: StepModel) -> dict[str, TimeSummary]:
-    """A summary of each part, the step, and forward + backward, over the stretch of ``model``, which is of ``rows``."""
-    series = {part: np.array([row.time(part, clock) for row in rows]) for part in TIMES}
-    return {part: summarise(x[model.first : model.end], model.interval_of(x)) for part, x in series.items()}
+    """Return a summary of each part, the step, and forward + backward, over the stretch of ``model`` of ``rows``."""
+    by_part: dict[str, TimeSummary] = {}
+    for part in TIMES:
+        seconds = np.array([row.time(part, clock) for row in rows])
+        stretch_s = seconds[model.first : model.end]
+        by_part[part] = summarise(stretch_s, model.interval_of(seconds))
+    return by_part
 
 
 def step_figures(rows: Sequence[StepRow], model: StepModel, samples: float | None = None) -> dict[str, Any]:
-    """Return what a record says of measured ``rows``, by its fields; ``samples`` are of the mean step, of all ranks."""
+    """Return fields of a record for measured ``rows``; ``samples`` are those of a mean step, over all ranks."""
     times = summaries(rows, "device", model)
     step_s = times["step"].mean
+    shares = {}
+    if step_s:
+        shares = {part: (times[part].mean or 0.0) / step_s for part in TIMES}
     return {
         "time": times,
         "host_time": summaries(rows, "host", model),
-        "shares": {part: (times[part].mean or 0.0) / step_s for part in TIMES} if step_s else {},
+        "shares": shares,
         "odd_steps": odd_steps(rows, model),
         "throughput": throughput(rows[model.first : model.end], step_s, samples, model.weights),
     }
@@ -120,11 +145,15 @@ def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
     parts_s = {part: np.array([row.time(part) for row in rows]) for part in PARTS}
     odd = []
     for index in odd_indices:
-        ratio = float(model.seconds[index] / expected_s[index])
-        excess_s = {part: float(part_s[index]) - model.usual(index, part_s) for part, part_s in parts_s.items()}
-        # A part that differs the other way is no explanation.
-        part = max(excess_s, key=excess_s.__getitem__) if ratio > 1.0 else min(excess_s, key=excess_s.__getitem__)
         row = rows[index]
+        ratio = float(model.seconds[index] / expected_s[index])
+        excess_s: dict[str, float] = {}
+        for part, part_s in parts_s.items():
+            excess_s[part] = float(part_s[index]) - model.usual(index, part_s)
+        # A part that differs the other way is no explanation.
+        is_slow = ratio > 1.0
+        choose = max if is_slow else min
+        part = choose(excess_s, key=excess_s.__getitem__)
         odd.append(OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part]))
     return sorted(odd, key=lambda step: -abs(step.ratio - 1.0))
 
@@ -135,13 +164,15 @@ def throughput(
     samples: float | None = None,
     weights: Sequence[float] | Series | None = None,
 ) -> Throughput:
-    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown if one of ``rows`` has none.
+    """Return tokens and ``samples`` of a step over the mean step ``step_s``, because time is a sum.
 
-    The rows count by their ``weights``, as they do in the mean step; all the same if there are none.
+    Tokens are unknown if one of ``rows`` has none. The rows count by their ``weights``, as they do in the mean step;
+    equally if there are none.
     """
     counts = [row.tokens for row in rows if row.tokens is not None]
-    is_known = bool(counts) and len(counts) == len(rows)
-    tokens = float(np.average(counts, weights=weights)) if is_known else None
+    tokens = None
+    if counts and len(counts) == len(rows):
+        tokens = float(np.average(counts, weights=weights))
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),
@@ -173,66 +204,74 @@ def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> 
         return MeanCounts()
     means = np.zeros(3)
     for counts in ranks:
-        positions = np.searchsorted([count.step for count in counts], steps, "right") - 1
-        by_step = [counts[position] for position in positions]
-        known = [[count.batches or None, count.samples, count.elements] for count in by_step]
-        means += np.array(known, dtype=float).mean(axis=0)  # None becomes NaN
-    batches, samples, elements = (None if np.isnan(mean) else float(mean) for mean in means)
-    return MeanCounts(batches, samples, elements)
+        figures = [[count.batches or None, count.samples, count.elements] for count in _counts_of_steps(counts, steps)]
+        means += np.array(figures, dtype=float).mean(axis=0)  # None becomes NaN
+    return MeanCounts(*[None if np.isnan(mean) else float(mean) for mean in means])
+
+
+def _counts_of_steps(counts: Sequence[BatchCount], steps: Sequence[int]) -> list[BatchCount]:
+    """Return the entry of ``counts`` that applies to each of ``steps``: the latest one up to it."""
+    positions = np.searchsorted([count.step for count in counts], steps, "right") - 1
+    return [counts[position] for position in positions]
 
 
 def short_steps(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> dict[int, int]:
     """Return those of ``steps`` in which the first of ``ranks`` had fewer samples than in most, and how many."""
     if not ranks or not ranks[0] or not steps:
         return {}
-    counts = ranks[0]
-    places = np.searchsorted([count.step for count in counts], steps, "right") - 1
-    samples = {step: counts[place].samples for step, place in zip(steps, places, strict=True)}
-    numbers = [count for count in samples.values() if count is not None]
-    if len(numbers) < len(samples):
-        return {}
-    usual = float(np.median(numbers))
-    return {step: count for step, count in samples.items() if count is not None and count < usual}
+    samples_by_step: dict[int, int] = {}
+    for step, count in zip(steps, _counts_of_steps(ranks[0], steps), strict=True):
+        if count.samples is None:
+            return {}
+        samples_by_step[step] = count.samples
+    usual = float(np.median(list(samples_by_step.values())))
+    return {step: samples for step, samples in samples_by_step.items() if samples < usual}
 
 
 def slower_throughput(rate: Throughput, share: float) -> Throughput:
     """Return ``rate`` where the time per step makes only ``share`` of it possible."""
-    per_s = {
-        name: value * share for name in ("tokens_per_s", "samples_per_s") if (value := getattr(rate, name)) is not None
-    }
-    return rate.model_copy(update=per_s)
+    slower: dict[str, float] = {}
+    if rate.tokens_per_s is not None:
+        slower["tokens_per_s"] = rate.tokens_per_s * share
+    if rate.samples_per_s is not None:
+        slower["samples_per_s"] = rate.samples_per_s * share
+    return rate.model_copy(update=slower)
 
 
-def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | None) -> list[str]:
-    """Return the note on a rank whose steps up to ``last`` vary in batches; figures are of ``mean`` of them a step."""
-    known = [count for count in counts if count.batches and count.step <= last]
-    numbers = {count.batches for count in known}
+def changed_batches_note(counts: Sequence[BatchCount], last_step: int, mean: float | None) -> list[str]:
+    """Return the note on a rank whose steps up to ``last_step`` vary in batches; figures are of ``mean`` per step."""
+    known_counts = [count for count in counts if count.batches and count.step <= last_step]
+    numbers = {count.batches for count in known_counts}
     if len(numbers) < 2 or mean is None:
         return []
-    changed = next(count.step for count in known if count.batches != known[0].batches)
-    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed} on other than before"
+    changed_step = next(count.step for count in known_counts if count.batches != known_counts[0].batches)
+    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed_step} on other than before"
     return [f"{steps}: throughput and FLOPs are of {mean:.3g} batches a step"]
 
 
 def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
-    """Seconds of a step that can go on: as long as the workers take to make its batches.
+    """Return the seconds of a step in the long run: as long as the workers take to make its batches.
 
-    In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and where
-    the queue shrinks they never rest: so that is their rate, and the loop's once nothing is left. It is ``mean_s``
-    where nothing was used up, or where nobody counts; None where too few were made meanwhile to tell a rate.
+    In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and if
+    the queue shrinks they never rest: so that is their rate, and the loop's once no prefetched batch is left. It is
+    ``mean_s`` if nothing was used up, or that is unknown; None if too few were made meanwhile to estimate a rate.
     """
-    used_up = loader.used_up if loader is not None else None
     taken = steps * batches
-    if loader is None or not used_up or taken <= 0:
+    if loader is None or not loader.used_up or taken <= 0:
         return mean_s
-    made = taken - used_up + _begun(loader, loader.ready_after) - _begun(loader, loader.ready_before)
-    return mean_s * taken / made if made >= _FEWEST_MADE * max(loader.workers or 0, 1) else None
+    begun_more = _half_made(loader, loader.ready_after) - _half_made(loader, loader.ready_before)
+    made = taken - loader.used_up + begun_more
+    workers = max(loader.workers or 0, 1)
+    if made < _FEWEST_MADE * workers:
+        return None
+    return mean_s * taken / made
 
 
-def _begun(loader: LoaderFacts, ready: int | None) -> float:
+def _half_made(loader: LoaderFacts, ready: int | None) -> float:
     """Return half the number of batches that are being made: none where the queue is full."""
-    free = max((loader.ahead or 0) - (ready or 0), 0)
-    return min(loader.workers or 0, free) / 2.0
+    free_places = max((loader.ahead or 0) - (ready or 0), 0)
+    batches = min(loader.workers or 0, free_places)
+    return batches / 2.0
 
 
 @dataclass(frozen=True)
@@ -250,82 +289,106 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
     Without any cut: the measured steps that the run's own figures are of.
     """
     if warmup is None and count is None and entry.cut is not None:
-        warmup, count = entry.cut.warmup, entry.cut.steps
+        warmup = entry.cut.warmup
+        count = entry.cut.steps
     rows = _recorded(entry)
-    first, end = warmup, None
-    if first is None:
-        own = slice(0, None) if entry.record is None else entry.record.stretch
-        begins = sum(row.stage == "warmup" for row in rows)
-        first, end = begins + own.start, None if own.stop is None else begins + own.stop
-    kept = rows[first:end] if count is None else rows[first : first + count]
-    return Steps(kept, summaries(kept, "device", model_of(kept, as_they_are=True)), rows[:first])
+    begin = warmup
+    end = None
+    if begin is None:
+        recorded_warmup = sum(row.stage == "warmup" for row in rows)
+        stretch = slice(0, None) if entry.record is None else entry.record.stretch
+        begin = recorded_warmup + stretch.start
+        if stretch.stop is not None:
+            end = recorded_warmup + stretch.stop
+    if count is not None:
+        end = begin + count
+    steps = rows[begin:end]
+    model = model_of(steps, keeps_all_steps=True)
+    return Steps(steps, summaries(steps, "device", model), left_out=rows[:begin])
 
 
 def _recorded(entry: Entry) -> list[StepRow]:
+    """Return the steps of ``entry``, those of its warm-up included, each the mean over the ranks."""
     return mean_over_ranks(entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record))
 
 
 def cut_anew(
-    entries: Sequence[Entry], settings: Sequence[int | None], count: int | None
+    entries: Sequence[Entry], warmups: Sequence[int | None], count: int | None
 ) -> tuple[list[Entry], list[str]]:
     """Return each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it; and problems.
 
     Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
     figures of unlike numbers of steps would stand side by side.
     """
-    problems, asked = list[str](), [(entry, Cut(setting, count)) for entry in entries for setting in settings]
-    cuts = [cut for each in asked if (cut := if_readable(_cut, *each, problems=problems)) is not None]
-    return cuts, list(dict.fromkeys(problems))
+    problems: list[str] = []
+    cut_entries: list[Entry] = []
+    for entry in entries:
+        for warmup in warmups:
+            cut_entry = if_readable(_cut, entry, Cut(warmup, count), problems=problems)
+            if cut_entry is not None:
+                cut_entries.append(cut_entry)
+    return cut_entries, list(dict.fromkeys(problems))
 
 
 def _cut(entry: Entry, cut: Cut) -> Entry:
+    """Return ``entry`` with the figures of the steps of ``cut``.
+
+    Raises:
+        RecordError: it has fewer steps.
+    """
     record = entry.record
     if record is None or not record.time:
         return replace(entry, cut=cut)
     steps = steps_after(entry, cut.warmup, cut.steps)
     if len(steps.rows) < (cut.steps or 1):
-        after = "" if cut.warmup is None else f" after {counted(cut.warmup, 'warm-up step')}"
-        raise RecordError(f"{entry.folder}: expected {cut.steps or 'any'} steps{after}, found {len(steps.rows)}")
-    samples = _exact_samples_per_step(record)
-    model = model_of(steps.rows, as_they_are=True)
-    figures = step_figures(steps.rows, model, samples)
-    # What the run itself told of the same steps; nothing was read of others, as of warm-up.
-    told = {of.step: of.model_dump(include={"cause", "cause_s", "beside", "rank"}) for of in record.odd_steps}
-    facts = {
-        "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
-        **figures,
-        "odd_steps": [of.model_copy(update=told.get(of.step, {})) for of in figures["odd_steps"]],
-        "utilisation": _scaled(record, steps.times),
-        "steadiness": None,  # what was said of the run's own cut
-        "verdict": None,
-    }
-    new = replace(entry, cut=cut, record=record.model_copy(update=facts))
-    new.__dict__["rows"] = entry.rows  # read once for all settings
-    return new
+        wanted = f"{cut.steps or 'any'} steps"
+        if cut.warmup is not None:
+            wanted += f" after {counted(cut.warmup, 'warm-up step')}"
+        raise RecordError(f"{entry.folder}: expected {wanted}, found {len(steps.rows)}")
+
+    model = model_of(steps.rows, keeps_all_steps=True)
+    figures = step_figures(steps.rows, model, _exact_samples_per_step(record))
+    # The run's own record has the causes of odd steps among the measured ones; nothing was read in warm-up.
+    causes = {odd.step: odd.model_dump(include={"cause", "cause_s", "beside", "rank"}) for odd in record.odd_steps}
+    figures["odd_steps"] = [odd.model_copy(update=causes.get(odd.step, {})) for odd in figures["odd_steps"]]
+    figures["steps"] = {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)}
+    figures["utilisation"] = _scaled_utilisation(record, steps.times)
+    figures["steadiness"] = None  # it is that of the run's own cut
+    figures["verdict"] = None
+    cut_entry = replace(entry, cut=cut, record=record.model_copy(update=figures))
+    cut_entry.__dict__["rows"] = entry.rows  # read once for all settings
+    return cut_entry
 
 
 def _exact_samples_per_step(record: RunRecord) -> float | None:
     """Return the samples of a mean step; the record's own number of them is a whole one."""
-    rates, step_s = record.throughput, record.time["step"].mean
+    rates = record.throughput
+    step_s = record.time["step"].mean
     if rates is None or rates.samples_per_s is None or step_s is None:
         return None
     return rates.samples_per_s * step_s
 
 
-def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
-    """Shares of a peak go by the inverse of the mean step."""
-    use, before, after = record.utilisation, record.time["step"].mean, times["step"].mean
-    if use is None or not before or not after:
+def _scaled_utilisation(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
+    """Return the utilisation of steps that take ``times``: shares of a peak go by the inverse of the mean step."""
+    use = record.utilisation
+    recorded_step_s = record.time["step"].mean
+    step_s = times["step"].mean
+    if use is None or not recorded_step_s or not step_s:
         return None
-    shares = {name: getattr(use, name) for name in ("mfu", "hfu", "of_ceiling")}
-    scaled = {name: share * before / after for name, share in shares.items() if share is not None}
+    scaled: dict[str, float] = {}
+    for name in ("mfu", "hfu", "of_ceiling"):
+        share = getattr(use, name)
+        if share is not None:
+            scaled[name] = share * recorded_step_s / step_s
     return use.model_copy(update=scaled)
 
 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return those of ``entries`` that have steps to cut, and a line on each other."""
-    problems = list[str]()
-    return [entry for entry in entries if if_readable(_has_steps, entry, problems=problems)], problems
+    problems: list[str] = []
+    with_steps = [entry for entry in entries if if_readable(_has_steps, entry, problems=problems)]
+    return with_steps, problems
 
 
 def _has_steps(entry: Entry) -> bool:

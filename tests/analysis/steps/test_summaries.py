@@ -32,7 +32,7 @@ def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options:
 
 
 def times_of(rows: list[StepRow]) -> dict[str, TimeSummary]:
-    return summaries(rows, "device", model_of(rows, as_they_are=True))
+    return summaries(rows, "device", model_of(rows, keeps_all_steps=True))
 
 
 def test_means_over_ranks_are_those_of_brute_force_and_a_rank_that_is_missing_leaves_tokens_unknown():

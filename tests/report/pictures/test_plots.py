@@ -152,7 +152,7 @@ def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> 
         parts = dict.fromkeys(PARTS, 0.0) | {"forward": forward_s, "backward": backward_s}
         rows.append(StepRow(step, "measure", (*parts.values(), sum(parts.values())), (0.0,) * len(TIMED)))
     entry = made_entry(tmp_path / "run")
-    record = entry.record.model_copy(update={"time": summaries(rows, "device", model_of(rows, as_they_are=True))})
+    record = entry.record.model_copy(update={"time": summaries(rows, "device", model_of(rows, keeps_all_steps=True))})
     figure = draw("phases", [replace(entry, record=record)])
     assert sum(bars(figure, 0).values()) == pytest.approx(26 / 3)
     assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(13 / 3)
