@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRan
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import StepWatch, loader_watch, profiler_range, watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
+from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -102,7 +104,11 @@ class Attachment:
         if options.trace.nvtx:
             ranges = PhaseRanges(nvtx.range_push, nvtx.range_pop)
             timeline.observers += (Guard("trace.nvtx", self.report).guard(ranges),)
-        self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
+        self._stopping = StoppingRule(
+            options.stages,
+            lambda own: exchange.of_first("answer", lambda: own),
+            steps_of_loop=self._most_measured_steps(),
+        )
         loader = trainer.train_dataloader if options.verb == "fit" else None
         combined, silent = isinstance(loader, (dict, list, tuple)), options.quiet or not trainer.is_global_zero
         session = ending.session = Session(
@@ -120,6 +126,17 @@ class Attachment:
         )
         phases = self._replace_profiler(timeline, session)
         phases.mark_optimizers()
+
+    def _most_measured_steps(self) -> float:
+        """Return how many steps the loop has for measuring, so that it comes to all other stages; 0 if unknown."""
+        if not self.options.stages.is_timed:
+            return math.inf
+        find_steps = partial(fewest_steps_left, self.trainer, self.options.verb)
+        steps_of_loop = try_or_note("steps of the loop", find_steps, self.notes)
+        if steps_of_loop is None:
+            return 0
+        other_steps = sum(self._steps.values()) - self._steps["measure"]
+        return steps_of_loop - other_steps
 
     def _begin_files(self, folder: Path) -> None:
         """Write what a killed process leaves: on rank 0 an unfinished record, on other ranks a file for rows."""
@@ -254,7 +271,7 @@ class Attachment:
         return None
 
     def _follow(self, left: int) -> int:
-        """Return the steps left; under ``until_ci`` the ranks agree on them, so all must ask equally often."""
+        """Return the steps left; unless their number was given the ranks agree on it, so all must ask equally often."""
         steps = self._steps
         later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)

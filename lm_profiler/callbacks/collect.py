@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -20,7 +20,7 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
-from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.instruments.profiling_options import TIMED_STEPS, ProfilingOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, bytes_of_batch, phase_work, step_work
@@ -79,6 +79,7 @@ class Collector:
             "verb": self.options.verb,
             "status": status,
             "failure": failure,
+            "steps_planned": self._steps_planned(measured),
             "world_size": world_size,
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "precision": str(trainer.precision),
@@ -88,6 +89,13 @@ class Collector:
             "notes": notes,
         }
         return Evidence(**known | asked | plain)
+
+    def _steps_planned(self, measured: Measured) -> Mapping[str, int]:
+        """Return the planned steps of each stage: of the measured ones, whose number time decides, the fewest."""
+        planned = measured.steps_planned
+        if self.options.stages.is_timed and "measure" in planned:
+            return {**planned, "measure": TIMED_STEPS}
+        return planned
 
     def look_back(self, evidence: Evidence, measured: Measured, tracer: Tracer) -> Evidence:
         """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""

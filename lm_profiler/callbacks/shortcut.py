@@ -35,7 +35,7 @@ _first: int | None = None
 
 def profiling_callbacks(
     warmup_steps: int = 5,
-    measure_steps: int = 40,
+    measure_steps: int | None = None,
     trace_steps: int = 2,
     memory_steps: int = 1,
     stop_when_done: bool | None = None,
@@ -51,7 +51,8 @@ def profiling_callbacks(
 
     Args:
         warmup_steps: steps before the measured ones.
-        measure_steps: steps to measure.
+        measure_steps: steps to measure. If not given, at least 40 steps and 10 s, but at most a minute (10 steps if
+            they take longer) and no more steps than the loop has for all stages.
         trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
         memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; with 0 they are counted on
             shapes alone when the run is over, which takes some seconds; without ``trace_steps`` too, they are not.
@@ -71,7 +72,8 @@ def profiling_callbacks(
     """
     given = locals()
     for option in ("warmup_steps", "measure_steps", "trace_steps", "memory_steps", "action_steps"):
-        expect(isinstance(given[option], int), option, "a whole number", given[option])
+        is_left_out = option == "measure_steps" and measure_steps is None
+        expect(is_left_out or isinstance(given[option], int), option, "a whole number", given[option])
     stop = verb == "fit" if stop_when_done is None else stop_when_done
     return [
         TrainingProfiler(

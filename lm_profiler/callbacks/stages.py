@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, is_level_known, known_to
-from lm_profiler.callbacks.instruments.profiling_options import StageOptions
+from lm_profiler.callbacks.instruments.profiling_options import (
+    TIMED_MOST_SECONDS,
+    TIMED_MOST_STEPS,
+    TIMED_SECONDS,
+    TIMED_STEPS,
+    StageOptions,
+)
 from lm_profiler.measure.boundary import put
 from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import counted
@@ -25,20 +31,25 @@ _WIDTH = 40  # of the longest line that is drawn, at least
 
 @dataclass
 class StoppingRule:
-    """Decides under ``until_ci`` whether enough was measured."""
+    """Decides whether enough was measured, where precision (``until_ci``) or time decides that."""
 
     options: StageOptions  # target and caps
     agree: Callable[[int], int]  # makes rank 0's answer, the steps until the next look, everybody's; a collective call
-    look_at: int = field(init=False)  # measured steps after which to look again; never if no precision was asked for
+    # most steps that the loop has for measuring, if time decides; the other stages need the rest
+    steps_of_loop: float = math.inf
+    look_at: int = field(init=False)  # measured steps after which to look again; never if their number was given
     _enough: bool = False
     _over: bool = False
 
     def __post_init__(self) -> None:
-        # Checked from the first step on, because max_seconds may be over before the tenth.
-        self.look_at = sys.maxsize if self.options.until_ci is None else 1
+        # Checked from the first step on, because the time may be over before the tenth.
+        has_given_number = self.options.until_ci is None and not self.options.is_timed
+        self.look_at = sys.maxsize if has_given_number else 1
 
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
         """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds."""
+        if self.options.is_timed:
+            return self._take_answer(steps, self._steps_until_time(steps, elapsed_s))
         assert self.options.until_ci is not None
         self._enough = len(step_s) >= FEWEST_STEPS and is_level_known(step_s, self.options.until_ci)
         left_s = self.options.max_seconds - elapsed_s
@@ -47,6 +58,20 @@ class StoppingRule:
             fitting = steps * left_s / max(elapsed_s, 1e-9)  # steps may take minutes: look before the time is over
             more = max(1, int(min(fitting, max(FEWEST_STEPS - steps, math.ceil(_MORE * steps)))))
         return self._take_answer(steps, more)
+
+    def _steps_until_time(self, steps: int, elapsed_s: float) -> int:
+        """Return after how many more steps to look again; 0 if enough was measured.
+
+        The steps are at most doubled between two looks, because steps may become slower.
+        """
+        steps_per_second = steps / max(elapsed_s, 1e-9)
+        wanted = max(TIMED_STEPS, math.ceil(TIMED_SECONDS * steps_per_second))
+        fitting = math.floor(TIMED_MOST_SECONDS * steps_per_second)
+        affordable = max(min(wanted, fitting), FEWEST_STEPS)
+        available = max(self.steps_of_loop, TIMED_STEPS)
+        steps_left = int(min(affordable, available, TIMED_MOST_STEPS)) - steps
+        doubled = max(steps, FEWEST_STEPS - steps)
+        return max(min(steps_left, doubled), 0)
 
     def follow(self, steps: int) -> bool:
         """Return whether the ranks agree that ``steps`` are enough, where this rank's instruments failed."""
@@ -100,7 +125,8 @@ class Progress:
     def __init__(
         self, options: StageOptions, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._measured = "" if options.until_ci is None else "at most "
+        self._is_timed = options.is_timed
+        self._may_end_early = options.until_ci is not None
         self._out: TextIO | None = out if out is not None else sys.stderr
         self._clock = clock
         screen = self._out is not None and self._out.isatty()
@@ -117,11 +143,26 @@ class Progress:
             if not new and now - self._drawn_at < _REDRAW_S:
                 return
             self._drawn_at = now
-            put(self._out, f"{self._begin}{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
+            put(self._out, f"{self._begin}{STAGE_NAMES[stage]} {self._count_text(stage, done, planned)}")
         elif new:
-            limit = self._measured if stage == "measure" else ""
-            put(self._out, f"{STAGE_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
+            put(self._out, f"{STAGE_NAMES[stage]}: {self._plan_text(stage, planned)}\n")
         self._stage = stage
+
+    def _count_text(self, stage: str, done: int, planned: int) -> str:
+        number = min(done + 1, planned)
+        if stage == "measure" and self._is_timed:
+            return f"step {number}"
+        return f"{number}/{planned}"
+
+    def _plan_text(self, stage: str, planned: int) -> str:
+        steps = counted(planned, "step")
+        if stage != "measure":
+            return steps
+        if self._is_timed:
+            return f"{TIMED_STEPS} steps and {TIMED_SECONDS:.0f} s, at most a minute"
+        if self._may_end_early:
+            return f"at most {steps}"
+        return steps
 
     def clear(self) -> None:
         if self._live and self._stage is not None:

@@ -23,7 +23,7 @@ class Seconds:
 
 def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
     out, seconds = Terminal(), Seconds()
-    progress = Progress(StageOptions(), out, seconds)
+    progress = Progress(StageOptions(measure_steps=20), out, seconds)
     for done in range(20):  # a step every eighth of a second
         progress.draw("measure", done, 20)
         seconds.now += 0.125
@@ -33,7 +33,7 @@ def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
 
 def test_a_new_stage_is_shown_at_once() -> None:
     out, seconds = Terminal(), Seconds()
-    progress = Progress(StageOptions(), out, seconds)
+    progress = Progress(StageOptions(measure_steps=20), out, seconds)
     for stage in ("warmup", "measure", "collectives", "actions", "memory", "trace"):
         progress.draw(stage, 0, 3)
     lines = out.getvalue().split("\r\x1b[K")[1:]
@@ -49,7 +49,7 @@ def test_a_new_stage_is_shown_at_once() -> None:
 
 def test_the_line_is_left_empty() -> None:
     out = Terminal()
-    progress = Progress(StageOptions(), out, Seconds())
+    progress = Progress(StageOptions(measure_steps=20), out, Seconds())
     progress.clear()
     assert out.getvalue() == ""
     progress.draw("warmup", 0, 3)
@@ -59,7 +59,7 @@ def test_the_line_is_left_empty() -> None:
 
 def test_a_notebook_draws_over_its_line_without_codes_of_terminals() -> None:
     out = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
-    progress = Progress(StageOptions(), out, Seconds())
+    progress = Progress(StageOptions(measure_steps=20), out, Seconds())
     for stage in ("warmup", "measure"):
         progress.draw(stage, 0, 3)
     progress.clear()
@@ -74,7 +74,7 @@ def test_a_notebook_draws_over_its_line_without_codes_of_terminals() -> None:
 
 def test_elsewhere_there_is_a_line_a_stage() -> None:
     out, seconds = io.StringIO(), Seconds()
-    progress = Progress(StageOptions(), out, seconds)
+    progress = Progress(StageOptions(measure_steps=20), out, seconds)
     for stage in ("warmup", "measure"):
         for done in range(3):
             progress.draw(stage, done, 3)
@@ -85,7 +85,7 @@ def test_elsewhere_there_is_a_line_a_stage() -> None:
 
 def test_no_more_steps_are_counted_than_planned() -> None:
     out = Terminal()
-    Progress(StageOptions(), out, Seconds()).draw("measure", 3, 3)
+    Progress(StageOptions(measure_steps=20), out, Seconds()).draw("measure", 3, 3)
     assert out.getvalue().endswith("measuring 3/3")
 
 
@@ -95,3 +95,11 @@ def test_a_stage_that_may_end_early_says_so() -> None:
     for stage in ("warmup", "measure"):
         progress.draw(stage, 0, 5)
     assert "at most" in out.getvalue().splitlines()[-1]
+
+
+def test_no_number_of_steps_is_promised_where_time_decides_it() -> None:
+    elsewhere, terminal = io.StringIO(), Terminal()
+    for out in (elsewhere, terminal):
+        Progress(StageOptions(), out, Seconds()).draw("measure", 6, 5000)
+    assert "5,000" not in elsewhere.getvalue()
+    assert terminal.getvalue().endswith("measuring step 7")

@@ -84,7 +84,7 @@ class Loop:
                 StepWatch(StepReader(clock)),
             ),
             rank=0,
-            stopping=StoppingRule(StageOptions(), int),
+            stopping=StoppingRule(StageOptions(measure_steps=40), int),
             report=print,
             **options,
         )

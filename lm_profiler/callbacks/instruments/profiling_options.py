@@ -18,6 +18,11 @@ from lm_profiler.record.calls import check_folder_name, require
 from lm_profiler.record.run_record import PlannedMemory, Verb
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
+# Where no number of steps is given, measuring goes on until it has these steps and seconds, but ends at the limits.
+# Below FEWEST_STEPS nothing can be said about the course of the steps, however long they take.
+TIMED_STEPS, TIMED_SECONDS = 40, 10.0
+TIMED_MOST_STEPS, TIMED_MOST_SECONDS = 5000, 60.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
@@ -25,7 +30,8 @@ class StageOptions:
 
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
-        measure_steps: Steps to measure; 0 where a run is only watched.
+        measure_steps: Steps to measure; 0 where a run is only watched. If not given, at least 40 steps and 10 s, but
+            at most a minute (10 steps if they take longer) and no more steps than the loop has for all stages.
         until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
             both sides of it, such as 0.005: after at least 10 steps, checked again after each quarter more.
         max_steps: Most steps to measure under until_ci.
@@ -34,7 +40,7 @@ class StageOptions:
     """
 
     warmup_steps: int = 5
-    measure_steps: int = 40
+    measure_steps: int | None = None
     until_ci: float | None = None
     max_steps: int = 1000
     max_seconds: float = 600.0
@@ -42,7 +48,8 @@ class StageOptions:
 
     def __post_init__(self) -> None:
         expect(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
-        expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
+        if self.measure_steps is not None:
+            expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
         if self.until_ci is not None:
             share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
             expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
@@ -50,9 +57,18 @@ class StageOptions:
         expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
 
     @property
+    def is_timed(self) -> bool:
+        """Whether the time decides how many steps are measured: neither a number nor a precision is given."""
+        return self.measure_steps is None and self.until_ci is None
+
+    @property
     def planned_steps(self) -> int:
         """Most steps to measure."""
-        return self.measure_steps if self.until_ci is None else self.max_steps
+        if self.until_ci is not None:
+            return self.max_steps
+        if self.measure_steps is not None:
+            return self.measure_steps
+        return TIMED_MOST_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)

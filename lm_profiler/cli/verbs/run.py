@@ -41,7 +41,8 @@ class Options:
 
     Args:
         warmup_steps: Steps before the measured ones.
-        measure_steps: Steps to measure.
+        measure_steps: Steps to measure. If not given, at least 40 steps and 10 s, but at most a minute (10 steps if
+            they take longer) and no more steps than the loop has for all stages.
         trace_steps: Steps to trace with torch.profiler; 0 for none.
         memory_steps: Steps in which memory is read phase by phase; 0 for none.
         action_steps: Steps in which each action of the loop is timed by its name; 0 for none.
@@ -55,7 +56,7 @@ class Options:
     """
 
     warmup_steps: int = 5
-    measure_steps: int = 40
+    measure_steps: int | None = None
     trace_steps: int = 2
     memory_steps: int = 1
     action_steps: int = 3
@@ -71,7 +72,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, given in asdict(self).items():
-            if name.endswith("_steps"):
+            if name.endswith("_steps") and given is not None:
                 least = 1 if name == "measure_steps" else 0
                 expect(given >= least, name, f"{least} or more", given)
         expect("" not in self.program[:1], "run", "a program after --", "an empty word")
