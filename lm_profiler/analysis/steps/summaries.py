@@ -11,6 +11,7 @@ import numpy as np
 from lm_profiler.analysis.hardware.roofline import per_second
 from lm_profiler.analysis.steps.statistics import Series, summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
+from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
 from lm_profiler.record.run_record import (
@@ -236,6 +237,22 @@ def slower_throughput(rate: Throughput, share: float) -> Throughput:
     if rate.samples_per_s is not None:
         slower["samples_per_s"] = rate.samples_per_s * share
     return rate.model_copy(update=slower)
+
+
+def share_in_steps(record: RunRecord) -> float:
+    """Return the share of the training loop's time that its measured steps took; validation does not count.
+
+    The rest passed between them: ends of epochs, and what the profiler wrote once a second. A rate of the steps times
+    this share is a lower bound also where that takes long, because other programs use the machine.
+    """
+    step = record.time.get("step")
+    steps = record.steps.get("measure", 0)
+    if step is None or not step.mean or not steps or record.between_steps_s is None:
+        return 1.0
+    validation_s = sum(between.seconds for between in record.between if between.what == VALIDATION)
+    between_s = max(record.between_steps_s - validation_s, 0.0)
+    steps_s = steps * (record.lasting_step_s or step.mean)
+    return steps_s / (steps_s + between_s)
 
 
 def changed_batches_note(counts: Sequence[BatchCount], last_step: int, mean: float | None) -> list[str]:

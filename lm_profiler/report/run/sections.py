@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lm_profiler.analysis.hardware.roofline import LEAST_S
+from lm_profiler.analysis.steps.summaries import share_in_steps
 from lm_profiler.record.figure import digits_of, ms_text, share_text
 from lm_profiler.record.quantities import FLOOR, GROUPS, LISTS, PARTS, TIMES, TIMES_FLOOR, Quantity
 from lm_profiler.record.run_record import MOMENTS, Floor, RunRecord
@@ -132,11 +133,16 @@ _KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step"
 
 def shown(figure: Quantity, record: RunRecord) -> str:
     """Return a figure with its unit, and its interval where it has one; a rate of a busy machine is a lower bound."""
-    text = figure.fit(figure.get(record))
-    interval = figure.interval(record)
+    value = figure.get(record)
+    interval: tuple[float, ...] = figure.interval(record) or ()
+    is_lower_bound = record.contended and figure.kind in ("tokens/s", "samples/s")
+    if is_lower_bound and value is not None:
+        share = share_in_steps(record)
+        value *= share
+        interval = tuple(end * share for end in interval)
+    text = figure.fit(value)
     if interval:
         text += f" [{', '.join(figure.show(end, unit=False) for end in interval)}]"
-    is_lower_bound = record.contended and figure.kind in ("tokens/s", "samples/s")
     return f"at least {text}" if is_lower_bound else text
 
 
@@ -247,7 +253,7 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
             continue
         family = figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
         column = columns.setdefault(family or "mean [95 % interval]", {})
-        interval = figure.interval(record) or ()
+        interval: tuple[float, ...] = figure.interval(record) or ()
         column[part] = figure.rounded(value, *interval) if figure.unit == "s" else figure.fit(value)
     parts = [part for part in _KEYS if any(part in column for column in columns.values())]
     rows = [[_KEYS[part], *(column.get(part, "") for column in columns.values())] for part in parts]

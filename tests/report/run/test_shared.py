@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from made_runs import made_record
 from made_waterfall import made_waterfall
 
-from lm_profiler.record.run_record import Contention, Floor, RunRecord
+from lm_profiler.analysis.steps.summaries import share_in_steps
+from lm_profiler.record.quantities import GROUPS
+from lm_profiler.record.run_record import BetweenSteps, Contention, Floor, RunRecord
 from lm_profiler.report.run.run_page import end_lines, time_table
-from lm_profiler.report.run.sections import sections
+from lm_profiler.report.run.sections import sections, shown
 from lm_profiler.report.run.waterfall_text import why_lines
 
 SHARED = Contention(
@@ -44,3 +47,19 @@ def test_its_throughput_is_said_as_a_lower_bound() -> None:
 
 def test_its_times_are_there() -> None:
     assert [row[1].text for row in time_table(run(SHARED)).rows] == [row[1].text for row in time_table(run(None)).rows]
+
+
+def test_the_lower_bound_includes_what_passed_between_steps() -> None:
+    """Known answer: 4 steps, and the same time again between them (not in validation), halve the rate."""
+    record = run(SHARED)
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_s is not None
+    steps_s = record.steps["measure"] * (record.time["step"].mean or 0.0)
+    between = [BetweenSteps(what="validation", seconds=7.0, times=1)]
+    slowed = record.model_copy(update={"between_steps_s": steps_s + 7.0, "between": between})
+    assert share_in_steps(slowed) == pytest.approx(0.5)
+    (figure,) = [figure for figure in GROUPS["Throughput"] if figure.path == "throughput.tokens_per_s"]
+    expected = figure.fit(record.throughput.tokens_per_s / 2)
+    assert shown(figure, slowed).startswith(f"at least {expected}")
+    alone = slowed.model_copy(update={"contention": None})
+    assert not shown(figure, alone).startswith("at least")
