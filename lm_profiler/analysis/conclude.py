@@ -31,6 +31,7 @@ from lm_profiler.analysis.hardware.roofline import (
 )
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.savings import findings_of
+from lm_profiler.analysis.steps.level_check import level_check_note
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.step_model import StepModel, steadiness
 from lm_profiler.analysis.steps.summaries import (
@@ -254,6 +255,13 @@ def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     return {"odd_steps": odd, "step_counters": counters}
 
 
+def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """Note if the steps of the stage ``actions`` differ from the level; its last step is followed line by line."""
+    later = mean_over_ranks(run.rows.of_stages("actions").timed, run.evidence.world_size)
+    notes += level_check_note(run.model, run.steps, later[:-1])
+    return {}
+
+
 def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     """Return the loader with the share of the time in which its workers were awake; unknown of several ranks.
 
@@ -443,6 +451,7 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
     ("figures", _times_of_steps),
+    ("check of the level", _check_of_level),
     ("causes of odd steps", _causes),
     ("batches made ahead", _made_ahead),
     ("the loader's workers", _loader),
