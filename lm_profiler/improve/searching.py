@@ -295,7 +295,7 @@ class ImproveDisplay(LineDisplay):
         decided = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
         for tried in decided:
             if tried not in self._shown_changes:
-                self._say(f"[{self.progress()}] {_tried_text(tried)}")
+                self.print_line(f"[{self.progress()}] {_tried_text(tried)}")
         self._shown_changes = decided
         self.tick()
 
@@ -304,7 +304,7 @@ class ImproveDisplay(LineDisplay):
             line = f"{outcome.status:<8} {cell.id}"
             if outcome.reason:
                 line += f"  {outcome.reason}"
-            self._say(line)
+            self.print_line(line)
         super().ended(cell, outcome)
 
     def progress(self) -> str:

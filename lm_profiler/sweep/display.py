@@ -23,8 +23,10 @@ class LineDisplay(Watcher):
     """A watcher that prints lines, and on a terminal updates a last line on what runs in ``folder``."""
 
     def __init__(self, folder: Path, console: Console | None, clock: Callable[[], float]) -> None:
-        self._folder, self._console, self._clock = folder, console or Console(), clock
-        self._running: dict[str, tuple[str | None, float]] = {}
+        self._folder = folder
+        self._console = console or Console()
+        self._clock = clock
+        self._running: dict[str, tuple[str | None, float]] = {}  # by cell, its device, and when it began
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def shown(self) -> AbstractContextManager[object]:
@@ -40,20 +42,22 @@ class LineDisplay(Watcher):
         self.tick()
 
     def tick(self) -> None:
-        if self._console.is_terminal:
-            parts = [self.progress()]
-            for cell, (device, since) in self._running.items():
-                stage = stage_of(self._folder / cell / OUTPUT_FILE)
-                on = "" if device is None else f" on {device}"
-                parts.append(f"{stage}{on}: {cell}, {duration_text(self._clock() - since)}")
-            line = Text(printable("; ".join(parts)), no_wrap=True, overflow="ellipsis")
-            self._live.update(Group(line), refresh=True)  # a Text alone would be wrapped
+        if not self._console.is_terminal:
+            return
+        parts = [self.progress()]
+        for cell_id, (device, begin_s) in self._running.items():
+            state = stage_of(self._folder / cell_id / OUTPUT_FILE)
+            if device is not None:
+                state += f" on {device}"
+            parts.append(f"{state}: {cell_id}, {duration_text(self._clock() - begin_s)}")
+        line = Text(printable("; ".join(parts)), no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(line), refresh=True)  # a Text alone would be wrapped
 
     def progress(self) -> str:
         """Return the progress as text."""
         raise NotImplementedError
 
-    def _say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -73,33 +77,52 @@ class Display(LineDisplay):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(folder, console, clock)
-        self._cells, self._slots, self._done = len(cells), slots, done
-        self._words: Counter[str] = Counter()
-        self._ran_s, self._began_s = list[float](), clock()
+        self._cell_count = len(cells)
+        self._slots = slots
+        self._done = done
+        self._status_counts: Counter[str] = Counter()
+        self._durations_s: list[float] = []
+        self._begin_s = clock()
 
     def ended(self, cell: Cell, outcome: CellOutcome) -> None:
-        self._words[outcome.status] += 1
+        self._status_counts[outcome.status] += 1
         self._done += 1
         if outcome.status != "refused":  # a refusal takes no time, so it does not predict other cells
-            self._ran_s.append(outcome.duration_s)
-        line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {duration_text(outcome.duration_s)}"
-        self._say(line + (f"  {outcome.reason}" if outcome.reason else ""))
+            self._durations_s.append(outcome.duration_s)
+        duration = duration_text(outcome.duration_s)
+        line = f"[{self._done}/{self._cell_count}] {outcome.status:<8} {cell.id}  {duration}"
+        if outcome.reason:
+            line += f"  {outcome.reason}"
+        self.print_line(line)
         super().ended(cell, outcome)
 
     def progress(self) -> str:
         """Return how many cells have ended, their statuses, and the elapsed and the remaining time."""
-        parts = [f"{self._done} of {self._cells} cells"]
-        parts += [f"{count} {word}" for word, count in self._words.items()]
-        parts.append(f"{duration_text(self._clock() - self._began_s)} elapsed")
-        if self._ran_s:
-            mean_s = sum(self._ran_s) / len(self._ran_s)
-            spent_s = sum(min(self._clock() - since, mean_s) for _, since in self._running.values())
-            left_s = ((self._cells - self._done) * mean_s - spent_s) / self._slots
-            parts += [f"about {duration_text(left_s)} left"] * (left_s > 0.0)
+        parts = [f"{self._done} of {self._cell_count} cells"]
+        for status, count in self._status_counts.items():
+            parts.append(f"{count} {status}")
+        parts.append(f"{duration_text(self._clock() - self._begin_s)} elapsed")
+        remaining_s = self._remaining_s()
+        if remaining_s is not None and remaining_s > 0.0:
+            parts.append(f"about {duration_text(remaining_s)} left")
         return ", ".join(parts)
+
+    def _remaining_s(self) -> float | None:
+        """Return the time until all cells have ended, if each takes as long as the mean cell; None if none has run."""
+        if not self._durations_s:
+            return None
+        mean_s = sum(self._durations_s) / len(self._durations_s)
+        spent_s = 0.0  # on cells that are running
+        for _, begin_s in self._running.values():
+            spent_s += min(self._clock() - begin_s, mean_s)
+        missing_cells = self._cell_count - self._done
+        return (missing_cells * mean_s - spent_s) / self._slots
 
 
 def stage_of(output: Path) -> str:
     """Return the stage of a running cell, from the last line of its output that names one."""
-    told = (line.partition(": ") for line in reversed(last_lines(output)))
-    return next((stage for stage, colon, _ in told if colon and stage in STAGE_NAMES.values()), "starting")
+    for line in reversed(last_lines(output)):
+        stage, colon, _ = line.partition(": ")
+        if colon and stage in STAGE_NAMES.values():
+            return stage
+    return "starting"

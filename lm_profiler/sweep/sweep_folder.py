@@ -18,7 +18,8 @@ from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
-_TRIES, _PAUSE_S = 50, 0.1  # to wait 5 s for the lock: the cells of a killed sweep hold it until they have ended
+_LOCK_TRIES = 50  # 5 s in all: the cells of a killed sweep hold the lock until they have ended
+_LOCK_PAUSE_S = 0.1
 
 
 class SweepFolder:
@@ -38,20 +39,27 @@ class SweepFolder:
         part: SweepPart | None = None,
         grows: bool = False,
     ) -> None:
-        self.path, self.plan, self._part, self._grows = path, plan, part, grows
-        self.cells = run_order(plan) if part is None else part.among(run_order(plan))
+        self.path = path
+        self.plan = plan
+        self._part = part
+        self._grows = grows
+        self.cells = run_order(plan)
+        lock_name = LOCK_FILE
+        if part is not None:
+            self.cells = part.cells_of(self.cells)
+            lock_name = f"{LOCK_FILE}.{part.number}-of-{part.count}"
         try:
             self._check_plan()
-            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._created_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = _opened(path / (LOCK_FILE if part is None else f"{LOCK_FILE}.{part.number}-of-{part.of}"))
+            self.lock = _open_lock(path / lock_name)
         except OSError as error:
             raise UsageError(
                 f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
                 "name another with --log_dir"
             ) from None
         try:
-            self._take(sleep)
+            self._lock_folder(sleep)
             self._check_plan()  # another sweep may have begun here meanwhile
         except UsageError:
             os.close(self.lock)
@@ -65,10 +73,11 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         """Unlock the folder; a sweep that never began is removed."""
-        if self.is_new and not any(map(_is_taken, self._locks())):  # no other part has it
+        another_part_runs = any(_is_locked(file) for file in self._other_lock_files())
+        if self.is_new and not another_part_runs:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # another run has begun beside it
-                for folder in self._made[1:]:
+                for folder in self._created_folders[1:]:
                     folder.rmdir()
         os.close(self.lock)
 
@@ -79,9 +88,10 @@ class SweepFolder:
 
     def begin(self) -> None:
         """Write the plan with its secrets, which the cells need; only its owner can read a plan with secrets."""
-        words = [word for cell in self.plan.cells for word in cell.arguments]
-        private = holds_secret([*words, *self.plan.configs.values()])
-        self.plan.write(self.path / PLAN_FILE, private)
+        texts = list(self.plan.configs.values())
+        for cell in self.plan.cells:
+            texts += cell.arguments
+        self.plan.write(self.path / PLAN_FILE, private=holds_secret(texts))
 
     def forget(self) -> None:
         """Remove the plan, so that the folder is removed when it is closed."""
@@ -91,51 +101,64 @@ class SweepFolder:
         """Return the cells without an outcome, or with an interrupt as outcome, in the order in which they run."""
         return [cell for cell in self.cells if not is_done(self.path, cell)]
 
-    def _take(self, sleep: Callable[[float], None]) -> None:
-        for _ in range(_TRIES):
-            if _locked(self.lock) and not any(map(_is_taken, self._locks(excluding=self._part))):
+    def _lock_folder(self, sleep: Callable[[float], None]) -> None:
+        for _ in range(_LOCK_TRIES):
+            if _try_to_lock(self.lock) and not self._conflicting_sweep_runs():
                 return
-            sleep(_PAUSE_S)
+            sleep(_LOCK_PAUSE_S)
         raise UsageError(
             f"name: expected a sweep that is not running, given {self.path}, where one is; "
             "wait for it, or name another with --name"
         )
 
-    def _locks(self, excluding: SweepPart | None = None) -> list[Path]:
-        """Return the lock files of others in this folder, without those of parts of the same count as ``excluding``."""
+    def _conflicting_sweep_runs(self) -> bool:
+        """Return whether another sweep runs in this folder; parts of the same count as this one may."""
+        for file in self._other_lock_files():
+            is_sister_part = self._part is not None and file.name.endswith(f"-of-{self._part.count}")
+            if not is_sister_part and _is_locked(file):
+                return True
+        return False
+
+    def _other_lock_files(self) -> list[Path]:
         own = os.fstat(self.lock)
-        beside = None if excluding is None else f"-of-{excluding.of}"
         files = [self.path / LOCK_FILE, *self.path.glob(f"{LOCK_FILE}.*")]
-        others = [file for file in files if file.exists() and not os.path.samestat(file.stat(), own)]
-        return [file for file in others if beside is None or not file.name.endswith(beside)]
+        return [file for file in files if file.exists() and not os.path.samestat(file.stat(), own)]
 
     def _check_plan(self) -> None:
         """Raise UsageError unless the folder is new, or has the same plan."""
         path = self.path
-        if not (path / PLAN_FILE).exists():
-            children = [child.name for child in path.iterdir()] if path.is_dir() else []
-            if not all(name == CONFIGS or name.startswith(LOCK_FILE) for name in children):
-                raise UsageError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
+        if self.is_new:
+            self._check_no_foreign_files()
             return
         try:
-            known = read_plan(path)
+            written_plan = read_plan(path)
         except RecordError as error:
             raise UsageError(f"name: expected a sweep, given a damaged one ({error}); take another --name") from None
-        count = 1 if self._grows else None
-        if _identity(known, count) != _identity(self.plan, count):
+        compared_cells = 1 if self._grows else None
+        if _identity(written_plan, compared_cells) != _identity(self.plan, compared_cells):
             raise UsageError(
                 f"name: expected the sweep that was started in {path}, given one with other cells, options or config "
                 "files; name another with --name, or remove that folder"
             )
         if self._grows:
-            self.plan = known
+            self.plan = written_plan
+
+    def _check_no_foreign_files(self) -> None:
+        if not self.path.is_dir():
+            return
+        for child in self.path.iterdir():
+            if child.name != CONFIGS and not child.name.startswith(LOCK_FILE):
+                raise UsageError(
+                    f"name: expected a new folder or a sweep's, given {self.path}; name another with --name"
+                )
 
 
-def _opened(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def _locked(lock: int) -> bool:
+def _try_to_lock(lock: int) -> bool:
+    """Lock the file; return False if another process has locked it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -143,10 +166,10 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def _is_taken(path: Path) -> bool:
-    lock = _opened(path)
+def _is_locked(path: Path) -> bool:
+    lock = _open_lock(path)
     try:
-        return not _locked(lock)
+        return not _try_to_lock(lock)
     finally:
         os.close(lock)
 
@@ -157,9 +180,11 @@ def is_done(folder: Path, cell: Cell) -> bool:
     return outcome is not None and outcome.status != "interrupted"
 
 
-def _identity(plan: SweepPlan, count: int | None) -> tuple[object, ...]:
-    """Return what two plans of one sweep share, for their first ``count`` cells."""
+def _identity(plan: SweepPlan, cell_count: int | None) -> tuple[object, ...]:
+    """Return what two plans of one sweep share, for their first ``cell_count`` cells, or for all."""
     # A path may be written differently, or have moved; the configs' contents are compared by digest.
-    where = ("--log_dir=", "--config=")
-    calls = {cell.id: [word for word in cell.arguments if not word.startswith(where)] for cell in plan.cells[:count]}
+    path_options = ("--log_dir=", "--config=")
+    calls = {}
+    for cell in plan.cells[:cell_count]:
+        calls[cell.id] = [word for word in cell.arguments if not word.startswith(path_options)]
     return plan.config_sha256, plan.verb, plan.seed, calls

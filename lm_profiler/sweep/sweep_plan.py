@@ -14,14 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import ClassVar, Literal, get_args
 
 from lm_profiler.record.calls import check_folder_name, command_line, config_file
 from lm_profiler.record.run_record import Verb
 from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
-
-Item = TypeVar("Item")
 
 MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
 CONFIGS = "configs"  # the folder within the sweep's folder for copies of its config files
@@ -30,22 +28,25 @@ _LONGEST_ID = 100  # Most characters of a cell's name. File systems allow 255, b
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 
 
-class SweepPart(NamedTuple):
-    """The ``number``-th of ``of`` parts, counted from 1."""
+@dataclass(frozen=True)
+class SweepPart:
+    """The ``number``-th of ``count`` parts, counted from 1."""
 
     number: int
-    of: int
+    count: int
 
-    def among(self, cells: Sequence[Item]) -> list[Item]:
-        """Return every ``of``-th of all ``cells``: the same ones, whatever has run already."""
-        return list(cells[self.number - 1 :: self.of])
+    def cells_of(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return every ``count``-th of all ``cells``: the same ones, whatever has run already."""
+        return list(cells[self.number - 1 :: self.count])
 
 
 def part_of(text: str) -> SweepPart:
     """Return the part of a sweep that ``text`` names, such as ``2/8``, or raise UsageError."""
-    size = re.fullmatch(r"\s*(\d+)/(\d+)\s*", text)
-    part = SweepPart(int(size[1]), int(size[2])) if size is not None else SweepPart(0, 0)
-    expect(1 <= part.number <= part.of, "part", "a part such as 1/8, from the first to the last", text[:100])
+    match = re.fullmatch(r"\s*(\d+)/(\d+)\s*", text)
+    part = SweepPart(0, 0)
+    if match is not None:
+        part = SweepPart(int(match[1]), int(match[2]))
+    expect(1 <= part.number <= part.count, "part", "a part such as 1/8, from the first to the last", text[:100])
     return part
 
 
@@ -99,14 +100,26 @@ class SweepRequest:
 
     def __post_init__(self) -> None:
         if not self.name:
-            of_config = f"{Path(config_file(self.config)).stem}_sweep" if self.config else "sweep"
-            object.__setattr__(self, "name", Path(self.file).stem if self.file else of_config)
-        object.__setattr__(self, "devices", [device.strip("[]").replace(" ", "") for device in self.devices])
+            object.__setattr__(self, "name", self._default_name())
+        devices = [device.strip("[]").replace(" ", "") for device in self.devices]
+        object.__setattr__(self, "devices", devices)
         check_folder_name(self.name, self.log_dir)
         for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
             expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
-        self._check_swept()
+        self._check_swept_options()
+        for verb in self._swept_values("verb"):
+            expect_one_of(get_args(Verb), "verb", verb)
+        for name, values in self.grid.items():
+            _check_distinct(f"grid.{name}", values)
+        _check_distinct("devices", self.devices)
+
+    def _default_name(self) -> str:
+        if self.file:
+            return Path(self.file).stem
+        if self.config:
+            return f"{Path(config_file(self.config)).stem}_sweep"
+        return "sweep"
 
     @property
     def folder(self) -> Path:
@@ -115,26 +128,40 @@ class SweepRequest:
     @property
     def configs(self) -> Sequence[str]:
         """All config files, including those that are swept."""
-        swept = (*self.grid.get("config", ()), *(entry["config"] for entry in self.list if "config" in entry))
-        return [*([self.config] if self.config is not None else []), *swept]
+        swept = self._swept_values("config")
+        if self.config is None:
+            return swept
+        return [self.config, *swept]
 
-    def _check_swept(self) -> None:
-        fixed = {option[2:].partition("=")[0] for option in self.options}
-        listed = {name for entry in self.list for name in entry}
+    def _swept_values(self, option: str) -> Sequence[str]:
+        """Return the values of an option in the grid, then in the list."""
+        values = list(self.grid.get(option, ()))
+        for entry in self.list:
+            if option in entry:
+                values.append(entry[option])
+        return values
+
+    def _check_swept_options(self) -> None:
+        """Raise UsageError unless something is swept, and each option is one of a run and is set in one place."""
         if not self.grid and not self.list and self.repeats == 1:
             raise UsageError("grid: expected options to sweep, given none; add, say, --grid.model.size small,medium")
-        for name in (*self.grid, *listed):
+        in_options = {option[2:].partition("=")[0] for option in self.options}
+        in_list: set[str] = set()
+        for entry in self.list:
+            in_list.update(entry)
+        for name in (*self.grid, *sorted(in_list)):
             if not _OPTION.fullmatch(name):
                 raise UsageError(f"{name[:100]!r}: expected an option such as model.size, given another name")
             if name in ("name", "log_dir"):
                 raise UsageError(f"{name}: expected an option of a run, given one that the sweep itself sets")
-            if name in fixed or (name in self.grid and name in listed):
+            in_grid_and_list = name in self.grid and name in in_list
+            if name in in_options or in_grid_and_list:
                 raise UsageError(f"{name}: expected once, in grid, in list or for all cells, given twice")
-        for verb in (*self.grid.get("verb", ()), *(entry["verb"] for entry in self.list if "verb" in entry)):
-            expect_one_of(get_args(Verb), "verb", verb)
-        for name, values in (*((f"grid.{name}", self.grid[name]) for name in self.grid), ("devices", self.devices)):
-            if len(set(values)) < len(values):
-                raise UsageError(f"{name}: expected each value once, given {', '.join(values)}")
+
+
+def _check_distinct(name: str, values: Sequence[str]) -> None:
+    if len(set(values)) < len(values):
+        raise UsageError(f"{name}: expected each value once, given {', '.join(values)}")
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -147,16 +174,29 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
     same config even if the file changes. A dry run keeps no copies and names the files themselves.
     """
     points = _points(request)
-    kept = {} if request.dry_run else _kept_as(request.configs)
-    called = {path: str(request.folder / CONFIGS / name) for path, name in kept.items()}
+    copy_names: dict[str, str] = {}
+    if not request.dry_run:
+        copy_names = _copy_names(request.configs)
+    copies = {path: str(request.folder / CONFIGS / name) for path, name in copy_names.items()}
     cells = []
-    for point, name in zip(points, _ids(points), strict=True):
+    for point, point_name in zip(points, _point_names(points), strict=True):
         for repeat in range(request.repeats):
-            cell = ",".join([name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1))
-            cells.append(Cell(id=cell, overrides=point, repeat=repeat, arguments=_call(request, point, called, cell)))
-    configs = {name: texts[path] for path, name in kept.items()}
-    read = [texts[path] for path in request.configs]
-    return made_plan(request.name, request.command, read, configs, cells, request.verb, request.seed)
+            cell_id = _cell_id(point_name, repeat, request.repeats)
+            arguments = _arguments(request, point, copies, cell_id)
+            cells.append(Cell(id=cell_id, overrides=point, repeat=repeat, arguments=arguments))
+    configs = {name: texts[path] for path, name in copy_names.items()}
+    config_texts = [texts[path] for path in request.configs]
+    return made_plan(request.name, request.command, config_texts, configs, cells, request.verb, request.seed)
+
+
+def _cell_id(point_name: str, repeat: int, repeats: int) -> str:
+    """Return the name of the point, if it has one, and the number of the repeat, if there are several."""
+    words = []
+    if point_name:
+        words.append(point_name)
+    if repeats > 1:
+        words.append(f"r{repeat}")
+    return ",".join(words)
 
 
 def made_plan(
@@ -170,31 +210,50 @@ def made_plan(
 ) -> SweepPlan:
     """Return a plan; ``texts`` are those of the config files, ``configs`` those of the copies that are kept."""
     digest = hashlib.sha256("".join(texts).encode()).hexdigest() if texts else None
-    facts = {"name": name, "command": command, "verb": verb, "seed": seed, "config_sha256": digest}
-    return SweepPlan.model_validate({**facts, "configs": configs, "cells": cells})
+    return SweepPlan.model_validate(
+        {
+            "name": name,
+            "command": command,
+            "verb": verb,
+            "seed": seed,
+            "config_sha256": digest,
+            "configs": configs,
+            "cells": cells,
+        }
+    )
 
 
 def _points(request: SweepRequest) -> list[dict[str, str]]:
     """Return the options of each cell, or raise UsageError where there are too many, or one twice."""
-    count = request.repeats * max(len(request.list), 1) * math.prod(map(len, request.grid.values()))
+    entries = request.list or [{}]
+    grid_points = math.prod(len(values) for values in request.grid.values())
+    count = request.repeats * len(entries) * grid_points
     if count > MOST_CELLS:
         raise UsageError(
             f"grid: expected at most {MOST_CELLS:,} cells, given {count:,.0f}; take fewer values or repeats"
         )
-    # product() varies the last option fastest.
-    crossed = itertools.product(request.list or [{}], itertools.product(*request.grid.values()))
-    points = [{**entry, **dict(zip(request.grid, values, strict=True))} for entry, values in crossed]
-    for items, times in Counter(tuple(point.items()) for point in points).items():
+    points: list[dict[str, str]] = []
+    for entry in entries:
+        for values in itertools.product(*request.grid.values()):  # varies the last option fastest
+            swept = dict(zip(request.grid, values, strict=True))
+            points.append({**entry, **swept})
+
+    counts = Counter(tuple(point.items()) for point in points)
+    for items, times in counts.items():
         if times > 1:
             raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
     return points
 
 
-def _kept_as(paths: Sequence[str]) -> dict[str, str]:
+def _copy_names(paths: Sequence[str]) -> dict[str, str]:
     """Return a file name for the copy of each config: its own name, with a number where two are the same."""
     stems = {path: Path(config_file(path)).stem for path in paths}
-    count = Counter(stem.lower() for stem in stems.values())
-    return {path: f"{stem}{f'-{n}' * (count[stem.lower()] > 1)}.yaml" for n, (path, stem) in enumerate(stems.items())}
+    uses = Counter(stem.lower() for stem in stems.values())
+    names = {}
+    for number, (path, stem) in enumerate(stems.items()):
+        is_unique = uses[stem.lower()] == 1
+        names[path] = f"{stem}.yaml" if is_unique else f"{stem}-{number}.yaml"
+    return names
 
 
 def run_order(plan: SweepPlan) -> list[Cell]:
@@ -211,43 +270,61 @@ def shell_line(cell: Cell) -> str:
     return command_line(cell.arguments).replace("\n", "'$'\\n''")  # a newline within single quotes
 
 
-def _call(request: SweepRequest, point: Mapping[str, str], called: Mapping[str, str], cell_id: str) -> list[str]:
-    # A config file overrides the options before it, so a swept config has to come first.
-    options = [item for item in point.items() if item[0] != "verb"]
-    swept = sorted(options, key=lambda item: item[0] != "config")
-    return [
-        point.get("verb", request.verb),
-        *([f"--config={called.get(request.config, request.config)}"] if request.config is not None else []),
-        *(f"--{name}={called.get(value, value) if name == 'config' else value}" for name, value in swept),
-        *request.options,
-        f"--log_dir={request.folder}",
-        f"--name={cell_id}",
-    ]
+def _arguments(request: SweepRequest, point: Mapping[str, str], copies: Mapping[str, str], cell_id: str) -> list[str]:
+    """Return the words of the cell's call; ``copies`` are the paths of the configs' copies by those of the configs."""
+    arguments = [point.get("verb", request.verb)]
+    # A config file overrides the options before it, so configs come first.
+    for config in (request.config, point.get("config")):
+        if config is not None:
+            arguments.append(f"--config={copies.get(config, config)}")
+    for name, value in point.items():
+        if name not in ("verb", "config"):
+            arguments.append(f"--{name}={value}")
+    arguments += request.options
+    arguments += [f"--log_dir={request.folder}", f"--name={cell_id}"]
+    return arguments
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
+def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a name for each point that any file system accepts: ``size=small,precision=bf16-mixed``."""
-    options = dict.fromkeys(option for point in points for option in point)
-    told = [option for option in options if len(points) == 1 or len({point.get(option) for point in points}) > 1]
-    labels = _labels(told)
-    ids = [
-        ",".join(f"{labels[option]}={_plain(value) or 'empty'}" for option, value in point.items() if option in told)
-        for point in points
-    ]
-    count = Counter(name.lower() for name in ids)  # some file systems do not distinguish a from A
-    return [
-        name if len(name) <= _LONGEST_ID and count[name.lower()] == 1 else _with_digest(name, point)
-        for point, name in zip(points, ids, strict=True)
-    ]
+    labels = _labels(_distinguishing_options(points))
+    names = []
+    for point in points:
+        words = []
+        for option, value in point.items():
+            if option in labels:
+                words.append(f"{labels[option]}={_plain(value) or 'empty'}")
+        names.append(",".join(words))
+
+    uses = Counter(name.lower() for name in names)  # some file systems do not distinguish a from A
+    distinct_names = []
+    for point, name in zip(points, names, strict=True):
+        is_usable = len(name) <= _LONGEST_ID and uses[name.lower()] == 1
+        distinct_names.append(name if is_usable else _with_digest(name, point))
+    return distinct_names
+
+
+def _distinguishing_options(points: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the options in which the points differ; all options of a single point."""
+    values_by_option: dict[str, set[str | None]] = {}
+    for point in points:
+        for option in point:
+            values_by_option.setdefault(option, set())
+    for option, values in values_by_option.items():
+        values.update(point.get(option) for point in points)
+    if len(points) == 1:
+        return list(values_by_option)
+    return [option for option, values in values_by_option.items() if len(values) > 1]
 
 
 def safe_name(text: str, options: Mapping[str, str]) -> str:
     """Return ``text`` as a name that any file system accepts, with a digest of ``options`` if it had to change."""
     plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
-    return text if plain == text.lower() and len(text) <= _LONGEST_ID else _with_digest(plain, options)
+    is_usable = plain == text.lower() and len(text) <= _LONGEST_ID
+    return text if is_usable else _with_digest(plain, options)
 
 
 def _with_digest(name: str, options: Mapping[str, str]) -> str:
@@ -261,6 +338,6 @@ def _plain(value: str) -> str:
 
 def _labels(options: Iterable[str]) -> dict[str, str]:
     """Return for each option the last word of its path where no other option has it, else the whole path."""
-    ends = {option: option.rpartition(".")[2] for option in options}
-    count = Counter(ends.values())
-    return {option: end if count[end] == 1 else option for option, end in ends.items()}
+    last_words = {option: option.rpartition(".")[2] for option in options}
+    uses = Counter(last_words.values())
+    return {option: word if uses[word] == 1 else option for option, word in last_words.items()}

@@ -15,7 +15,7 @@ from told import Told
 from lm_profiler.processes.fork_server import CellEnded, CellStarted
 from lm_profiler.record.run_record import Failure, Status
 from lm_profiler.record.sweep_files import read_outcome, read_outcomes
-from lm_profiler.sweep.schedule import GRACE_S, Ended, Schedule, memory_kills, record_outcome
+from lm_profiler.sweep.schedule import GRACE_S, ProcessEnd, Schedule, memory_kills, record_outcome
 
 
 class Processes:
@@ -149,24 +149,24 @@ REFUSED = Failure(phase="setup", step=None, type="Refused", message="it cannot f
 KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
 
 
-ENDS: list[tuple[Status | None, Ended, str]] = [
-    ("ok", Ended(0, 1.0), "ok"),
-    ("ok", Ended(SEGV, 1.0), "ok"),  # it crashed on its way out, with all said
-    ("oom", Ended(1, 1.0), "oom"),
-    ("oom", Ended(KILL, 1.0, timeout_s=9), "oom"),
-    ("failed", Ended(1, 1.0), "failed"),
-    ("refused", Ended(2, 1.0), "refused"),
-    ("interrupted", Ended(130, 1.0, timeout_s=9), "timeout"),
-    (None, Ended(TERM, 1.0, timeout_s=9), "timeout"),
-    ("ok", Ended(KILL, 1.0, timeout_s=9), "timeout"),
-    (None, Ended(KILL, 1.0, memory_kills=1), "oom"),
-    (None, Ended(KILL, 1.0), "interrupted"),
-    ("ok", Ended(KILL, 1.0), "interrupted"),  # the record was not completed
-    ("interrupted", Ended(130, 1.0), "interrupted"),
-    (None, Ended(None, 1.0, lost="its job was cancelled"), "interrupted"),
-    (None, Ended(SEGV, 1.0, memory_kills=1), "failed"),
-    (None, Ended(2, 1.0), "failed"),
-    (None, Ended(0, 1.0), "failed"),
+ENDS: list[tuple[Status | None, ProcessEnd, str]] = [
+    ("ok", ProcessEnd(0, 1.0), "ok"),
+    ("ok", ProcessEnd(SEGV, 1.0), "ok"),  # it crashed on its way out, with all said
+    ("oom", ProcessEnd(1, 1.0), "oom"),
+    ("oom", ProcessEnd(KILL, 1.0, timeout_s=9), "oom"),
+    ("failed", ProcessEnd(1, 1.0), "failed"),
+    ("refused", ProcessEnd(2, 1.0), "refused"),
+    ("interrupted", ProcessEnd(130, 1.0, timeout_s=9), "timeout"),
+    (None, ProcessEnd(TERM, 1.0, timeout_s=9), "timeout"),
+    ("ok", ProcessEnd(KILL, 1.0, timeout_s=9), "timeout"),
+    (None, ProcessEnd(KILL, 1.0, memory_kills=1), "oom"),
+    (None, ProcessEnd(KILL, 1.0), "interrupted"),
+    ("ok", ProcessEnd(KILL, 1.0), "interrupted"),  # the record was not completed
+    ("interrupted", ProcessEnd(130, 1.0), "interrupted"),
+    (None, ProcessEnd(None, 1.0, lost_reason="its job was cancelled"), "interrupted"),
+    (None, ProcessEnd(SEGV, 1.0, memory_kills=1), "failed"),
+    (None, ProcessEnd(2, 1.0), "failed"),
+    (None, ProcessEnd(0, 1.0), "failed"),
 ]
 
 
@@ -194,13 +194,13 @@ def test_the_runs_own_word_then_what_stopped_it_then_what_it_said_as_stored(tmp_
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     (tmp_path / CELL.id / "version_0").mkdir(parents=True)
     (tmp_path / CELL.id / "version_0" / "run.json").write_text("{")
-    outcome = record_outcome(tmp_path, CELL, Ended(1, 1.0))
+    outcome = record_outcome(tmp_path, CELL, ProcessEnd(1, 1.0))
     assert (outcome.status, outcome.reason, outcome.run) == ("failed", "exit code 1", None)
 
 
 def test_a_cell_without_a_run_shows_in_hparams(tmp_path: Path) -> None:
     (tmp_path / CELL.id).mkdir()
-    record_outcome(tmp_path, CELL, Ended(2, 1.0))
+    record_outcome(tmp_path, CELL, ProcessEnd(2, 1.0))
     events = EventAccumulator(str(tmp_path / CELL.id))
     events.Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content

@@ -13,7 +13,7 @@ from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.record.sweep_files import PLAN_FILE
-from lm_profiler.sweep.schedule import Ended, clear, record_outcome
+from lm_profiler.sweep.schedule import ProcessEnd, clear, record_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of
 from lm_profiler.usage_error import UsageError
@@ -31,7 +31,7 @@ def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: 
     leave_record(tmp_path, "interrupted", "b")
     leave_record(tmp_path, "ok", "c")  # still running when everything was killed
     for cell in cells.cells[:2]:
-        record_outcome(tmp_path, cell, Ended(0 if cell.id == "a" else 130, 1.0))
+        record_outcome(tmp_path, cell, ProcessEnd(0 if cell.id == "a" else 130, 1.0))
     assert missing(tmp_path) == {"b", "c", "d"}
 
 
@@ -40,7 +40,7 @@ def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None
     cells.write(tmp_path / PLAN_FILE)
     for cell in cells.cells:
         leave_record(tmp_path, "failed", cell.id)
-        record_outcome(tmp_path, cell, Ended(1, 1.0))
+        record_outcome(tmp_path, cell, ProcessEnd(1, 1.0))
     with SweepFolder(tmp_path, cells) as folder:
         assert folder.missing() == []
         assert list(clear(tmp_path, cells.cells[0]).iterdir()) == []

@@ -168,7 +168,7 @@ def test_what_names_no_part_is_told_in_a_line() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
 def test_the_parts_together_are_the_whole_and_none_has_a_cell_of_another(count: int) -> None:
     cells = list("abcdefg")
-    parts = [SweepPart(number + 1, count).among(cells) for number in range(count)]
+    parts = [SweepPart(number + 1, count).cells_of(cells) for number in range(count)]
     assert sorted(cell for part in parts for cell in part) == cells
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

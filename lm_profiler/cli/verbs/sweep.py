@@ -58,7 +58,7 @@ def run(request: SweepRequest) -> int:
     for line in other_meanings(cell.overrides.get("model.size", "") for cell in plan.cells):
         say(line)
     if request.dry_run:
-        for cell in run_order(plan) if part is None else part.among(run_order(plan)):
+        for cell in run_order(plan) if part is None else part.cells_of(run_order(plan)):
             print(shell_line(cell))
         return OK
     try:
